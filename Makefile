@@ -1,0 +1,50 @@
+# Every target does its own set-up in .venv; a machine needs only Python 3.11+, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+WORKERS ?= 2
+
+# One core a worker: numerical libraries that also spawn threads only slow each other down.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types check bench calibration clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/base.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/all.stamp: $(VENV)/base.stamp
+	$(PIP) torch==2.13.0
+	$(PIP) --editable ".[opacus,jax,sklearn,paper,test,dev]"
+	touch $@
+
+run: $(VENV)/base.stamp  ## audit a simulated DP-SGD run and print the verdict
+	$(BIN)/python examples/simulated_audit.py
+
+test: $(VENV)/all.stamp  ## the whole test suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(VENV)/all.stamp  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/all.stamp  ## static types, strict
+	$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+bench: $(VENV)/all.stamp  ## ratios measured side by side
+	$(BIN)/python -m benchmarks
+
+calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
+	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,43 @@
+"""askgauss: audit differentially private training from one run.
+
+Canaries planted in a run leave scores that are sums of bounded signals and Gaussian noise. Asking
+Gauss, rather than thresholding the scores into guesses, gives a far tighter lower bound on epsilon::
+
+    import askgauss as ag
+
+    scores = ag.CanaryScores.from_groups(present=a, absent=b)
+    result = ag.audit(scores, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+    print(result)
+"""
+
+from askgauss._version import __version__
+from askgauss.auditing import audit
+from askgauss.auditors import GaussianShift
+from askgauss.canaries import BlockCanaries, DiracCanaries
+from askgauss.claims import PrivacyClaim
+from askgauss.recorder import Recorder
+from askgauss.results import Assumption, AuditResult, Finding, Verdict
+from askgauss.scores import CanaryScores
+from askgauss.simulation import simulate_dpsgd
+from askgauss.stats import gaussian
+from askgauss.stats.score_law import ScoreLaw
+from askgauss.transcript import Transcript
+
+__all__ = [
+    "Assumption",
+    "AuditResult",
+    "BlockCanaries",
+    "CanaryScores",
+    "DiracCanaries",
+    "Finding",
+    "GaussianShift",
+    "PrivacyClaim",
+    "Recorder",
+    "ScoreLaw",
+    "Transcript",
+    "Verdict",
+    "__version__",
+    "audit",
+    "gaussian",
+    "simulate_dpsgd",
+]

@@ -1,0 +1,135 @@
+"""Checks of arguments, all in one place.
+
+Each check takes the argument by name, so that the message can say which one is wrong:
+``_validate.probability(delta=delta)`` raises ``Expected delta in (0, 1), got 1.5.``
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.exceptions import InvalidArgumentError, ScoresError
+
+__all__ = [
+    "fail",
+    "finite",
+    "finite_vector",
+    "integer",
+    "non_negative",
+    "one_of",
+    "positive",
+    "probability",
+    "within",
+]
+
+
+def fail(name: str, value: object, expected: str, hint: str = "") -> InvalidArgumentError:
+    """The error for an argument outside its range; the caller raises it."""
+    return InvalidArgumentError(f"Expected {name} {expected}, got {value!r}.{_tail(hint)}")
+
+
+def _tail(hint: str) -> str:
+    return f" {hint}" if hint else ""
+
+
+def _number(name: str, value: Any, expected: str, hint: str) -> float:
+    if isinstance(value, (str, bytes, bool)) or value is None:
+        raise fail(name, value, expected, hint)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise fail(name, value, expected, hint) from error
+
+
+def finite(hint: str = "", **arguments: Any) -> None:
+    """Every argument is a finite number."""
+    for name, value in arguments.items():
+        if not math.isfinite(_number(name, value, "to be a finite number", hint)):
+            raise fail(name, value, "to be a finite number", hint)
+
+
+def positive(hint: str = "", **arguments: Any) -> None:
+    """Every argument is a finite number above zero."""
+    for name, value in arguments.items():
+        if not 0.0 < _number(name, value, "> 0", hint) < math.inf:
+            raise fail(name, value, "> 0 and finite", hint)
+
+
+def non_negative(hint: str = "", **arguments: Any) -> None:
+    """Every argument is a finite number, zero or above."""
+    for name, value in arguments.items():
+        if not 0.0 <= _number(name, value, ">= 0", hint) < math.inf:
+            raise fail(name, value, ">= 0 and finite", hint)
+
+
+def probability(hint: str = "", **arguments: Any) -> None:
+    """Every argument lies strictly between 0 and 1."""
+    within(0.0, 1.0, hint=hint, **arguments)
+
+
+def within(
+    low: float, high: float, *, closed: str = "neither", hint: str = "", **arguments: Any
+) -> None:
+    """Every argument lies between ``low`` and ``high``; ``closed`` is left, right, both, neither."""
+    left, right = closed in ("left", "both"), closed in ("right", "both")
+    expected = f"in {'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
+    for name, value in arguments.items():
+        number = _number(name, value, expected, hint)
+        above = number >= low if left else number > low
+        below = number <= high if right else number < high
+        if not (above and below):
+            raise fail(name, value, expected, hint)
+
+
+def integer(minimum: int | None = None, *, hint: str = "", **arguments: Any) -> None:
+    """Every argument is a whole number, at least ``minimum``."""
+    expected = (
+        "to be a whole number" if minimum is None else f"to be a whole number >= {minimum}"
+    )
+    for name, value in arguments.items():
+        if isinstance(value, (bool, np.bool_)):
+            raise fail(name, value, expected, hint)
+        try:
+            number = operator.index(value)
+        except TypeError as error:
+            raise fail(name, value, expected, hint) from error
+        if minimum is not None and number < minimum:
+            raise fail(name, value, expected, hint)
+
+
+def one_of(choices: tuple[str, ...], hint: str = "", **arguments: Any) -> None:
+    """Every argument is one of the named choices."""
+    for name, value in arguments.items():
+        if value not in choices:
+            raise fail(name, value, f"to be one of {', '.join(choices)}", hint)
+
+
+def finite_vector(name: str, values: Any) -> NDArray[np.float64]:
+    """A one-dimensional float64 array without nan or infinity, copied only if it has to be."""
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise ScoresError(
+            f"Expected {name} to be real numbers, got dtype {array.dtype}. "
+            "Pass a plain numeric array."
+        )
+    if array.ndim != 1:
+        raise ScoresError(
+            f"Expected {name} to be one-dimensional, got shape {array.shape}. "
+            "Pass one number a canary."
+        )
+    array = array.astype(np.float64, copy=False)
+    # The minimum and maximum propagate nan, so two passes without a temporary are enough.
+    if array.size and not (math.isfinite(array.min()) and math.isfinite(array.max())):
+        bad = int(np.count_nonzero(~np.isfinite(array)))
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ScoresError(
+            f"Expected {name} to be finite, got {bad} nan or infinite of {array.size} "
+            f"(first at index {first}). A canary that scored nan is a failed run, not missing "
+            "data: find out why before auditing."
+        )
+    return array

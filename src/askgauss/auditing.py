@@ -1,0 +1,172 @@
+"""Where scores, an auditor and its checks meet and become a result."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from askgauss import _validate
+from askgauss._version import __version__
+from askgauss.auditors.base import Auditor
+from askgauss.auditors.gaussian_scores import GaussianShift
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError
+from askgauss.results import (
+    Assumption,
+    AuditResult,
+    Consequence,
+    Finding,
+    Status,
+    Verdict,
+    number,
+)
+from askgauss.scores import CanaryScores
+from askgauss.transcript import Transcript
+
+__all__ = ["audit"]
+
+# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
+_ALTERNATIVE = 1.25
+_ENOUGH_POWER = 0.8
+# Present means this many standard errors below absent ones do not happen by chance (p < 3e-9).
+_REVERSED = -5.8
+
+
+def audit(
+    data: CanaryScores | Transcript,
+    *,
+    claim: PrivacyClaim | None = None,
+    delta: float | None = None,
+    auditor: Auditor[Any] | None = None,
+    confidence: float = 0.95,
+    gate_error: float = 0.001,
+    diagnostics: bool = True,
+) -> AuditResult:
+    """Audit canary scores, or a transcript, with one method chosen beforehand.
+
+    Args:
+        data: The scores of one training run, or its transcript.
+        claim: What the run claims; without one there is a bound and no verdict.
+        delta: Where to state the bound when there is no claim.
+        auditor: The method; `GaussianShift` if not given.
+        confidence: The bound is above the truth in at most 1 - confidence of audits.
+        gate_error: A correct run ends in VIOLATION or INVALID at most this often.
+        diagnostics: Also test the assumptions the bound rests on.
+
+    Returns:
+        The bound, the verdict and the findings.
+
+    Raises:
+        ScoresError: The scores cannot be audited as they are.
+        InvalidArgumentError: An argument is outside its range.
+
+    Example:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(3, 1, 400), absent=rng.normal(0, 1, 400))
+        >>> ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5)).verdict
+        <Verdict.VIOLATION: 'VIOLATION'>
+    """
+    if (claim is None) == (delta is None):
+        raise InvalidArgumentError(
+            "Expected exactly one of claim and delta, got "
+            f"{'both' if claim is not None else 'neither'}. A claim brings its own delta; without "
+            "one, say at which delta the bound is wanted."
+        )
+    level = claim.delta if claim is not None else delta
+    assert level is not None
+    _validate.probability(delta=level)
+    _validate.within(0.5, 1, confidence=confidence)
+    _validate.within(0, 0.5, gate_error=gate_error)
+    method = GaussianShift() if auditor is None else auditor
+    scores = data.scores() if isinstance(data, Transcript) else data
+    _check_direction(scores)
+    evidence = method.gather(scores, delta=level, confidence=confidence)
+    present, absent = scores.moments()
+    findings = method.findings(evidence, delta=level, confidence=confidence)
+    verdict, reason, power = _decide(method, evidence, claim, gate_error, findings)
+    return AuditResult(
+        auditor=method,
+        evidence=evidence,
+        present=present.count,
+        absent=absent.count,
+        delta=level,
+        confidence=confidence,
+        epsilon_lower=method.epsilon_lower(evidence, delta=level, confidence=confidence),
+        epsilon_point=method.epsilon_point(evidence, delta=level),
+        ceiling=method.ceiling(evidence, delta=level, confidence=confidence),
+        claim=claim,
+        gate_error=gate_error,
+        verdict=verdict,
+        reason=reason,
+        power=power,
+        findings=findings,
+        version=__version__,
+    )
+
+
+def _check_direction(scores: CanaryScores) -> None:
+    """Refuse scores that point the wrong way: every auditor would call the run harmless."""
+    present, absent = scores.moments()
+    gap = present.mean - absent.mean
+    error = math.sqrt(present.variance / present.count + absent.variance / absent.count)
+    if gap < _REVERSED * error:
+        raise ScoreDirectionError(
+            f"Expected present scores above absent ones, got means {present.mean:.6g} (present) "
+            f"and {absent.mean:.6g} (absent). A higher score must mean 'more likely present': "
+            "negate the scores, or swap the groups."
+        )
+
+
+def _decide(
+    auditor: Auditor[Any],
+    evidence: Any,
+    claim: PrivacyClaim | None,
+    gate_error: float,
+    findings: tuple[Finding, ...],
+) -> tuple[Verdict | None, str, float | None]:
+    """The verdict, why, and the power behind it.
+
+    The gate error is shared: half for the verdict's own test and half for the findings, where there
+    are findings that test something.
+    """
+    if claim is None or auditor.assumption is Assumption.ESTIMATE:
+        return None, "", None
+    share = gate_error if all(item.p_value is None for item in findings) else gate_error / 2
+    failed = [item for item in findings if item.status is Status.FAIL]
+    breaches = [item for item in failed if item.consequence is Consequence.BREACH]
+    broken = [item for item in failed if item.consequence is Consequence.INVALIDATES]
+    gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
+    if breaches:
+        return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
+    if broken:
+        return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
+    if gate > claim.epsilon:
+        reason = (
+            f"the run leaks at least epsilon {number(gate)} at confidence {1.0 - share:g}, more "
+            f"than the {claim.epsilon:g} it claims."
+        )
+        return Verdict.VIOLATION, reason, None
+    ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
+    if ceiling <= claim.epsilon:
+        reason = (
+            f"no evidence against the claim, but from these canaries this method could never report "
+            f"more than {number(ceiling)}; take more canaries or another auditor."
+        )
+        return Verdict.INCONCLUSIVE, reason, 0.0
+    power = auditor.power(
+        evidence,
+        epsilon=claim.epsilon,
+        true_epsilon=_ALTERNATIVE * claim.epsilon,
+        delta=claim.delta,
+        error=share,
+    )
+    if power is not None and power >= _ENOUGH_POWER:
+        return Verdict.CONSISTENT, "no evidence against the claim.", power
+    chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
+    reason = (
+        f"no evidence against the claim, but this audit had {chance} of noticing a true epsilon of "
+        f"{_ALTERNATIVE * claim.epsilon:g}; take more canaries."
+    )
+    return Verdict.INCONCLUSIVE, reason, power

@@ -1,0 +1,71 @@
+"""What every auditor is: options in, evidence out, and questions the evidence answers."""
+
+from __future__ import annotations
+
+import abc
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from askgauss.exceptions import NotDefinedError
+from askgauss.results import Assumption, Finding
+
+__all__ = ["Auditor"]
+
+Evidence = TypeVar("Evidence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auditor(abc.ABC, Generic[Evidence]):
+    """A method: a frozen set of options.
+
+    `gather` reads the data once and keeps sufficient statistics, the evidence: a frozen dataclass
+    of plain numbers. Every other method is a pure function of the evidence, so that a result read
+    back from JSON answers the same questions as the one that was written.
+    """
+
+    assumption: ClassVar[Assumption]
+    evidence_type: ClassVar[type]
+    reads: ClassVar[str] = "scores"
+
+    @classmethod
+    def kebab_name(cls) -> str:
+        """Name on the command line: the class name in kebab-case."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+    @property
+    def name(self) -> str:
+        """Name on the command line: the class name in kebab-case."""
+        return self.kebab_name()
+
+    @abc.abstractmethod
+    def gather(self, data: Any, *, delta: float, confidence: float) -> Evidence:
+        """Sufficient statistics of the scores (or of the transcript)."""
+
+    @abc.abstractmethod
+    def epsilon_lower(self, evidence: Evidence, *, delta: float, confidence: float) -> float:
+        """The lower bound on epsilon."""
+
+    def epsilon_point(self, evidence: Evidence, *, delta: float) -> float | None:
+        """An estimate of epsilon, where the method has one."""
+        return None
+
+    def p_value(self, evidence: Evidence, *, epsilon: float, delta: float) -> float:
+        """Probability of evidence this strong were the run (epsilon, delta)-private."""
+        raise NotDefinedError(f"{type(self).__name__} does not define p-values.")
+
+    def ceiling(self, evidence: Evidence, *, delta: float, confidence: float) -> float:
+        """The most the method could report from this many canaries."""
+        return float("inf")
+
+    def power(
+        self, evidence: Evidence, *, epsilon: float, true_epsilon: float, delta: float, error: float
+    ) -> float | None:
+        """Probability that the p-value at ``epsilon`` is below ``error`` at a true epsilon."""
+        return None
+
+    def findings(
+        self, evidence: Evidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """What the evidence itself says about whether the method applies."""
+        return ()

@@ -1,0 +1,59 @@
+"""What a training run claims about its privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from askgauss import _validate
+
+__all__ = ["PrivacyClaim"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyClaim:
+    """The (epsilon, delta) a run claims, and the mechanism it says it ran.
+
+    Only ``epsilon`` and ``delta`` are needed for a verdict. The rest lets the findings say *which*
+    part of the mechanism is not as claimed.
+
+    Args:
+        epsilon: Claimed epsilon, above 0.
+        delta: Claimed delta, in (0, 1).
+        noise_multiplier: Standard deviation of the noise on the sum, in units of ``clip_norm``.
+        sampling_rate: Probability that one record is in a step's batch (Poisson sampling).
+        steps: Number of noisy steps released.
+        clip_norm: Largest norm one record contributes to a step's sum.
+        adjacency: Neighbouring relation of the claim.
+        unit: What one record is: an example or a user.
+
+    Example:
+        >>> PrivacyClaim(epsilon=8.0, delta=1e-5).epsilon
+        8.0
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float | None = None
+    sampling_rate: float | None = None
+    steps: int | None = None
+    clip_norm: float | None = None
+    adjacency: Literal["add-remove", "replace"] = "add-remove"
+    unit: Literal["example", "user"] = "example"
+
+    def __post_init__(self) -> None:
+        _validate.positive(epsilon=self.epsilon)
+        _validate.probability(delta=self.delta)
+        if self.noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        if self.sampling_rate is not None:
+            _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
+        if self.steps is not None:
+            _validate.integer(1, steps=self.steps)
+        if self.clip_norm is not None:
+            _validate.positive(clip_norm=self.clip_norm)
+        _validate.one_of(("add-remove", "replace"), adjacency=self.adjacency)
+        _validate.one_of(("example", "user"), unit=self.unit)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"

@@ -1,0 +1,71 @@
+"""Everything askgauss raises on purpose, and its warnings.
+
+::
+
+    AskGaussError
+    ├── InvalidArgumentError (also ValueError)   an argument is outside its range
+    ├── ScoresError          (also ValueError)   the canary scores cannot be audited as they are
+    │   └── ScoreDirectionError                  present canaries score below absent ones
+    ├── FileFormatError      (also ValueError)   a file is corrupt, foreign or of a newer schema
+    ├── NotDefinedError                          this method does not answer this question
+    ├── UnsupportedError                         this cannot be audited the way it was asked
+    ├── RecordingError                           a recorder was used out of order or lost its run
+    └── MissingExtraError    (also ImportError)  an optional dependency is not installed
+
+    AskGaussWarning          (UserWarning)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AskGaussError",
+    "AskGaussWarning",
+    "FileFormatError",
+    "InvalidArgumentError",
+    "MissingExtraError",
+    "NotDefinedError",
+    "RecordingError",
+    "ScoreDirectionError",
+    "ScoresError",
+    "UnsupportedError",
+]
+
+
+class AskGaussError(Exception):
+    """Base of every error askgauss raises on purpose."""
+
+
+class InvalidArgumentError(AskGaussError, ValueError):
+    """An argument is outside its range; the message names it, its value and the range."""
+
+
+class ScoresError(AskGaussError, ValueError):
+    """The canary scores cannot be audited as they are."""
+
+
+class ScoreDirectionError(ScoresError):
+    """Present canaries score below absent ones: the sign of the score is likely reversed."""
+
+
+class FileFormatError(AskGaussError, ValueError):
+    """A file is corrupt, foreign, or written by a newer askgauss."""
+
+
+class NotDefinedError(AskGaussError):
+    """The method does not define an answer to this question."""
+
+
+class UnsupportedError(AskGaussError):
+    """What was asked cannot be audited this way; the message says which way can."""
+
+
+class RecordingError(AskGaussError):
+    """A recorder was used out of order, or a checkpoint belongs to another run."""
+
+
+class MissingExtraError(AskGaussError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+class AskGaussWarning(UserWarning):
+    """Something the user should know that does not stop the audit."""

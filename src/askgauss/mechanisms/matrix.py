@@ -1,0 +1,557 @@
+"""Linear mechanisms: a strategy matrix, Gaussian noise, and a decoder.
+
+Row ``t`` of ``x`` is what step ``t`` adds. The mechanism computes ``strategy @ x + noise`` and
+releases it, or releases ``decoder @ (strategy @ x + noise)`` and nothing else. DP-SGD without
+amplification, tree aggregation and the banded and Toeplitz factorisations of DP-FTRL are all of
+this kind (arXiv 2202.08312, 2306.08153). Noise is counted in units of the clip norm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _validate
+from askgauss.exceptions import (
+    FileFormatError,
+    MissingExtraError,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.mechanisms.tree import (
+    CheckedDraw,
+    Draw,
+    Estimator,
+    check_participation,
+    node_sums,
+    prefixes,
+)
+from askgauss.stats import gaussian
+
+__all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise"]
+
+# Patterns times squared participations that are tried one by one before a bound takes over.
+_ENUMERATED = 2_000_000
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatchedFilter:
+    """The best linear score of each canary, scaled so that its noise is that of one draw.
+
+    Attributes:
+        weights: One row a canary, one column a released row.
+        shift: What a present canary of norm one adds to its score. A score is
+            ``N(shift * clip_norm * present, sigma**2)``, so ``shift`` over the noise multiplier is
+            the ``mu`` of Gaussian differential privacy that it carries.
+    """
+
+    weights: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def score(self, released: ArrayLike) -> NDArray[np.float64]:
+        """The score of every canary.
+
+        Args:
+            released: One row for each released row, one column a canary: the release along the
+                canary's direction, with everybody else's share taken off where it is known.
+
+        Returns:
+            One score a canary.
+        """
+        released = np.asarray(released, dtype=np.float64)
+        if released.shape != self.weights.shape[::-1]:
+            raise _validate.fail(
+                "released", released.shape, f"to have shape {self.weights.shape[::-1]}"
+            )
+        return np.asarray(np.einsum("co,oc->c", self.weights, released))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatrixMechanism:
+    """A linear mechanism with Gaussian noise, and who takes part in it how often.
+
+    Attributes:
+        strategy: The matrix ``C`` that meets the noise, one column a step.
+        decoder: The matrix ``B`` that turns noisy strategy rows into what is released; None
+            releases the rows themselves.
+        participations: Most steps one record enters.
+        min_separation: Least distance between two of them; 1 allows neighbouring steps.
+
+    Example:
+        >>> mechanism = MatrixMechanism.tree(128, estimator="honaker")
+        >>> round(mechanism.sensitivity() ** 2, 6)
+        8.0
+        >>> round(float(mechanism.information().mean()), 3)
+        2.471
+        >>> from dataclasses import replace
+        >>> replace(MatrixMechanism.identity(10), participations=4).sensitivity()
+        2.0
+    """
+
+    strategy: NDArray[np.float64]
+    decoder: NDArray[np.float64] | None = None
+    participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer(1, participations=self.participations, min_separation=self.min_separation)
+        strategy = _matrix("strategy", self.strategy)
+        object.__setattr__(self, "strategy", strategy)
+        if self.decoder is not None:
+            decoder = _matrix("decoder", self.decoder)
+            if decoder.shape[1] != strategy.shape[0]:
+                raise _validate.fail(
+                    "decoder",
+                    decoder.shape,
+                    f"to have {strategy.shape[0]} columns, one for each row of strategy",
+                )
+            object.__setattr__(self, "decoder", decoder)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return int(self.strategy.shape[1])
+
+    @property
+    def bands(self) -> int:
+        """Diagonals of the strategy from the main one down to the last that is not zero."""
+        rows, columns = np.nonzero(self.strategy)
+        return int(max((rows - columns).max(initial=0), 0)) + 1
+
+    # --- constructors ---
+
+    @classmethod
+    def identity(cls, steps: int) -> MatrixMechanism:
+        """Independent noise at every step: DP-SGD without amplification by sampling."""
+        _validate.integer(1, steps=steps)
+        return cls(strategy=np.eye(steps))
+
+    @classmethod
+    def tree(cls, steps: int, *, estimator: Estimator | None = None) -> MatrixMechanism:
+        """Binary-tree aggregation.
+
+        Args:
+            steps: Leaves of the tree.
+            estimator: How prefixes are put together when only prefixes are released; None releases
+                every complete node.
+
+        Returns:
+            The mechanism; rows of the strategy are the nodes level by level, leaves first.
+        """
+        _validate.integer(1, steps=steps)
+        nodes = node_sums(np.eye(steps))
+        strategy = np.concatenate(nodes)
+        if estimator is None:
+            return cls(strategy=strategy)
+        ends = np.cumsum([len(level) for level in nodes])[:-1]
+        units = np.split(np.eye(len(strategy)), ends)
+        return cls(strategy=strategy, decoder=prefixes(units, estimator))
+
+    @classmethod
+    def toeplitz(cls, coefficients: ArrayLike, steps: int) -> MatrixMechanism:
+        """A lower-triangular Toeplitz strategy.
+
+        Args:
+            coefficients: The first column from the top; what is missing is zero.
+            steps: Size of the matrix.
+
+        Example:
+            >>> MatrixMechanism.toeplitz([1.0, 0.5], 3).strategy.tolist()
+            [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.0, 0.5, 1.0]]
+        """
+        _validate.integer(1, steps=steps)
+        column = np.asarray(coefficients, dtype=np.float64)
+        if column.ndim != 1 or not 1 <= column.size <= steps:
+            raise _validate.fail(
+                "coefficients", column.shape, f"to be a vector of 1 to {steps} numbers"
+            )
+        return cls.banded(np.broadcast_to(column, (steps, column.size)))
+
+    @classmethod
+    def banded(cls, columns: ArrayLike) -> MatrixMechanism:
+        """A banded lower-triangular strategy.
+
+        Args:
+            columns: Shape (steps, bands); row ``t`` is column ``t`` of the strategy from its
+                diagonal downwards. What falls off the matrix at the bottom is ignored.
+
+        Example:
+            >>> MatrixMechanism.banded([[1.0, 0.5], [2.0, 9.0]]).strategy.tolist()
+            [[1.0, 0.0], [0.5, 2.0]]
+        """
+        columns = np.asarray(columns, dtype=np.float64)
+        if columns.ndim != 2 or not 1 <= columns.shape[1] <= columns.shape[0]:
+            raise _validate.fail(
+                "columns", columns.shape, "to have shape (steps, bands) with bands <= steps"
+            )
+        steps, bands = columns.shape
+        strategy = np.zeros((steps, steps))
+        for band in range(bands):
+            column = np.arange(steps - band)
+            strategy[column + band, column] = columns[column, band]
+        return cls(strategy=strategy)
+
+    @classmethod
+    def banded_from_jax_privacy(cls, steps: int, bands: int) -> MatrixMechanism:
+        """The banded strategy of least mean squared prefix error, with columns of norm one.
+
+        Needs the ``jax`` extra; the optimisation is jax-privacy's.
+        """
+        _validate.integer(1, steps=steps, bands=bands)
+        columns = _jax_privacy("banded").optimize(steps, bands=bands).params
+        strategy = cls.banded(np.asarray(columns, dtype=np.float64)).strategy
+        return cls(strategy=strategy / np.linalg.norm(strategy, axis=0))
+
+    @classmethod
+    def blt_from_jax_privacy(
+        cls,
+        steps: int,
+        *,
+        buffers: int = 2,
+        participations: int = 1,
+        min_separation: int = 1,
+    ) -> MatrixMechanism:
+        """A buffered linear Toeplitz strategy of least maximal prefix error (arXiv 2404.16706).
+
+        Needs the ``jax`` extra; the optimisation is jax-privacy's and may take a minute.
+        """
+        _validate.integer(1, steps=steps, buffers=buffers)
+        _validate.integer(1, participations=participations, min_separation=min_separation)
+        found = _jax_privacy("buffered_toeplitz").optimize(
+            n=steps,
+            min_sep=min_separation,
+            max_participations=participations,
+            min_buffers=buffers,
+            max_buffers=buffers,
+        )
+        decay = np.asarray(found.buf_decay, dtype=np.float64)
+        scale = np.asarray(found.output_scale, dtype=np.float64)
+        tail = decay ** np.arange(steps - 1)[:, None] @ scale
+        return cls(
+            strategy=cls.toeplitz(np.append(1.0, tail), steps).strategy,
+            participations=participations,
+            min_separation=min_separation,
+        )
+
+    # --- privacy ---
+
+    def sensitivity(self) -> float:
+        """How far one record can move the noisy rows, in units of the clip norm.
+
+        Returns:
+            The l2 sensitivity. Exact for one participation; for several it is exact when no two
+            columns that one record can enter have a negative product and, besides, the ways to
+            participate are few enough to try, or the strategy is banded within the separation, or
+            it is Toeplitz with non-negative coefficients that do not grow (arXiv 2405.13763).
+            Otherwise an upper bound (arXiv 2306.08153).
+
+        Assumes:
+            A record adds a vector of norm at most the clip norm to each step it enters; neighbours
+            differ by adding or removing one record.
+        """
+        separation = min(self.min_separation, self.steps)
+        count = min(self.participations, -(-self.steps // separation))
+        if count == 1:
+            return float(np.linalg.norm(self.strategy, axis=0).max())
+        if self._is_decaying_toeplitz():
+            entered = separation * np.arange(count)
+            return float(np.linalg.norm(self.strategy[:, entered].sum(axis=1)))
+        # Vectors of norm one in unlike directions: products of columns count by their size.
+        products = np.abs(self.strategy.T @ self.strategy)
+        slots = self.steps - (count - 1) * (separation - 1)
+        if math.comb(slots, count) * count**2 <= _ENUMERATED:
+            chosen = np.array(list(itertools.combinations(range(slots), count)))
+            entered = chosen + (separation - 1) * np.arange(count)
+            squares = products[entered[:, :, None], entered[:, None, :]].sum(axis=(1, 2))
+            return math.sqrt(squares.max())
+        rows = _largest_choice(products, count, separation)
+        return math.sqrt(_largest_choice(rows[None, :], count, separation)[0])
+
+    def noise_multiplier(self, *, epsilon: float, delta: float) -> float:
+        """The noise of one strategy row, in clip norms, that gives (epsilon, delta)-DP.
+
+        Example:
+            >>> round(MatrixMechanism.identity(1).noise_multiplier(epsilon=1.0, delta=1e-5), 4)
+            3.7306
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.probability(delta=delta)
+        return self.sensitivity() / gaussian.gdp_mu(epsilon, delta)
+
+    def epsilon(self, *, noise_multiplier: float, delta: float) -> float:
+        """The epsilon at ``delta``; the inverse of :meth:`noise_multiplier`."""
+        _validate.positive(
+            noise_multiplier=noise_multiplier, hint="Without noise the mechanism is not private."
+        )
+        _validate.probability(delta=delta)
+        return gaussian.gdp_epsilon(delta=delta, mu=self.sensitivity() / noise_multiplier)
+
+    # --- what a canary can see ---
+
+    def information(self) -> NDArray[np.float64]:
+        """The ``mu`` a canary at each step carries, times the noise multiplier.
+
+        Returns:
+            One number a step: the norm of its column of the strategy, after a projection onto what
+            the decoder lets through.
+        """
+        return np.asarray(np.linalg.norm(self._visible(self.strategy)[1], axis=0))
+
+    def matched_filter(self, leaves: ArrayLike | None = None) -> MatchedFilter:
+        """The most powerful score of canaries that enter given steps.
+
+        Args:
+            leaves: One step for each canary, or one row of steps for each; every step once when
+                left out.
+
+        Returns:
+            Weights and shift of each canary.
+
+        Raises:
+            UnsupportedError: Nothing released depends on one of the canaries.
+        """
+        signal = self.strategy @ self._entries(leaves)
+        weights, visible = self._visible(signal)
+        shift = np.linalg.norm(visible, axis=0)
+        blind = np.flatnonzero(shift <= 1e-9 * np.linalg.norm(signal, axis=0))
+        if blind.size:
+            raise UnsupportedError(
+                f"Nothing released depends on canary {blind[0]} ({blind.size} such in all): "
+                "there is no score. Plant canaries at steps the release covers."
+            )
+        return MatchedFilter(weights=(weights / shift).T, shift=shift)
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """The noise variance of every released row, or of every prefix sum if nothing is decoded.
+
+        Example:
+            >>> MatrixMechanism.tree(2, estimator="full").prefix_variance().round(4).tolist()
+            [0.6667, 0.6667]
+        """
+        if self.decoder is not None:
+            return np.asarray(np.sum(self.decoder**2, axis=1))
+        self._check_invertible()
+        decoder = np.linalg.solve(self.strategy.T, np.tri(self.steps).T).T
+        return np.asarray(np.sum(decoder**2, axis=1))
+
+    def stream(self, draw: Draw) -> MatrixNoise:
+        """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
+        return MatrixNoise(draw, self)
+
+    def _is_decaying_toeplitz(self) -> bool:
+        column = self.strategy[:, 0]
+        if len(column) != self.steps or column.min() < 0.0 or np.any(np.diff(column) > 0.0):
+            return False
+        return np.array_equal(self.strategy, MatrixMechanism.toeplitz(column, self.steps).strategy)
+
+    def _entries(self, leaves: ArrayLike | None) -> NDArray[np.float64]:
+        """One column a canary, with a one at each step it enters."""
+        if leaves is None:
+            return np.eye(self.steps)
+        entered = np.asarray(leaves)
+        if entered.dtype.kind not in "iu" or entered.ndim not in (1, 2) or not entered.size:
+            raise _validate.fail("leaves", leaves, "to be whole numbers, one or one row a canary")
+        entered = entered.reshape(len(entered), -1)
+        for row in entered if entered.shape[1] > 1 else ():
+            check_participation(
+                row,
+                steps=self.steps,
+                participations=self.participations,
+                min_separation=self.min_separation,
+            )
+        if entered.min() < 0 or entered.max() >= self.steps:
+            raise _validate.fail("leaves", leaves, f"in [0, {self.steps})")
+        entries = np.zeros((self.steps, len(entered)))
+        np.add.at(entries, (entered.T, np.arange(len(entered))), 1.0)
+        return entries
+
+    def _visible(
+        self, signal: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Filter weights on what is released, and the part of each signal they reach.
+
+        For a decoder ``B = U S V'`` the best weights are ``inverse(B') @ signal = U S^-1 V'
+        signal`` and their noise has the norm of ``V' signal``; directions that the decoder drops
+        (singular value zero) carry nothing.
+        """
+        if self.decoder is None:
+            return signal, signal
+        left, size, right = np.linalg.svd(self.decoder, full_matrices=False)
+        kept = size > size[0] * max(self.decoder.shape) * np.finfo(np.float64).eps
+        visible = right[kept] @ signal
+        return left[:, kept] @ (visible / size[kept, None]), visible
+
+    def _check_invertible(self) -> None:
+        rows, columns = self.strategy.shape
+        if rows != columns:
+            raise UnsupportedError(
+                f"A strategy of {rows} rows and {columns} columns has no one inverse. "
+                "Give a decoder."
+            )
+        if np.linalg.matrix_rank(self.strategy) < rows:
+            raise _validate.fail("strategy", "a singular matrix", "to be invertible")
+
+
+class MatrixNoise:
+    """Correlated noise, one step after another, with memory for one array a band.
+
+    A draw is the sum over steps of strategy row times noise, so the noise of a step is its draw,
+    less what the last ``bands - 1`` steps already put there, over the diagonal. Prefixes of the
+    released steps then carry ``prefix @ inverse(strategy) @ draws``.
+
+    Args:
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.tree.Draw`; already scaled to
+            noise multiplier times clip norm.
+        mechanism: Square, lower-triangular and without zeros on the diagonal.
+
+    Example:
+        >>> from askgauss.mechanisms.tree import numpy_draw
+        >>> draw = numpy_draw(np.random.default_rng(0), 3)
+        >>> noise = MatrixMechanism.toeplitz([1.0, 0.5], 4).stream(draw)
+        >>> noise.next().shape, noise.remaining
+        ((3,), 3)
+    """
+
+    def __init__(self, draw: Draw, mechanism: MatrixMechanism) -> None:
+        strategy = mechanism.strategy
+        if strategy.shape[0] != strategy.shape[1] or np.triu(strategy, 1).any():
+            raise UnsupportedError(
+                "Streaming needs a square lower-triangular strategy: a step may depend on the past "
+                "only. Trees stream with askgauss.mechanisms.tree.TreeNoise."
+            )
+        if not np.diagonal(strategy).all():
+            first = int(np.flatnonzero(np.diagonal(strategy) == 0.0)[0])
+            raise _validate.fail(
+                "strategy", f"0 at ({first}, {first})", "to have no zero on the diagonal"
+            )
+        self._strategy = strategy
+        self._bands = mechanism.bands
+        self._fresh = CheckedDraw(draw)
+        self._recent: list[Any] = []
+        self._step = 0
+        self._intact = True
+
+    @property
+    def step(self) -> int:
+        """Steps taken so far."""
+        return self._step
+
+    @property
+    def remaining(self) -> int:
+        """Steps still to come."""
+        return len(self._strategy) - self._step
+
+    @property
+    def buffers(self) -> int:
+        """Arrays held at present, those waiting to be used again included."""
+        return len(self._recent) + len(self._fresh.spare)
+
+    def next(self) -> Any:
+        """The noise to add to the clipped sum of the next step; the caller's to keep or change.
+
+        Raises:
+            RecordingError: More steps than planned, or a draw that failed.
+        """
+        if not self._intact:
+            raise RecordingError(
+                "An earlier draw failed half way, so the noise so far is no longer known. Load the "
+                "last state into a new MatrixNoise."
+            )
+        if self.remaining <= 0:
+            raise RecordingError(
+                f"The mechanism was planned and accounted for {self._step} steps, and all were "
+                "used. Plan for more steps before training."
+            )
+        self._intact = False
+        row = self._strategy[self._step]
+        noise = self._fresh(self._recent)
+        for back, earlier in enumerate(reversed(self._recent), 1):
+            if row[self._step - back]:
+                noise -= earlier * float(row[self._step - back])
+        noise *= float(1.0 / row[self._step])
+        self._recent.append(noise)
+        if len(self._recent) >= self._bands:
+            self._fresh.spare.append(self._recent.pop(0))
+        self._step += 1
+        self._intact = True
+        return noise * 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; the state of the generator behind ``draw`` is the caller's."""
+        if not self._intact:
+            raise RecordingError("An earlier draw failed half way: there is no state to save.")
+        return {
+            "schema": _SCHEMA,
+            "strategy": self._strategy.copy(),
+            "step": self._step,
+            "recent": [noise * 1 for noise in self._recent],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken, with the same strategy.
+
+        Raises:
+            FileFormatError: The state is incomplete or of a newer schema.
+            RecordingError: The state belongs to another strategy, or does not fit its step.
+        """
+        missing = {"schema", "strategy", "step", "recent"} - set(state)
+        if missing:
+            raise FileFormatError(f"The state lacks {', '.join(sorted(missing))}.")
+        if state["schema"] != _SCHEMA:
+            raise FileFormatError(
+                f"The state has schema {state['schema']!r}; this version reads {_SCHEMA}. "
+                "Update askgauss."
+            )
+        if not np.array_equal(state["strategy"], self._strategy):
+            raise RecordingError("The state was saved with another strategy than this one.")
+        step, recent = state["step"], list(state["recent"])
+        _validate.integer(0, step=step)
+        expected = min(step, self._bands - 1)
+        shapes = {tuple(noise.shape) for noise in recent}
+        if len(recent) != expected or step > len(self._strategy) or len(shapes) > 1:
+            raise RecordingError(
+                f"Expected {expected} arrays of one shape for step {step} of "
+                f"{len(self._strategy)}, got {len(recent)} of shapes {sorted(shapes)}."
+            )
+        self._recent = [noise * 1 for noise in recent]
+        self._fresh.reset(shapes.pop() if shapes else None)
+        self._step = int(step)
+        self._intact = True
+
+
+def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """A read-only copy, so that a frozen mechanism stays what it was checked to be."""
+    matrix = np.array(values, dtype=np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise _validate.fail(name, matrix.shape, "to be a matrix with at least one row and column")
+    if not np.isfinite(matrix).all():
+        raise _validate.fail(name, "nan or infinity", "to be finite")
+    matrix.flags.writeable = False
+    return matrix
+
+
+def _largest_choice(rows: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
+    """For each row, the largest sum of ``count`` entries at least ``separation`` apart."""
+    steps = rows.shape[1]
+    best = np.zeros((len(rows), steps + separation))
+    for _ in range(count):
+        taken = rows + best[:, separation:]
+        best[:, :steps] = np.maximum.accumulate(taken[:, ::-1], axis=1)[:, ::-1]
+    return best[:, 0]
+
+
+def _jax_privacy(module: str) -> Any:
+    try:
+        return importlib.import_module(f"jax_privacy.matrix_factorization.{module}")
+    except ImportError as error:
+        raise MissingExtraError(
+            "This factorisation needs jax-privacy: pip install askgauss[jax]."
+        ) from error

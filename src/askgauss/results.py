@@ -1,0 +1,273 @@
+"""What an audit answers: the bound, the verdict, the findings, and the evidence behind them."""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import textwrap
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from askgauss import _files, _plain, _validate
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import FileFormatError
+
+if TYPE_CHECKING:
+    from askgauss.auditors.base import Auditor
+
+__all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Status", "Verdict"]
+
+_KIND = "askgauss-result"
+_SCHEMA = 1
+
+
+class Verdict(enum.Enum):
+    """What the audit says about the claim."""
+
+    VIOLATION = "VIOLATION"
+    """The run leaks more than it claims, or a part of the mechanism is broken outright."""
+    CONSISTENT = "CONSISTENT"
+    """No evidence against the claim, from an audit that could have found some. Not a proof."""
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """No evidence against the claim, from an audit too weak to have found much."""
+    INVALID = "INVALID"
+    """An assumption the bound rests on failed in a way that could make it too high."""
+
+
+class Assumption(enum.Enum):
+    """What a bound rests on, from least to most."""
+
+    DISTRIBUTION_FREE = "distribution-free"
+    """Only that canaries were made present by independent fair coins."""
+    INDEPENDENT_CANARIES = "independent canaries"
+    """Also that the canaries' scores are independent of each other."""
+    GAUSSIAN_SCORES = "Gaussian scores"
+    """Also that scores are Gaussian, or follow the law of a subsampled Gaussian sum."""
+    SUBSAMPLED_GAUSSIAN_STEPS = "subsampled Gaussian steps"
+    """Also that every step is an independent subsampled Gaussian mechanism."""
+    ESTIMATE = "estimate only"
+    """No guarantee at all: a number to look at, never a verdict."""
+
+
+class Status(enum.Enum):
+    """How a check ended."""
+
+    PASS = "pass"
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+    NOT_RUN = "not run"
+
+
+class Consequence(enum.Enum):
+    """What a failed check means for the audit."""
+
+    BREACH = "breach"
+    """The privacy claim itself is broken: a VIOLATION whatever the bound says."""
+    INVALIDATES = "invalidates"
+    """The bound could be too high: the verdict is INVALID."""
+    LOOSENS = "loosens"
+    """The bound can only be too low: it stands, with a warning."""
+    INFORMS = "informs"
+    """Nothing follows for the bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check: what was measured next to what was claimed, and what to do.
+
+    Attributes:
+        check: Name of the check.
+        status: How it ended.
+        summary: One sentence for a person.
+        consequence: What a failure of this check means.
+        measured: The measured value.
+        interval: Confidence interval of the measured value.
+        claimed: The value it is compared with.
+        p_value: Probability of something at least as bad in a correct run; shares the gate error.
+        remedy: What to do next.
+    """
+
+    check: str
+    status: Status
+    summary: str
+    consequence: Consequence = Consequence.INFORMS
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+    claimed: float | None = None
+    p_value: float | None = None
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"[{self.status.value}] {self.check}: {self.summary}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditResult:
+    """The answer of one audit; everything that is printed, drawn or gated comes from it.
+
+    Attributes:
+        auditor: The method and its options.
+        evidence: Sufficient statistics the method kept; they answer `epsilon_at` and `p_value`.
+        present: Number of present canaries.
+        absent: Number of absent canaries.
+        delta: The delta the bound is stated at.
+        confidence: The bound is above the truth in at most 1 - confidence of audits.
+        epsilon_lower: The lower bound on epsilon.
+        epsilon_point: An estimate of epsilon; never to be read without the bound.
+        ceiling: The most this method could report from this many canaries.
+        claim: What was claimed, if anything.
+        gate_error: Probability that a correct run ends in VIOLATION or INVALID.
+        verdict: The verdict on the claim; None where there is no claim.
+        reason: Why the verdict is what it is, in one sentence.
+        power: Probability of a VIOLATION had the true epsilon been 1.25 times the claim.
+        findings: The checks.
+        metadata: Facts about the run, for the report.
+        version: The askgauss that made the result.
+    """
+
+    auditor: Auditor[Any]
+    evidence: Any
+    present: int
+    absent: int
+    delta: float
+    confidence: float
+    epsilon_lower: float
+    epsilon_point: float | None
+    ceiling: float
+    claim: PrivacyClaim | None = None
+    gate_error: float = 0.001
+    verdict: Verdict | None = None
+    reason: str = ""
+    power: float | None = None
+    findings: tuple[Finding, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+    @property
+    def assumption(self) -> Assumption:
+        """What the bound rests on."""
+        return self.auditor.assumption
+
+    def epsilon_at(self, *, delta: float) -> float:
+        """The lower bound at another delta, from the same evidence.
+
+        Raises:
+            NotDefinedError: The method does not define it.
+        """
+        _validate.probability(delta=delta)
+        return self.auditor.epsilon_lower(self.evidence, delta=delta, confidence=self.confidence)
+
+    def p_value(self, *, epsilon: float) -> float:
+        """Probability of evidence this strong were the run (epsilon, delta)-private.
+
+        Below 1 - confidence if and only if ``epsilon_lower`` is above ``epsilon``.
+
+        Raises:
+            NotDefinedError: The method does not define it.
+        """
+        _validate.non_negative(epsilon=epsilon)
+        return self.auditor.p_value(self.evidence, epsilon=epsilon, delta=self.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; infinity is the string ``"inf"``."""
+        plain: dict[str, Any] = _plain.to_plain(replace(self, auditor=_NO_AUDITOR))
+        plain["auditor"] = {"name": self.auditor.name, "options": _plain.to_plain(self.auditor)}
+        plain["assumption"] = self.assumption.value
+        return plain
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """JSON text; also written to ``path``, whole or not at all, if one is given."""
+        text = _plain.dumps(_KIND, _SCHEMA, self.to_dict())
+        if path is not None:
+            _files.write_text(path, text)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> AuditResult:
+        """Read what `to_json` wrote.
+
+        Raises:
+            FileFormatError: The text is corrupt, foreign, or of a newer schema.
+        """
+        from askgauss.auditors import auditor_from_options
+
+        content = _plain.loads(text, _KIND, _SCHEMA)
+        description = content.get("auditor")
+        if not isinstance(description, dict) or "evidence" not in content:
+            raise FileFormatError("Expected the fields auditor and evidence in an audit result.")
+        auditor = auditor_from_options(description.get("name"), description.get("options", {}))
+        hints: dict[str, Any] = {
+            "present": int,
+            "absent": int,
+            "delta": float,
+            "confidence": float,
+            "epsilon_lower": float,
+            "epsilon_point": float | None,
+            "ceiling": float,
+            "claim": PrivacyClaim | None,
+            "gate_error": float,
+            "verdict": Verdict | None,
+            "reason": str,
+            "power": float | None,
+            "findings": tuple[Finding, ...],
+            "metadata": dict[str, Any],
+            "version": str,
+        }
+        missing = hints.keys() - content.keys()
+        if missing:
+            raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
+        fields = {name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()}
+        evidence = _plain.from_plain(auditor.evidence_type, content["evidence"], "evidence")
+        return cls(auditor=auditor, evidence=evidence, **fields)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.claim is not None and self.verdict is not None:
+            lines.append(f"{self.verdict.value}: {self.reason}")
+            lines.append(f"  claimed     {self.claim}")
+        share = (
+            f" ({self.epsilon_lower / self.claim.epsilon:.0%} of the claim)"
+            if self.claim is not None and self.claim.delta == self.delta
+            else ""
+        )
+        lines.append(
+            f"  measured    epsilon >= {number(self.epsilon_lower)} at delta {self.delta:g}, "
+            f"confidence {self.confidence:g}{share}"
+        )
+        lines.append(
+            f"  method      {self.auditor.name}, assuming {self.assumption.value}; "
+            f"{self.present:,} present and {self.absent:,} absent canaries"
+        )
+        if math.isfinite(self.ceiling):
+            lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
+        if self.power is not None and self.claim is not None:
+            lines.append(
+                f"  power       {self.power:.0%} chance of a violation at epsilon "
+                f"{1.25 * self.claim.epsilon:g}; false alarm at most {self.gate_error:g}"
+            )
+        shown = [f for f in self.findings if f.status in (Status.FAIL, Status.WARN, Status.INFO)]
+        order = [Status.FAIL, Status.WARN, Status.INFO]
+        for finding in sorted(shown, key=lambda item: order.index(item.status))[:5]:
+            lines += textwrap.wrap(
+                f"{finding} {finding.remedy}".rstrip(),
+                width=100,
+                initial_indent="  ",
+                subsequent_indent="      ",
+            )
+        return "\n".join(lines)
+
+
+def number(value: float | None) -> str:
+    """A number for a person: four significant digits, infinity in words."""
+    if value is None:
+        return "none"
+    return "infinity" if math.isinf(value) else f"{value:.4g}"
+
+
+class _NoAuditor:
+    """Stands in for the auditor where a result is turned into plain values."""
+
+
+_NO_AUDITOR: Any = _NoAuditor()

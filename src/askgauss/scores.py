@@ -1,0 +1,359 @@
+"""Canary scores: the one type every score auditor reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _files, _plain, _validate
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
+
+__all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
+
+_KIND = "askgauss-scores"
+_SCHEMA = 1
+# Groups are summed in pieces of this many scores, so that ten million need no second copy.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreMetadata:
+    """What is known about where the scores came from; every field may be missing.
+
+    Attributes:
+        steps: Number of steps summed into a score.
+        sampling_rate: Poisson sampling rate of a present canary.
+        clip_norm: Norm of a canary's contribution.
+        noise_multiplier: The noise multiplier the run claims.
+        background: Whether the clean sum of the other records was subtracted.
+        fair_coins: Whether every canary was made present by a fair coin of its own.
+    """
+
+    steps: int | None = None
+    sampling_rate: float | None = None
+    clip_norm: float | None = None
+    noise_multiplier: float | None = None
+    background: Literal["known", "unknown"] | None = None
+    fair_coins: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            _validate.integer(1, steps=self.steps)
+        if self.sampling_rate is not None:
+            _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
+        if self.clip_norm is not None:
+            _validate.positive(clip_norm=self.clip_norm)
+        if self.noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        if self.background is not None:
+            _validate.one_of(("known", "unknown"), background=self.background)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMoments:
+    """Size, mean and sum of squared deviations of one group of scores."""
+
+    count: int
+    mean: float
+    sum_of_squares: float
+
+    @property
+    def variance(self) -> float:
+        """The unbiased variance."""
+        return self.sum_of_squares / (self.count - 1)
+
+    @property
+    def standard_deviation(self) -> float:
+        """The square root of the unbiased variance."""
+        return math.sqrt(self.variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CanaryScores:
+    """One score a canary, and whether that canary was present in the training run.
+
+    A higher score must mean "more likely present". Arrays are kept read-only.
+
+    Args:
+        score: One finite number a canary.
+        member: True where the canary was present.
+        ids: Names of the canaries, unique; 0, 1, 2, ... if not given.
+        metadata: What is known about the run.
+
+    Raises:
+        ScoresError: Fewer than two canaries in a group, nan or infinite scores, lengths that
+            differ, or duplicate ids.
+
+    Example:
+        >>> scores = CanaryScores.from_groups(present=[3.0, 2.5, 4.0], absent=[0.1, -0.3])
+        >>> scores
+        CanaryScores(present=3, absent=2)
+    """
+
+    score: NDArray[np.float64]
+    member: NDArray[np.bool_]
+    ids: NDArray[Any] | None = None
+    metadata: ScoreMetadata = ScoreMetadata()
+    _moments: tuple[GroupMoments, GroupMoments] | None = field(
+        init=False, repr=False, default=None
+    )
+
+    def __post_init__(self) -> None:
+        score = _validate.finite_vector("score", self.score)
+        member = np.asarray(self.member)
+        if member.dtype != np.bool_:
+            if member.dtype.kind not in "iu" or not np.isin(member, (0, 1)).all():
+                raise ScoresError(
+                    f"Expected member to be booleans, got dtype {member.dtype}. "
+                    "True marks a canary that was present."
+                )
+            member = member.astype(np.bool_)
+        if member.shape != score.shape:
+            raise ScoresError(
+                f"Expected one member flag a score, got {score.shape[0]} scores and member of "
+                f"shape {member.shape}. Join them by canary id first."
+            )
+        present = int(np.count_nonzero(member))
+        for group, count in (("present", present), ("absent", score.size - present)):
+            if count < 2:
+                raise ScoresError(
+                    f"Expected at least 2 {group} canaries, got {count}. "
+                    "An audit compares two groups and needs the spread of each."
+                )
+        object.__setattr__(self, "score", _read_only(score, self.score))
+        object.__setattr__(self, "member", _read_only(member, self.member))
+        if self.ids is not None:
+            object.__setattr__(self, "ids", _unique_ids(self.ids, score.size))
+
+    @classmethod
+    def from_groups(
+        cls,
+        *,
+        present: ArrayLike,
+        absent: ArrayLike,
+        steps: int | None = None,
+        sampling_rate: float | None = None,
+        clip_norm: float | None = None,
+        noise_multiplier: float | None = None,
+        background: Literal["known", "unknown"] | None = None,
+    ) -> CanaryScores:
+        """Scores given as two arrays, one a group.
+
+        Args:
+            present: Scores of canaries that took part in training.
+            absent: Scores of canaries that did not.
+            steps: Number of steps summed into a score.
+            sampling_rate: Poisson sampling rate of a present canary.
+            clip_norm: Norm of a canary's contribution.
+            noise_multiplier: The noise multiplier the run claims.
+            background: Whether the other records' clean sum was subtracted.
+        """
+        groups = (
+            _validate.finite_vector("present", present),
+            _validate.finite_vector("absent", absent),
+        )
+        score = np.concatenate(groups)
+        member = np.zeros(score.size, dtype=np.bool_)
+        member[: groups[0].size] = True
+        score.setflags(write=False)
+        member.setflags(write=False)
+        return cls(
+            score=score,
+            member=member,
+            metadata=ScoreMetadata(
+                steps=steps,
+                sampling_rate=sampling_rate,
+                clip_norm=clip_norm,
+                noise_multiplier=noise_multiplier,
+                background=background,
+            ),
+        )
+
+    @property
+    def present(self) -> NDArray[np.float64]:
+        """Scores of the present canaries."""
+        return self.score[self.member]
+
+    @property
+    def absent(self) -> NDArray[np.float64]:
+        """Scores of the absent canaries."""
+        return self.score[~self.member]
+
+    def __len__(self) -> int:
+        return int(self.score.size)
+
+    def __repr__(self) -> str:
+        present = int(np.count_nonzero(self.member))
+        return f"CanaryScores(present={present}, absent={len(self) - present})"
+
+    def moments(self) -> tuple[GroupMoments, GroupMoments]:
+        """Moments of the present and of the absent scores, computed once, without a copy."""
+        if self._moments is None:
+            object.__setattr__(self, "_moments", self._compute_moments())
+        assert self._moments is not None
+        return self._moments
+
+    def _compute_moments(self) -> tuple[GroupMoments, GroupMoments]:
+        totals = np.zeros(2)
+        counts = np.zeros(2, dtype=np.int64)
+        for group, values in self._pieces():
+            counts[group] += values.size
+            totals[group] += values.sum()
+        means = totals / counts
+        squares, corrections = np.zeros(2), np.zeros(2)
+        for group, values in self._pieces():
+            deviations = values - means[group]
+            squares[group] += np.dot(deviations, deviations)
+            corrections[group] += deviations.sum()
+        # The second term removes what rounding of the mean left behind.
+        squares = np.maximum(squares - corrections**2 / counts, 0.0)
+        means = means + corrections / counts
+        present, absent = (
+            GroupMoments(
+                count=int(counts[group]),
+                mean=float(means[group]),
+                sum_of_squares=float(squares[group]),
+            )
+            for group in (1, 0)
+        )
+        return present, absent
+
+    def _pieces(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        for start in range(0, self.score.size, _CHUNK):
+            score = self.score[start : start + _CHUNK]
+            member = self.member[start : start + _CHUNK]
+            yield 1, score[member]
+            yield 0, score[~member]
+
+    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write an npz file (no pickles), whole or not at all."""
+        arrays: dict[str, NDArray[Any]] = {"score": self.score, "member": self.member}
+        if self.ids is not None:
+            arrays["ids"] = self.ids
+        metadata = {"metadata": _plain.to_plain(self.metadata)}
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
+
+    @classmethod
+    def load(cls, source: _files.Source) -> CanaryScores:
+        """Read what `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+        """
+        arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
+        missing = {"score", "member"} - arrays.keys()
+        if missing:
+            raise FileFormatError(f"Expected the arrays score and member, missing {missing}.")
+        return cls(
+            score=arrays["score"],
+            member=arrays["member"],
+            ids=arrays.get("ids"),
+            metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
+        )
+
+    @classmethod
+    def from_auditbench(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        epoch: int | None = None,
+        steps: int | None = None,
+        sampling_rate: float | None = None,
+    ) -> CanaryScores:
+        """Scores from a run folder of the paper's public code.
+
+        Reads ``in_scores_ndis_*.csv``, ``out_scores_ndis_*.csv`` and ``hparams.json``. Those
+        folders record neither the sampling rate nor the steps actually taken; give both to have
+        the exact law of the score used.
+
+        Args:
+            folder: The run folder.
+            epoch: Which checkpoint; the last one both groups have, if not given.
+            steps: Steps actually taken.
+            sampling_rate: Sampling rate actually used (there, one over the loader's length).
+        """
+        root = Path(folder)
+        if not root.is_dir():
+            raise FileFormatError(f"Expected folder to be a directory, got {str(root)!r}.")
+        found = {
+            side: {
+                int(match[1]): path
+                for path in root.iterdir()
+                if (match := re.fullmatch(rf"{side}_scores_ndis_(\d+)\.csv", path.name))
+            }
+            for side in ("in", "out")
+        }
+        epochs = sorted(found["in"].keys() & found["out"].keys())
+        if not epochs:
+            raise FileFormatError(
+                f"Expected in_scores_ndis_*.csv and out_scores_ndis_*.csv in {str(root)!r}, "
+                "found no epoch that has both."
+            )
+        chosen = epochs[-1] if epoch is None else epoch
+        if chosen not in epochs:
+            raise InvalidArgumentError(f"Expected epoch to be one of {epochs}, got {epoch!r}.")
+        hyperparameters = _read_hyperparameters(root / "hparams.json")
+        return cls.from_groups(
+            present=_read_column(found["in"][chosen]),
+            absent=_read_column(found["out"][chosen]),
+            steps=steps,
+            sampling_rate=sampling_rate,
+            clip_norm=hyperparameters.get("max_grad_norm"),
+            noise_multiplier=hyperparameters.get("noise_multiplier"),
+            background="unknown",
+        )
+
+
+def _read_only(array: NDArray[Any], given: Any) -> NDArray[Any]:
+    """A read-only array nobody else can write to; copied unless the caller gave such a one."""
+    if array is given and not array.flags.writeable and array.flags.owndata:
+        return array
+    copy = np.array(array)
+    copy.setflags(write=False)
+    return copy
+
+
+def _unique_ids(ids: Any, count: int) -> NDArray[Any]:
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iuUS":
+        raise ScoresError(f"Expected ids to be whole numbers or strings, got dtype {array.dtype}.")
+    if array.shape != (count,):
+        raise ScoresError(f"Expected one id a score, got {count} scores and {array.shape} ids.")
+    unique, counts = np.unique(array, return_counts=True)
+    if unique.size != count:
+        twice = unique[np.argmax(counts > 1)].item()
+        raise ScoresError(
+            f"Expected ids to be unique, got {twice!r} more than once. "
+            "A canary counted twice makes the bound too high; drop the copies."
+        )
+    return _read_only(array, ids)
+
+
+def _read_column(path: Path) -> NDArray[np.float64]:
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            return np.array([float(cell) for row in csv.reader(stream) for cell in row])
+    except (ValueError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"Expected one number a line in {str(path)!r}: {error}.") from error
+
+
+def _read_hyperparameters(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"Expected {str(path)!r} to hold an object.")
+    return content

@@ -1,0 +1,172 @@
+"""Guess counts to epsilon in one run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
+
+Each of ``canaries`` examples is included by its own fair coin, the run happens once, and the
+auditor guesses the coins of some of them. If the mechanism is (epsilon, delta)-DP, the number of
+correct guesses is hardly larger than binomial with success probability e^epsilon / (1 + e^epsilon);
+their Theorem 5.2 says by how much. It holds for every mechanism, whatever the dependence between
+canaries.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import betaincc, betainccinv, betaln, gammaln
+
+from askgauss import _validate
+from askgauss.stats.binomial import check_guesses, close_bracket
+
+__all__ = ["ceiling", "epsilon_from_counts", "p_value"]
+
+
+def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Bound on the probability of so many correct guesses under (epsilon, delta)-DP.
+
+    Args:
+        canaries: All canaries whose coin was tossed, abstentions included: delta is paid for each.
+        guesses: How many of them were guessed; fixed without looking at the coins.
+        correct: How many guesses were right.
+        epsilon: Claimed epsilon, 0 or above.
+        delta: Claimed delta, in [0, 1).
+
+    Returns:
+        A p-value of the claim, at most 1.
+
+    Guarantee:
+        Valid for every mechanism that keeps the claim, whatever the dependence between canaries.
+
+    Example:
+        >>> round(p_value(canaries=5000, guesses=257, correct=252, epsilon=3.0, delta=1e-5), 4)
+        0.0244
+    """
+    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
+    _validate.non_negative(epsilon=epsilon)
+    _check_delta(delta)
+    return _p_value(canaries, guesses, correct, float(epsilon), float(delta))
+
+
+def epsilon_from_counts(
+    *, canaries: int, guesses: int, correct: int, delta: float, confidence: float
+) -> float:
+    """Lower confidence bound on epsilon from the number of correct guesses.
+
+    Args:
+        canaries: All canaries whose coin was tossed, abstentions included.
+        guesses: How many of them were guessed; fixed without looking at the coins.
+        correct: How many guesses were right.
+        delta: The delta at which epsilon is stated, in [0, 1).
+        confidence: Probability that the bound holds, in (0, 1).
+
+    Returns:
+        The largest epsilon whose claim is rejected at error ``1 - confidence``; 0 if none is.
+
+    Guarantee:
+        Valid for every mechanism, whatever the dependence between canaries.
+
+    Example:
+        >>> counts = dict(canaries=5000, guesses=257, correct=252)
+        >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 4)
+        3.1309
+    """
+    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
+    _check_delta(delta)
+    _validate.probability(confidence=confidence)
+    return _epsilon(canaries, guesses, correct, float(delta), 1.0 - confidence)
+
+
+def ceiling(*, canaries: int, guesses: int | None = None, delta: float, confidence: float) -> float:
+    """The most this audit could report: every guess correct.
+
+    Args:
+        canaries: All canaries whose coin is tossed.
+        guesses: How many are guessed; None for the best number.
+        delta: The delta at which epsilon is stated, in [0, 1).
+        confidence: Probability that the bound holds, in (0, 1).
+
+    Returns:
+        The largest bound :func:`epsilon_from_counts` can return. A claim above it cannot be refuted
+        by this audit, however broken the mechanism is.
+
+    Example:
+        >>> round(ceiling(canaries=5000, delta=1e-5, confidence=0.95), 2)
+        7.28
+    """
+    check_guesses(canaries=canaries, guesses=canaries if guesses is None else guesses)
+    _check_delta(delta)
+    _validate.probability(confidence=confidence)
+    error = 1.0 - confidence
+
+    def perfect(count: int) -> float:
+        return _epsilon(canaries, count, count, float(delta), error)
+
+    if guesses is not None:
+        return perfect(guesses)
+    # More guesses sharpen the binomial but feed the delta term: one peak, found by halving.
+    low, high = 1, canaries
+    while low < high:
+        middle = (low + high) // 2
+        if perfect(middle) > perfect(middle + 1):
+            high = middle
+        else:  # equal: both 0, because there are too few guesses to reject anything yet
+            low = middle + 1
+    return perfect(low)
+
+
+def _check_delta(delta: float) -> None:
+    _validate.within(0.0, 1.0, closed="left", delta=delta)
+
+
+def _epsilon(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
+    if correct == 0:
+        return 0.0
+    # Without delta the bound is the Clopper-Pearson limit of the success probability. Delta only
+    # lowers it, so this closes the search from above without a ceiling that somebody had to guess.
+    failure = float(betainccinv(guesses - correct + 1, correct, error))
+    cap = math.log((1.0 - failure) / failure)
+    if cap <= 0.0 or delta == 0.0:
+        return max(cap, 0.0)
+
+    def margin(epsilon: float) -> float:
+        return math.log(error / _p_value(canaries, guesses, correct, epsilon, delta))
+
+    # The slope of the binomial tail at the cap says how far below it the answer is.
+    high, at_high = cap, margin(cap)
+    if at_high >= 0.0:
+        return cap
+    log_slope = correct * math.log1p(-failure) + (guesses - correct + 1) * math.log(failure)
+    slope = math.exp(log_slope - betaln(correct, guesses - correct + 1)) / error
+    step = -1.2 * at_high / slope
+    while True:
+        low = max(high - step, 0.0)
+        at_low = margin(low)
+        if at_low > 0.0:
+            return close_bracket(margin, low, at_low, high, at_high)
+        if low == 0.0:
+            return 0.0
+        high, at_high, step = low, at_low, 2.0 * step
+
+
+def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    odds = math.exp(-epsilon)
+    success, failure = 1.0 / (1.0 + odds), odds / (1.0 + odds)
+    # By way of the failures, whose probability keeps its digits when epsilon is large.
+    tail = float(betaincc(guesses - correct + 1, correct, failure)) if correct else 1.0
+    if delta == 0.0 or tail == 1.0:
+        return tail
+
+    # The delta term is the largest mean of the binomial masses over a window that ends just below
+    # ``correct``. The masses have one peak, so the mean grows with the window until the next mass
+    # is below it, and falls from there on: a window with such a next mass need not be extended.
+    length = max(0, correct - 1 - int((guesses + 1) * success))
+    length += 8 + int(2.0 * math.sqrt(guesses * success * failure))
+    while True:
+        length = min(length, correct)
+        lengths = np.arange(1.0, length + 1.0)
+        count = correct - lengths
+        log_mass = math.lgamma(guesses + 1) - gammaln(count + 1.0) - gammaln(guesses - count + 1.0)
+        mass = np.exp(log_mass + count * math.log(success) + (guesses - count) * math.log(failure))
+        mean = mass.cumsum() / lengths
+        if length == correct or mass[-1] <= mean[-2]:
+            return min(1.0, tail + 2.0 * canaries * delta * float(mean.max()))
+        length *= 2

@@ -1,0 +1,232 @@
+"""What a training run released about each canary, reduced to sums as it went by.
+
+A transcript is in units of the clip norm of its step: a planted canary contributes 1, and the noise of
+a step has the noise multiplier as its standard deviation, whatever the clip norm was.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields, replace
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _files, _plain
+from askgauss.exceptions import FileFormatError, RecordingError
+from askgauss.scores import CanaryScores, ScoreMetadata
+
+__all__ = ["CanarySums", "RunFacts", "StepSums", "Transcript"]
+
+_KIND = "askgauss-transcript"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What is known about the run a transcript came from.
+
+    Attributes:
+        sampling_rate: Probability that a present canary is planted in a step.
+        sampling: Who decided: the recorder's own Poisson coin, or the user's sampler.
+        poisson: Whether inclusions are known to be independent between steps and records.
+        background: Whether the other records' clean sum was subtracted.
+        fair_coins: Whether every canary was made present by a fair coin of its own.
+        noise_multiplier: The noise multiplier the run says it used.
+        accounted_steps: Steps the run's accountant counted.
+        accounted_sampling_rate: Sampling rate the run's accountant used.
+        unnoised_steps: Optimizer steps taken without the mechanism adding noise.
+        tensors: Names of the tensors, in the order of the tensor indices.
+        exercised: Parts of the training pipeline the canaries went through.
+        precision: Names of the number formats met.
+        seed: Root of the canaries' random choices.
+        notes: Anything a reader of the report should know.
+    """
+
+    sampling_rate: float | None = None
+    sampling: Literal["own coin", "user's sampler"] = "own coin"
+    poisson: bool = True
+    background: Literal["known", "unknown"] = "known"
+    fair_coins: bool = False
+    noise_multiplier: float | None = None
+    accounted_steps: int | None = None
+    accounted_sampling_rate: float | None = None
+    unnoised_steps: int = 0
+    tensors: tuple[str, ...] = ()
+    exercised: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanarySums:
+    """Sums over the steps, one entry a canary.
+
+    Attributes:
+        planted: Number of steps it was planted in.
+        total: Sum of what was released about it.
+        square: Sum of squares.
+        planted_total: Sum over the steps it was planted in.
+        planted_square: Sum of squares over those.
+        lag: Sum of products of neighbouring steps, the planted signal taken out.
+    """
+
+    planted: NDArray[np.int64]
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+    planted_total: NDArray[np.float64]
+    planted_square: NDArray[np.float64]
+    lag: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """Sums over the canaries, one row a step and one column a tensor.
+
+    Attributes:
+        clip_norm: The clip norm of the step.
+        noise_multiplier: The noise multiplier claimed for the step; nan where none was given.
+        planted: Number of canaries planted.
+        planted_total: Sum over the planted ones.
+        planted_square: Sum of squares over the planted ones.
+        total: Sum over the others, present or absent.
+        square: Sum of squares over the others.
+    """
+
+    clip_norm: NDArray[np.float64]
+    noise_multiplier: NDArray[np.float64]
+    planted: NDArray[np.int64]
+    planted_total: NDArray[np.float64]
+    planted_square: NDArray[np.float64]
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transcript:
+    """Everything an audit reads from a DP-SGD run; memory grows with canaries plus steps.
+
+    Attributes:
+        member: True where the canary was present.
+        tensor: Index of the tensor each canary lies in.
+        canaries: Sums over the steps.
+        steps: Sums over the canaries.
+        kept: Indices of the canaries every step of which was kept.
+        kept_values: Those values, one row a step.
+        kept_planted: Where those values include a planting.
+        watch_values: Values of coordinates that are never planted, one row a step.
+        watch_tensor: Index of the tensor each of them lies in.
+        facts: What is known about the run.
+    """
+
+    member: NDArray[np.bool_]
+    tensor: NDArray[np.int64]
+    canaries: CanarySums
+    steps: StepSums
+    kept: NDArray[np.int64]
+    kept_values: NDArray[np.float64]
+    kept_planted: NDArray[np.bool_]
+    watch_values: NDArray[np.float64]
+    watch_tensor: NDArray[np.int64]
+    facts: RunFacts = field(default_factory=RunFacts)
+
+    def __post_init__(self) -> None:
+        for part in (self, self.canaries, self.steps):
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, np.ndarray):
+                    value.setflags(write=False)
+        if self.number_of_steps < 1:
+            raise RecordingError("Expected at least one observed step, got none.")
+
+    @property
+    def number_of_steps(self) -> int:
+        """Number of steps observed."""
+        return int(self.steps.clip_norm.size)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every observation was a finite number."""
+        return bool(np.isfinite(self.canaries.total).all())
+
+    def __repr__(self) -> str:
+        present = int(np.count_nonzero(self.member))
+        return (
+            f"Transcript(steps={self.number_of_steps}, present={present}, "
+            f"absent={self.member.size - present}, background={self.facts.background!r})"
+        )
+
+    def scores(self) -> CanaryScores:
+        """The canary scores: sums over the steps, divided by the root of their number.
+
+        Only these reach auditors that guess: when each canary was planted stays behind, since it
+        gives membership away.
+        """
+        facts = self.facts
+        norms = self.steps.clip_norm
+        return CanaryScores(
+            score=self.canaries.total / np.sqrt(self.number_of_steps),
+            member=self.member,
+            metadata=ScoreMetadata(
+                steps=self.number_of_steps,
+                sampling_rate=facts.sampling_rate if facts.poisson else None,
+                clip_norm=float(norms[0]) if (norms == norms[0]).all() else None,
+                noise_multiplier=facts.noise_multiplier,
+                background=facts.background,
+                fair_coins=facts.fair_coins,
+            ),
+        )
+
+    def with_facts(self, facts: RunFacts) -> Transcript:
+        """The same transcript with other facts."""
+        return replace(self, facts=facts)
+
+    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write an npz file (no pickles), whole or not at all."""
+        metadata = {"facts": _plain.to_plain(self.facts)}
+        _files.write_arrays(target, _KIND, _SCHEMA, self.arrays(), metadata)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Every array by a flat name."""
+        result: dict[str, NDArray[Any]] = {}
+        for prefix, part in (("", self), ("canaries.", self.canaries), ("steps.", self.steps)):
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, np.ndarray):
+                    result[prefix + item.name] = value
+        return result
+
+    @classmethod
+    def load(cls, source: _files.Source) -> Transcript:
+        """Read what `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+        """
+        arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
+        facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
+        return cls.from_arrays(arrays, facts)
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
+        """Put a transcript together from the arrays of `arrays`."""
+
+        def part(kind: type, prefix: str) -> dict[str, Any]:
+            names = [item.name for item in fields(kind) if prefix + item.name in arrays]
+            return {name: arrays[prefix + name] for name in names}
+
+        try:
+            transcript = cls(
+                canaries=CanarySums(**part(CanarySums, "canaries.")),
+                steps=StepSums(**part(StepSums, "steps.")),
+                facts=facts,
+                **part(cls, ""),
+            )
+        except TypeError as error:
+            raise FileFormatError(f"Expected a whole transcript: {error}.") from error
+        count = transcript.member.size
+        if any(getattr(transcript.canaries, f.name).shape != (count,) for f in fields(CanarySums)):
+            raise FileFormatError(f"Expected one sum a canary for {count} canaries.")
+        return transcript

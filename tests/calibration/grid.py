@@ -1,0 +1,146 @@
+"""How often a bound lies above the truth: the cells of the grid, and counting in one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from askgauss.auditors.base import Auditor
+from askgauss.auditors.gaussian_scores import PairEvidence
+from askgauss.results import Consequence, Status
+from askgauss.scores import CanaryScores, GroupMoments
+from askgauss.stats import score_law
+
+DELTA = 1e-5
+CONFIDENCE = 0.95
+FAMILY_ERROR = 1e-4
+
+GROUPS = ((50, 50), (500, 500), (2500, 2500), (2500, 250_000))
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+SAMPLING_RATES = (0.001, 0.082, 0.5, 1.0)
+STEPS = (1, 10, 50, 2500)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting whose score pair has exactly this epsilon, by its exact law."""
+
+    present: int
+    absent: int
+    epsilon: float
+    sampling_rate: float
+    steps: int
+
+    @property
+    def noise_multiplier(self) -> float:
+        shift = score_law.subsampled_shift(
+            self.epsilon, DELTA, steps=self.steps, sampling_rate=self.sampling_rate
+        )
+        return float(np.sqrt(self.steps) * self.sampling_rate / shift)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.present}/{self.absent} epsilon={self.epsilon:g} "
+            f"q={self.sampling_rate:g} T={self.steps}"
+        )
+
+
+@dataclass(frozen=True)
+class Count:
+    """What happened in a cell."""
+
+    cell: Cell
+    audits: int
+    above: int
+    invalid: int
+    mean_bound: float
+
+    @property
+    def allowed(self) -> int:
+        """The most that chance allows, were the bound exactly nominal."""
+        return self.allowed_among(1)
+
+    def allowed_among(self, cells: int) -> int:
+        return int(stats.binom.isf(FAMILY_ERROR / cells, self.audits, 1 - CONFIDENCE))
+
+
+def full_grid() -> list[Cell]:
+    return [
+        Cell(present, absent, epsilon, rate, steps)
+        for (present, absent), epsilon, rate, steps in itertools.product(
+            GROUPS, EPSILONS, SAMPLING_RATES, STEPS
+        )
+    ]
+
+
+def evidence_of(
+    cell: Cell, audits: int, generator: np.random.Generator, law_known: bool = True
+) -> Iterator[PairEvidence]:
+    """Sufficient statistics of simulated audits.
+
+    Absent scores are exactly Gaussian, so their mean and sum of squares are drawn directly; present
+    scores are drawn one by one.
+    """
+    sigma = cell.noise_multiplier
+    for _ in range(audits):
+        planted = generator.binomial(cell.steps, cell.sampling_rate, cell.present)
+        scores = planted / np.sqrt(cell.steps) + sigma * generator.standard_normal(cell.present)
+        mean = scores.mean()
+        yield PairEvidence(
+            present=GroupMoments(
+                count=cell.present,
+                mean=float(mean),
+                sum_of_squares=float(((scores - mean) ** 2).sum()),
+            ),
+            absent=GroupMoments(
+                count=cell.absent,
+                mean=float(generator.normal(0, sigma / np.sqrt(cell.absent))),
+                sum_of_squares=float(sigma**2 * generator.chisquare(cell.absent - 1)),
+            ),
+            steps=cell.steps if law_known else None,
+            sampling_rate=cell.sampling_rate if law_known else None,
+        )
+
+
+def scores_of(cell: Cell, generator: np.random.Generator) -> CanaryScores:
+    """Scores of one simulated audit."""
+    sigma = cell.noise_multiplier
+    planted = generator.binomial(cell.steps, cell.sampling_rate, cell.present)
+    return CanaryScores.from_groups(
+        present=planted / np.sqrt(cell.steps) + sigma * generator.standard_normal(cell.present),
+        absent=sigma * generator.standard_normal(cell.absent),
+        steps=cell.steps,
+        sampling_rate=cell.sampling_rate,
+    )
+
+
+def count(
+    auditor: Auditor, cell: Cell, audits: int, seed: int, *, law_known: bool = True
+) -> Count:
+    """Audit a cell many times and count bounds above the truth that were not called INVALID."""
+    generator = np.random.default_rng([seed, *(ord(letter) for letter in str(cell))])
+    above = invalid = 0
+    total = 0.0
+    if auditor.evidence_type is PairEvidence:
+        gathered = evidence_of(cell, audits, generator, law_known)
+    else:
+        gathered = (
+            auditor.gather(scores_of(cell, generator), delta=DELTA, confidence=CONFIDENCE)
+            for _ in range(audits)
+        )
+    for evidence in gathered:
+        bound = auditor.epsilon_lower(evidence, delta=DELTA, confidence=CONFIDENCE)
+        findings = auditor.findings(evidence, delta=DELTA, confidence=CONFIDENCE)
+        refused = any(
+            item.status is Status.FAIL and item.consequence is Consequence.INVALIDATES
+            for item in findings
+        )
+        invalid += refused
+        # The truth is only known to the accuracy of the law that was inverted for it.
+        above += bound > cell.epsilon * (1 + 1e-9) and not refused
+        total += bound
+    return Count(cell, audits, above, invalid, total / audits)

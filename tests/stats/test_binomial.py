@@ -1,0 +1,189 @@
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from askgauss.exceptions import InvalidArgumentError
+from askgauss.stats.binomial import (
+    check_guesses,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    largest_rejected,
+    smallest_error,
+)
+
+CASES = [
+    (successes, trials, error)
+    for successes, trials in [(0, 1), (0, 20), (3, 20), (19, 20), (5, 257), (252, 257), (40, 1000)]
+    for error in (0.4, 0.05, 1e-3, 1e-12)
+]
+
+
+def at_most(successes, trials, probability):
+    """P[Bin(trials, probability) <= successes], added up term by term."""
+    with mpmath.workdps(40):
+        p = mpmath.mpf(probability)
+        terms = [
+            mpmath.binomial(trials, k) * p**k * (1 - p) ** (trials - k)
+            for k in range(successes + 1)
+        ]
+        return float(mpmath.fsum(terms))
+
+
+@pytest.mark.parametrize(("successes", "trials", "error"), CASES)
+def test_upper_limit_solves_its_equation(successes, trials, error):
+    limit = clopper_pearson_upper(successes, trials, error)
+    assert at_most(successes, trials, limit) == pytest.approx(
+        error, rel=2e-4 if limit > 0.9999 else 1e-7
+    )
+
+
+@pytest.mark.parametrize(("successes", "trials", "error"), CASES)
+def test_limits_mirror_each_other(successes, trials, error):
+    upper = clopper_pearson_upper(successes, trials, error)
+    assert clopper_pearson_lower(trials - successes, trials, error) == pytest.approx(
+        1.0 - upper, rel=1e-9, abs=1e-15
+    )
+
+
+@pytest.mark.parametrize("trials", [1, 7, 500])
+def test_edges(trials):
+    assert clopper_pearson_upper(trials, trials, 0.05) == 1.0
+    assert clopper_pearson_lower(0, trials, 0.05) == 0.0
+    assert clopper_pearson_upper(0, trials, 0.05) == pytest.approx(1.0 - 0.05 ** (1 / trials))
+    assert clopper_pearson_lower(trials, trials, 0.05) == pytest.approx(0.05 ** (1 / trials))
+
+
+@pytest.mark.parametrize("truth", [0.001, 0.03, 0.2, 0.5, 0.77, 0.99])
+def test_coverage_by_enumeration(truth):
+    trials, error = 60, 0.1
+    counts = np.arange(trials + 1)
+    mass = binom.pmf(counts, trials, truth)
+    assert mass[clopper_pearson_upper(counts, trials, error) < truth].sum() <= error
+    assert mass[clopper_pearson_lower(counts, trials, error) > truth].sum() <= error
+
+
+def test_vectors_equal_scalars():
+    counts, errors = np.array([0, 4, 10]), np.array([[0.05], [0.2]])
+    for limit in (clopper_pearson_upper, clopper_pearson_lower):
+        table = limit(counts, 10, errors)
+        assert table.shape == (2, 3)
+        for row, error in zip(table, errors.ravel(), strict=True):
+            for value, count in zip(row, counts, strict=True):
+                assert value == limit(int(count), 10, float(error))
+        assert isinstance(limit(3, 10, 0.05), float)
+    unsigned = clopper_pearson_upper(np.array([3], dtype=np.uint8), np.uint8(200), 0.05)
+    assert unsigned[0] == clopper_pearson_upper(3, 200, 0.05)
+
+
+def test_agrees_with_jax_privacy():
+    from jax_privacy import auditing
+
+    counts = np.arange(101)
+    theirs = auditing._clopper_pearson_upper(counts, 100, 0.025)
+    np.testing.assert_allclose(clopper_pearson_upper(counts, 100, 0.025), theirs, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((-1, 10, 0.05), "successes"),
+        ((11, 10, 0.05), "successes"),
+        ((1.0, 10, 0.05), "successes"),
+        ((True, 10, 0.05), "successes"),
+        ((0, 0, 0.05), "trials"),
+        ((1, 10, 0.0), "error"),
+        ((1, 10, 1.0), "error"),
+        ((1, 10, math.nan), "error"),
+    ],
+)
+def test_bad_arguments_of_the_limits(arguments, name):
+    for limit in (clopper_pearson_upper, clopper_pearson_lower):
+        with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
+            limit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (dict(canaries=0, guesses=1), "Expected canaries "),
+        (dict(canaries=10, guesses=0), "Expected guesses .* got 0. An audit without a guess"),
+        (dict(canaries=10, guesses=11), "Expected guesses <= canaries = 10, got 11. Count the"),
+        (dict(canaries=10, guesses=5, correct=6), "Expected correct <= guesses = 5, got 6"),
+        (dict(canaries=10, guesses=5, correct=-1), "Expected correct "),
+        (dict(canaries=10, guesses=5, correct=2.0), "Expected correct "),
+        (dict(canaries=10.5, guesses=5, correct=2), "Expected canaries "),
+        (dict(canaries=10, guesses=5, mistakes=6), "Expected mistakes <= guesses = 5, got 6"),
+        (dict(canaries=10, guesses=5, mistakes="1"), "Expected mistakes "),
+    ],
+)
+def test_impossible_counts(counts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        check_guesses(**counts)
+
+
+@given(
+    root=st.floats(1e-6, 1e6),
+    power=st.sampled_from([1.0 / 3.0, 1.0, 3.0, 9.0]),
+    scale=st.floats(1e-8, 1e8),
+)
+def test_search_ends_just_below_the_root(root, power, scale):
+    def margin(parameter):
+        gap = root - parameter
+        return scale * math.copysign(abs(gap) ** power, gap)
+
+    found = largest_rejected(margin)
+    assert found < root
+    assert root - found <= 1.01e-9 * (1.0 + root)
+
+
+@given(root=st.floats(1e-6, 1e12))
+def test_search_of_a_bare_yes_or_no(root):
+    evaluations = []
+
+    def margin(parameter):
+        evaluations.append(parameter)
+        return 1.0 if parameter <= root else -1.0
+
+    found = largest_rejected(margin)
+    assert found <= root
+    assert root - found <= 1.01e-9 * (1.0 + root)
+    assert len(evaluations) < 90
+
+
+def test_search_interpolates():
+    evaluations = []
+
+    def margin(parameter):
+        evaluations.append(parameter)
+        return math.exp(-parameter) - 0.003
+
+    assert largest_rejected(margin) == pytest.approx(-math.log(0.003), abs=1e-8)
+    assert len(evaluations) <= 14
+
+
+def test_search_has_no_ceiling_and_hides_nothing():
+    assert largest_rejected(lambda parameter: -1.0) == 0.0
+    assert largest_rejected(lambda parameter: 0.0) == 0.0
+    assert largest_rejected(lambda parameter: 1.0) == math.inf
+    assert largest_rejected(lambda parameter: 1e300 - parameter) == pytest.approx(1e300)
+    assert largest_rejected(lambda parameter: math.inf if parameter < 5.0 else -math.inf) == (
+        pytest.approx(5.0)
+    )
+    with pytest.raises(ArithmeticError, match=r"parameter 1\.0"):
+        largest_rejected(lambda parameter: math.nan if parameter else 1.0)
+
+
+@pytest.mark.parametrize("level", [0.9, 0.05, 1e-3, 1e-20])
+def test_smallest_error_rounds_up(level):
+    answer = smallest_error(lambda error: error >= level)
+    assert level <= answer <= level * (1.0 + 1e-6)
+
+
+def test_smallest_error_at_its_ends():
+    assert smallest_error(lambda error: False) == 1.0
+    assert smallest_error(lambda error: True) == pytest.approx(1e-50, rel=1e-5)

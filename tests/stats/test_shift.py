@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from askgauss.stats.shift import ShiftTest, sampling_variance
+
+
+def make(present, absent, kappa=0.0):
+    return ShiftTest(
+        present=(len(present), float(present.mean()), float(((present - present.mean()) ** 2).sum())),
+        absent=(len(absent), float(absent.mean()), float(((absent - absent.mean()) ** 2).sum())),
+        kappa=kappa,
+    )
+
+
+def draw(generator, present, absent, shift, kappa=0.0):
+    spread = math.sqrt(1 + kappa * shift**2)
+    return make(generator.normal(shift, spread, present), generator.normal(0, 1, absent), kappa)
+
+
+def test_without_shift_it_is_students_test():
+    generator = np.random.default_rng(0)
+    present, absent = generator.normal(0.3, 1, 40), generator.normal(0, 1, 60)
+    expected = stats.ttest_ind(present, absent, alternative="greater").pvalue
+    assert make(present, absent).p_value(0.0) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("shift", [0.1, 1.0, 3.0])
+def test_p_value_is_the_noncentral_t_of_scipy(shift):
+    generator = np.random.default_rng(1)
+    test = draw(generator, 30, 50, 1.0)
+    pooled = math.sqrt((test.present[2] + test.absent[2]) / 78)
+    scale = math.sqrt(1 / 30 + 1 / 50)
+    expected = stats.nct.sf(test.gap / (pooled * scale), 78, shift / scale)
+    assert test.p_value(shift) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.004, 0.5, 5.0, 100.0])
+@pytest.mark.parametrize(("present", "absent"), [(5, 5), (50, 50), (200, 5), (20, 2000)])
+def test_lower_is_the_smallest_shift_that_fits(kappa, present, absent):
+    """Against a dense scan of the same p-value."""
+    generator = np.random.default_rng(2)
+    for _ in range(20):
+        test = draw(generator, present, absent, generator.uniform(0.5, 4), kappa)
+        lower = test.lower(0.05)
+        if lower == 0.0:
+            assert test.gap <= 0 or test.p_value(0.0) >= 0.05
+            continue
+        below = test.p_values(np.linspace(0, lower * (1 - 1e-9), 4001))
+        assert below.max() < 0.05
+        assert test.p_values(np.array([lower * (1 + 1e-9)]))[0] >= 0.05 - 1e-12
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.01, 20.0])
+def test_bound_and_p_value_never_disagree(kappa):
+    generator = np.random.default_rng(3)
+    for _ in range(60):
+        test = draw(generator, 20, 15, generator.uniform(0, 3), kappa)
+        claim, error = generator.uniform(0.01, 3), 10.0 ** generator.uniform(-4, -0.5)
+        lower = test.lower(error)
+        if abs(lower - claim) > 1e-6:
+            assert (test.p_value(claim) < error) == (lower > claim)
+
+
+def test_p_value_rises_where_it_is_taken_to():
+    """No scan is made with little added variance and no fewer absent scores than present ones.
+
+    Past one half, which no error reaches, it may fall a little, but never back below.
+    """
+    generator = np.random.default_rng(4)
+    for _ in range(300):
+        present = int(generator.choice([2, 5, 50, 2500]))
+        absent = present * int(generator.choice([1, 2, 100]))
+        shift = 10.0 ** generator.uniform(-2, 1.5)
+        test = draw(generator, present, absent, shift, generator.uniform(0, 1))
+        assert not test._may_turn
+        values = np.minimum(test.p_values(np.linspace(0, 3 * shift, 200)), 0.5)
+        assert np.diff(values).min() >= -1e-12
+
+
+def test_p_value_does_turn_where_a_scan_is_made():
+    test = ShiftTest(present=(500, 60.0, 5e5), absent=(3, 0.0, 2.0), kappa=0.9)
+    assert test._may_turn
+    assert np.diff(test.p_values(np.linspace(0, 90, 300))).min() < 0
+
+
+@pytest.mark.parametrize(
+    ("present", "absent", "shift", "kappa"),
+    [(2, 2, 1.0, 0.0), (5, 4, 2.0, 3.0), (50, 50, 0.3, 0.0045), (30, 400, 1.5, 40.0)],
+)
+def test_lower_is_above_the_truth_exactly_nominally(present, absent, shift, kappa):
+    """Exact for Gaussian scores. A right implementation fails with probability below 1e-5."""
+    generator = np.random.default_rng(5)
+    audits = 1500
+    above = sum(draw(generator, present, absent, shift, kappa).lower(0.05) > shift
+                for _ in range(audits))  # fmt: skip
+    assert above <= stats.binom.isf(1e-6, audits, 0.05)
+    if kappa == 0.0:
+        assert above >= stats.binom.ppf(1e-6, audits, 0.05)
+
+
+def test_power_is_what_simulation_says():
+    generator = np.random.default_rng(6)
+    power = make(np.arange(50.0), np.arange(80.0)).power(shift=1.0, true_shift=1.5, error=0.05)
+    found = sum(draw(generator, 50, 80, 1.5).p_value(1.0) < 0.05 for _ in range(1000))
+    assert abs(found / 1000 - power) < 4.5 * math.sqrt(power * (1 - power) / 1000)
+
+
+def test_power_at_no_difference_is_the_error():
+    test = make(np.arange(50.0), np.arange(80.0), kappa=0.02)
+    assert test.power(shift=1.0, true_shift=1.0, error=0.01) == pytest.approx(0.01, rel=1e-6)
+
+
+def test_scores_without_spread():
+    constant = ShiftTest(present=(5, 1.0, 0.0), absent=(5, 0.0, 0.0))
+    assert constant.lower(0.05) == math.inf
+    assert constant.p_value(100.0) == 0.0
+    reversed_constant = ShiftTest(present=(5, 0.0, 0.0), absent=(5, 0.0, 0.0))
+    assert reversed_constant.lower(0.05) == 0.0
+    assert reversed_constant.p_value(0.5) == 1.0
+
+
+def test_enormous_shift_is_not_capped():
+    test = ShiftTest(present=(100, 1e8, 99.0), absent=(100, 0.0, 99.0))
+    assert test.lower(0.05) == pytest.approx(1e8, rel=0.15)
+
+
+def test_sampling_variance():
+    assert sampling_variance(2500, 1.0) == 0.0
+    assert sampling_variance(100, 0.1) == pytest.approx(0.09)

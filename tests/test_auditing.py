@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import askgauss as ag
+from askgauss.auditors import auditor_types
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    ScoreDirectionError,
+    ScoresError,
+)
+from askgauss.results import Consequence, Finding, Status
+from askgauss.simulation import simulate_scores
+
+CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+PAPER = {"steps": 2500, "sampling_rate": 4096 / 50000}
+
+
+def scores_at(noise_multiplier, seed=0, present=2500, absent=2500):
+    return simulate_scores(
+        **PAPER, noise_multiplier=noise_multiplier, present=present, absent=absent, seed=seed
+    )
+
+
+def test_a_run_that_keeps_its_claim_is_consistent():
+    result = ag.audit(scores_at(2.576), claim=CLAIM)
+    assert result.verdict is ag.Verdict.CONSISTENT
+    assert 6.5 < result.epsilon_lower < 8.0
+    assert result.power > 0.9
+    assert "no evidence against the claim" in str(result)
+
+
+def test_a_run_with_half_the_noise_is_a_violation():
+    result = ag.audit(scores_at(2.576 / 2), claim=CLAIM)
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert result.epsilon_lower > 16
+    assert str(result).startswith("VIOLATION: the run leaks at least epsilon")
+
+
+def test_an_audit_too_weak_to_see_anything_is_inconclusive():
+    result = ag.audit(scores_at(2.576, present=5, absent=5), claim=CLAIM)
+    assert result.verdict is ag.Verdict.INCONCLUSIVE
+    assert result.power < 0.8
+    assert "chance of noticing a true epsilon of 10" in result.reason
+
+
+def test_scores_that_cannot_carry_the_claim_are_inconclusive():
+    """At q = .001 the sum of the steps carries epsilon .47 of 8: no canaries could show more."""
+    from askgauss.stats import score_law
+
+    shift = score_law.subsampled_shift(0.47, 1e-5, steps=2500, sampling_rate=0.001)
+    noise = math.sqrt(2500) * 0.001 / shift
+    scores = simulate_scores(
+        steps=2500, sampling_rate=0.001, noise_multiplier=noise, present=2500, absent=2500, seed=0
+    )
+    assert ag.audit(scores, claim=CLAIM).verdict is ag.Verdict.INCONCLUSIVE
+
+
+def test_without_a_claim_there_is_a_bound_and_no_verdict():
+    result = ag.audit(scores_at(2.576), delta=1e-5)
+    assert result.verdict is None
+    assert result.epsilon_lower > 6.5
+    assert "measured" in str(result)
+
+
+def test_bound_point_and_confidence_are_ordered():
+    scores = scores_at(4.5)
+    bounds = [ag.audit(scores, delta=1e-5, confidence=c).epsilon_lower for c in (0.6, 0.95, 0.999)]
+    point = ag.audit(scores, delta=1e-5).epsilon_point
+    assert point > bounds[0] > bounds[1] > bounds[2] > 0
+
+
+def test_mean_bound_is_as_tight_as_promised():
+    """Thirty audits at epsilon 8: the mean is within .04 of its long-run value of 7.39."""
+    bounds = [ag.audit(scores_at(2.576, seed), delta=1e-5).epsilon_lower for seed in range(30)]
+    assert np.mean(bounds) > 7.30
+
+
+def test_a_transcript_is_audited_through_its_scores():
+    transcript = ag.simulate_dpsgd(
+        steps=50, sampling_rate=0.5, noise_multiplier=5.0, present=100, absent=100, seed=1
+    )
+    by_scores = ag.audit(transcript.scores(), delta=1e-5, auditor=ag.GaussianShift())
+    by_transcript = ag.audit(transcript, delta=1e-5, auditor=ag.GaussianShift())
+    assert by_transcript.epsilon_lower == by_scores.epsilon_lower
+
+
+class TestQuestions:
+    """A result answers more questions from the evidence it kept."""
+
+    result = ag.audit(scores_at(4.5116), claim=ag.PrivacyClaim(epsilon=4.0, delta=1e-5))
+
+    def test_other_deltas(self):
+        assert self.result.epsilon_at(delta=1e-5) == self.result.epsilon_lower
+        assert self.result.epsilon_at(delta=1e-7) > self.result.epsilon_lower
+
+    def test_p_value_and_bound_agree(self):
+        lower = self.result.epsilon_lower
+        assert self.result.p_value(epsilon=lower) == pytest.approx(0.05, rel=1e-6)
+        assert self.result.p_value(epsilon=0.9 * lower) < 0.05
+        assert self.result.p_value(epsilon=1.1 * lower) > 0.05
+
+    def test_json_round_trip(self, tmp_path):
+        path = tmp_path / "result.json"
+        text = self.result.to_json(path)
+        assert path.read_text() == text
+        again = ag.AuditResult.from_json(text)
+        assert again == self.result
+        assert again.epsilon_at(delta=1e-6) == self.result.epsilon_at(delta=1e-6)
+        assert again.p_value(epsilon=3.0) == self.result.p_value(epsilon=3.0)
+
+    def test_json_is_strict_and_says_what_it_is(self):
+        content = json.loads(self.result.to_json(), parse_constant=pytest.fail)
+        assert content["kind"] == "askgauss-result"
+        assert content["schema"] == 1
+        assert content["assumption"] == "Gaussian scores"
+        assert content["auditor"] == {"name": "gaussian-shift", "options": {}}
+
+    @pytest.mark.parametrize(
+        ("edit", "message"),
+        [
+            (lambda c: c.update(schema=2), "newer askgauss"),
+            (lambda c: c.update(kind="other"), "kind 'askgauss-result'"),
+            (lambda c: c.update(auditor={"name": "oracle"}), "auditor to be one of"),
+            (lambda c: c.update(verdict="FINE"), "verdict"),
+            (lambda c: c.update(epsilon_lower="high"), "epsilon_lower"),
+            (lambda c: c.pop("findings"), "findings"),
+            (lambda c: c.pop("evidence"), "evidence"),
+            (lambda c: c["evidence"].update(present=3), "evidence.present"),
+            (lambda c: c["evidence"].pop("present"), "evidence"),
+            (lambda c: c.update(claim={"epsilon": -1.0, "delta": 1e-5}), "claim"),
+        ],
+    )
+    def test_broken_json(self, edit, message):
+        content = json.loads(self.result.to_json())
+        edit(content)
+        with pytest.raises(FileFormatError, match=message):
+            ag.AuditResult.from_json(json.dumps(content))
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "null", b"\xff\xfe", "[" * 100_000])
+    def test_text_that_is_no_result(self, text):
+        with pytest.raises(FileFormatError):
+            ag.AuditResult.from_json(text)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shift=st.floats(0, 20),
+    present=st.integers(2, 200),
+    absent=st.integers(2, 200),
+    seed=st.integers(0, 10**6),
+)
+def test_any_scores_give_a_number_or_a_typed_error(shift, present, absent, seed):
+    generator = np.random.default_rng(seed)
+    scores = ag.CanaryScores.from_groups(
+        present=generator.normal(shift, 1, present), absent=generator.normal(0, 1, absent)
+    )
+    result = ag.audit(scores, claim=CLAIM)
+    assert 0 <= result.epsilon_lower < math.inf
+    assert result.epsilon_lower <= result.epsilon_point
+    assert result.verdict in ag.Verdict
+    assert ag.AuditResult.from_json(result.to_json()) == result
+
+
+class TestDegenerate:
+    def test_constant_present_above_constant_absent_is_unbounded(self):
+        scores = ag.CanaryScores.from_groups(present=[1.0] * 5, absent=[0.0] * 5)
+        result = ag.audit(scores, claim=CLAIM)
+        assert result.epsilon_lower == math.inf
+        assert result.verdict is ag.Verdict.VIOLATION
+        assert any(f.consequence is Consequence.BREACH for f in result.findings)
+        assert "unbounded" in str(result)
+        assert ag.AuditResult.from_json(result.to_json()) == result
+
+    def test_no_noise_under_sampling_is_unbounded(self):
+        transcript = ag.simulate_dpsgd(
+            steps=20, sampling_rate=0.5, noise_multiplier=0.0, present=50, absent=50, seed=0
+        )
+        result = ag.audit(transcript.scores(), claim=CLAIM)
+        assert result.verdict is ag.Verdict.VIOLATION
+        assert result.epsilon_lower == math.inf
+
+    def test_all_scores_equal_says_that_nothing_was_measured(self):
+        scores = ag.CanaryScores.from_groups(present=[1.0] * 5, absent=[1.0] * 5)
+        result = ag.audit(scores, claim=CLAIM)
+        assert result.epsilon_lower == 0.0
+        assert result.verdict is ag.Verdict.INVALID
+        assert any(f.status is Status.FAIL for f in result.findings)
+
+    def test_scores_in_the_wrong_direction(self):
+        good = scores_at(2.576)
+        scores = ag.CanaryScores.from_groups(present=-good.present, absent=-good.absent)
+        with pytest.raises(ScoreDirectionError, match="negate the scores, or swap the groups"):
+            ag.audit(scores, claim=CLAIM)
+        constant = ag.CanaryScores.from_groups(present=[0.0, 0.0], absent=[1.0, 1.0])
+        with pytest.raises(ScoreDirectionError):
+            ag.audit(constant, claim=CLAIM)
+
+    def test_a_large_leak_is_not_read_as_none(self):
+        """A shift of 100 noise widths; public code has been seen to report 0 here."""
+        generator = np.random.default_rng(0)
+        scores = ag.CanaryScores.from_groups(
+            present=generator.normal(100, 1, 2500), absent=generator.normal(0, 1, 2500)
+        )
+        assert ag.audit(scores, delta=1e-5).epsilon_lower > 5000
+
+
+class TestArguments:
+    scores = scores_at(2.576, present=20, absent=20)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "exactly one of claim and delta, got neither"),
+            ({"claim": CLAIM, "delta": 1e-5}, "exactly one of claim and delta, got both"),
+            ({"delta": 0.0}, r"Expected delta in \(0, 1\), got 0.0"),
+            ({"delta": 1.0}, r"Expected delta in \(0, 1\), got 1.0"),
+            ({"delta": "x"}, "Expected delta"),
+            ({"delta": 1e-5, "confidence": 0.5}, r"confidence in \(0.5, 1\), got 0.5"),
+            ({"delta": 1e-5, "confidence": 1.0}, r"confidence in \(0.5, 1\), got 1.0"),
+            ({"delta": 1e-5, "confidence": 95}, r"confidence in \(0.5, 1\), got 95"),
+            ({"claim": CLAIM, "gate_error": 0.0}, "gate_error"),
+        ],
+    )
+    def test_ranges(self, arguments, message):
+        with pytest.raises(InvalidArgumentError, match=message):
+            ag.audit(self.scores, **arguments)
+
+    def test_large_delta_needs_the_law(self):
+        unknown = ag.CanaryScores.from_groups(
+            present=self.scores.present, absent=self.scores.absent
+        )
+        with pytest.raises(InvalidArgumentError, match=r"delta <= 0.001 .* got 0.01"):
+            ag.audit(unknown, delta=0.01)
+        assert ag.audit(self.scores, delta=0.01).epsilon_lower > 0
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("epsilon", 0.0), ("epsilon", math.inf), ("delta", 1.0), ("steps", 0), ("unit", "row")],
+    )
+    def test_claims(self, field, value):
+        with pytest.raises(InvalidArgumentError, match=field):
+            ag.PrivacyClaim(**{"epsilon": 1.0, "delta": 1e-5, field: value})
+
+    def test_empty_groups(self):
+        with pytest.raises(ScoresError, match="at least 2 present"):
+            ag.CanaryScores.from_groups(present=[], absent=[])
+
+
+def test_every_auditor_goes_through_json():
+    scores = scores_at(2.576, present=60, absent=60)
+    for kind in auditor_types().values():
+        if kind.reads != "scores":
+            continue
+        result = ag.audit(scores, claim=CLAIM, auditor=kind())
+        assert ag.AuditResult.from_json(result.to_json()) == result, kind
+
+
+def test_finding_prints_its_status():
+    finding = Finding(check="noise", status=Status.WARN, summary="a little low.")
+    assert str(finding) == "[warn] noise: a little low."

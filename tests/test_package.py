@@ -1,0 +1,132 @@
+"""The package as a whole: what it imports, what it exports, which way its arrows point."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import askgauss
+
+SOURCE = Path(askgauss.__file__).parent
+
+# A layer may import layers with a smaller number, and itself.
+LAYERS = {
+    "exceptions": 0,
+    "_version": 0,
+    "_validate": 0,
+    "_plain": 0,
+    "_files": 0,
+    "stats": 1,
+    "accounting": 1,
+    "claims": 2,
+    "scores": 2,
+    "canaries": 2,
+    "transcript": 2,
+    "recorder": 2,
+    "results": 3,
+    "auditors": 4,
+    "mechanisms": 4,
+    "diagnostics": 4,
+    "auditing": 5,
+    "power": 5,
+    "simulation": 5,
+    "plots": 6,
+    "report": 6,
+    "integrations": 7,
+    "paper": 7,
+    "cli": 7,
+    "pytest_plugin": 7,
+    "": 8,
+}
+# Pairs that stand on one floor and must not lean on each other.
+APART = {("auditors", "mechanisms"), ("mechanisms", "auditors"), ("stats", "accounting")}
+
+
+def _imports(path: Path) -> list[tuple[str, bool]]:
+    """The askgauss modules a file imports at its top level, or inside functions (lazily)."""
+    found = []
+    tree = ast.parse(path.read_text())
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "askgauss":
+                names = [f"askgauss.{alias.name}" for alias in node.names]
+            else:
+                names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        lazy, parent = False, parents.get(node)
+        while parent is not None:
+            lazy = lazy or isinstance(parent, ast.FunctionDef) or _type_checking(parent)
+            parent = parents.get(parent)
+        found += [(name, lazy) for name in names]
+    return found
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
+def _layer(path: Path) -> str:
+    part = path.relative_to(SOURCE).parts[0]
+    return "" if part == "__init__.py" else part.removesuffix(".py")
+
+
+def test_imports_point_one_way():
+    checked = 0
+    for path in SOURCE.rglob("*.py"):
+        here = _layer(path)
+        for name, lazy in _imports(path):
+            parts = name.split(".")
+            if parts[0] != "askgauss" or len(parts) < 2 or parts[1] not in LAYERS:
+                continue
+            if here == "results" and lazy:
+                continue  # a result may rebuild its auditor, draw and render itself
+            checked += 1
+            assert LAYERS[parts[1]] <= LAYERS[here], f"{path} imports {name}"
+            assert (here, parts[1]) not in APART, f"{path} imports {name}"
+    assert checked > 50
+
+
+def test_torch_and_jax_stay_in_their_rooms():
+    for path in SOURCE.rglob("*.py"):
+        if _layer(path) in ("integrations", "paper"):
+            continue
+        heavy = {name.split(".")[0] for name, lazy in _imports(path) if not lazy}
+        assert not heavy & {"torch", "jax", "opacus", "matplotlib", "pandas", "sklearn"}, path
+
+
+def test_importing_askgauss_loads_only_numpy_and_scipy():
+    code = (
+        "import sys, json; before = set(sys.modules); import askgauss;"
+        "print(json.dumps(sorted({m.split('.')[0] for m in set(sys.modules) - before})));"
+        "print('scipy.stats' in sys.modules, 'scipy.optimize' in sys.modules)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    loaded = set(json.loads(output[0]))
+    foreign = loaded - {"askgauss", "numpy", "scipy"} - set(sys.stdlib_module_names)
+    # Compiled numpy and scipy parts register a few modules of their own at the top level.
+    foreign = {name for name in foreign if not name.startswith(("_", "cython", "__editable"))}
+    assert foreign == set()
+    assert output[1] == "False False"
+
+
+def test_all_is_the_public_namespace():
+    public = {
+        name
+        for name, value in vars(askgauss).items()
+        if not name.startswith("_") and not (type(value).__name__ == "module" and name != "gaussian")
+    }
+    assert set(askgauss.__all__) - {"__version__"} == public
+    assert askgauss.__all__ == sorted(askgauss.__all__)
+
+
+def test_version_matches_the_project():
+    text = (SOURCE.parents[1] / "pyproject.toml").read_text()
+    assert f'version = "{askgauss.__version__}"' in text
