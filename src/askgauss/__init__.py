@@ -12,7 +12,7 @@ Gauss, rather than thresholding the scores into guesses, gives a far tighter low
 
 from askgauss._version import __version__
 from askgauss.auditing import audit
-from askgauss.auditors import GaussianShift
+from askgauss.auditors import GaussianShift, SubsampledGaussian
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.recorder import Recorder
@@ -34,6 +34,7 @@ __all__ = [
     "PrivacyClaim",
     "Recorder",
     "ScoreLaw",
+    "SubsampledGaussian",
     "Transcript",
     "Verdict",
     "__version__",

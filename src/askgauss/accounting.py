@@ -227,7 +227,12 @@ def dpsgd_tradeoff(*, noise_multiplier: float, sampling_rate: float, steps: int)
     _validate.positive(noise_multiplier=noise_multiplier)
     if sampling_rate == 1.0:
         return TradeOff.gaussian(math.sqrt(steps) / noise_multiplier)
-    loss = _composed(((float(noise_multiplier), float(sampling_rate), int(steps)),))
+    return _tradeoff(float(noise_multiplier), float(sampling_rate), int(steps))
+
+
+@lru_cache(maxsize=64)
+def _tradeoff(noise_multiplier: float, sampling_rate: float, steps: int) -> TradeOff:
+    loss = _composed(((noise_multiplier, sampling_rate, steps),))
     rounding = _rounding(steps)
     top = min(float(loss.get_epsilon_for_delta(rounding)), _STEEPEST)
     levels = np.unique(np.linspace(0.0, top, _PROFILE_POINTS))
@@ -401,18 +406,17 @@ def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float
     # Long runs have a wide distribution of losses and need, and get, fewer points a step.
     resolution = min(_AUDIT_RESOLUTION, max(5.0, 4e4 / math.sqrt(steps)))
     interval = min(_loss_deviation(signal, sampling_rate) / resolution, _WIDEST)
-    if np.ptp(_loss_range(signal, sampling_rate)) > _LONGEST_RANGE:
-        return _threshold_epsilon(signal, sampling_rate, steps, delta)
-    step = _merged_step(signal, sampling_rate, interval)
-    epsilon = 0.0
-    for sign, mass in ((1, step.present), (-1, step.absent)):
-        window = _self_convolve(sign * step.indices, mass, steps)
-        if window is None:
-            return _threshold_epsilon(signal, sampling_rate, steps, delta)
-        first, composed = window
-        origin = sign * steps * step.origin + interval * first
-        epsilon = max(epsilon, _hockey_stick_epsilon(origin, interval, composed, delta, steps))
-    return epsilon
+    short = float(np.ptp(_loss_range(signal, sampling_rate))) <= _LONGEST_RANGE
+    while short and interval <= _WIDEST:
+        step = _merged_step(signal, sampling_rate, interval)
+        bounds = []
+        for sign, mass in ((1, step.present), (-1, step.absent)):
+            first, composed = _self_convolve(sign * step.indices, mass, steps)
+            origin = sign * steps * step.origin + interval * first
+            bounds.append(_hockey_stick_epsilon(origin, interval, composed, delta, steps))
+        return max(bounds)
+        interval *= 4.0
+    return _threshold_epsilon(signal, sampling_rate, steps, delta)
 
 
 def _log_odds_loss(log_odds: Array, sampling_rate: float) -> Array:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from askgauss import _validate
 from askgauss._version import __version__
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import GaussianShift
+from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError
 from askgauss.results import (
@@ -48,7 +51,8 @@ def audit(
         data: The scores of one training run, or its transcript.
         claim: What the run claims; without one there is a bound and no verdict.
         delta: Where to state the bound when there is no claim.
-        auditor: The method; `GaussianShift` if not given.
+        auditor: The method; if not given, `GaussianShift` for scores and `SubsampledGaussian` for
+            transcripts.
         confidence: The bound is above the truth in at most 1 - confidence of audits.
         gate_error: A correct run ends in VIOLATION or INVALID at most this often.
         diagnostics: Also test the assumptions the bound rests on.
@@ -79,18 +83,19 @@ def audit(
     _validate.probability(delta=level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    method = GaussianShift() if auditor is None else auditor
-    scores = data.scores() if isinstance(data, Transcript) else data
-    _check_direction(scores)
-    evidence = method.gather(scores, delta=level, confidence=confidence)
-    present, absent = scores.moments()
+    method = auditor if auditor is not None else _default(data)
+    if isinstance(data, Transcript) and method.reads == "scores":
+        data = data.scores()
+    _check_direction(data)
+    evidence = method.gather(data, delta=level, confidence=confidence)
+    present = int(np.count_nonzero(data.member))
     findings = method.findings(evidence, delta=level, confidence=confidence)
     verdict, reason, power = _decide(method, evidence, claim, gate_error, findings)
     return AuditResult(
         auditor=method,
         evidence=evidence,
-        present=present.count,
-        absent=absent.count,
+        present=present,
+        absent=data.member.size - present,
         delta=level,
         confidence=confidence,
         epsilon_lower=method.epsilon_lower(evidence, delta=level, confidence=confidence),
@@ -106,8 +111,15 @@ def audit(
     )
 
 
-def _check_direction(scores: CanaryScores) -> None:
+def _default(data: CanaryScores | Transcript) -> Auditor[Any]:
+    return SubsampledGaussian() if isinstance(data, Transcript) else GaussianShift()
+
+
+def _check_direction(data: CanaryScores | Transcript) -> None:
     """Refuse scores that point the wrong way: every auditor would call the run harmless."""
+    if isinstance(data, Transcript) and not (data.finite and data.auditable):
+        return  # what is wrong with such a run is a finding, or the auditor's to say
+    scores = data.scores() if isinstance(data, Transcript) else data
     present, absent = scores.moments()
     gap = present.mean - absent.mean
     error = math.sqrt(present.variance / present.count + absent.variance / absent.count)

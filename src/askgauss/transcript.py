@@ -151,6 +151,12 @@ class Transcript:
         """Whether every observation was a finite number."""
         return bool(np.isfinite(self.canaries.total).all())
 
+    @property
+    def auditable(self) -> bool:
+        """Whether there are enough canaries of both kinds to compare their scores."""
+        present = int(np.count_nonzero(self.member))
+        return min(present, self.member.size - present) >= 2
+
     def __repr__(self) -> str:
         present = int(np.count_nonzero(self.member))
         return (

@@ -110,15 +110,15 @@ def test_bad_arguments_of_the_limits(arguments, name):
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        (dict(canaries=0, guesses=1), "Expected canaries "),
-        (dict(canaries=10, guesses=0), "Expected guesses .* got 0. An audit without a guess"),
-        (dict(canaries=10, guesses=11), "Expected guesses <= canaries = 10, got 11. Count the"),
-        (dict(canaries=10, guesses=5, correct=6), "Expected correct <= guesses = 5, got 6"),
-        (dict(canaries=10, guesses=5, correct=-1), "Expected correct "),
-        (dict(canaries=10, guesses=5, correct=2.0), "Expected correct "),
-        (dict(canaries=10.5, guesses=5, correct=2), "Expected canaries "),
-        (dict(canaries=10, guesses=5, mistakes=6), "Expected mistakes <= guesses = 5, got 6"),
-        (dict(canaries=10, guesses=5, mistakes="1"), "Expected mistakes "),
+        ({"canaries": 0, "guesses": 1}, "Expected canaries "),
+        ({"canaries": 10, "guesses": 0}, "Expected guesses .* got 0. An audit without a guess"),
+        ({"canaries": 10, "guesses": 11}, "Expected guesses <= canaries = 10, got 11. Count the"),
+        ({"canaries": 10, "guesses": 5, "correct": 6}, "Expected correct <= guesses = 5, got 6"),
+        ({"canaries": 10, "guesses": 5, "correct": -1}, "Expected correct "),
+        ({"canaries": 10, "guesses": 5, "correct": 2.0}, "Expected correct "),
+        ({"canaries": 10.5, "guesses": 5, "correct": 2}, "Expected canaries "),
+        ({"canaries": 10, "guesses": 5, "mistakes": 6}, "Expected mistakes <= guesses = 5, got 6"),
+        ({"canaries": 10, "guesses": 5, "mistakes": "1"}, "Expected mistakes "),
     ],
 )
 def test_impossible_counts(counts, message):

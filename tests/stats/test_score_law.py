@@ -50,7 +50,7 @@ def beyond(x, mixture):
     return mp.fsum(w * normal_cdf(m - x) for w, m in mixture)
 
 
-def bisect(increasing, low, high, rounds=150):
+def bisect(increasing, low, high, rounds=110):
     low, high = mp.mpf(low), mp.mpf(high)
     for _ in range(rounds):
         middle = (low + high) / 2
@@ -68,14 +68,14 @@ def oracle_deltas(epsilon, mixture):
     return forth, max(back, mp.mpf(0))
 
 
-def oracle_epsilon(delta, mixture):
+def oracle_epsilon(delta, mixture, rounds=110):
     def shortfall(cut):
         absent = mp.exp(log_ratio(cut, mixture)) * normal_cdf(-cut)
         return delta - (beyond(cut, mixture) - absent)
 
     if shortfall(mp.mpf(0)) >= 0:
         return mp.mpf(0)
-    cut = bisect(shortfall, 0, mixture[-1][1] + 60)
+    cut = bisect(shortfall, 0, mixture[-1][1] + 60, rounds)
     return max(mp.mpf(0), log_ratio(cut, mixture))
 
 
@@ -237,11 +237,11 @@ def test_distribution_at_the_edges_of_its_domain():
 
 def test_simulated_scores_follow_the_law():
     # Dvoretzky-Kiefer-Wolfowitz: a right law fails with probability 1e-9.
-    law = ScoreLaw(steps=20, sampling_rate=0.15, noise_multiplier=0.4, clip_norm=2.0)
+    law = ScoreLaw(steps=8, sampling_rate=0.15, noise_multiplier=0.2, clip_norm=2.0)
     rng, size = np.random.default_rng(2), 200_000
-    planted = rng.random((20, size)) < 0.15
-    steps = planted * 2.0 + rng.normal(scale=0.8, size=(20, size))
-    scores = np.sort(steps.sum(axis=0) / math.sqrt(20))
+    planted = rng.random((8, size)) < 0.15
+    steps = planted * 2.0 + rng.normal(scale=0.4, size=(8, size))
+    scores = np.sort(steps.sum(axis=0) / math.sqrt(8))
     empirical = np.arange(1, size + 1) / size
     assert np.abs(law.cdf(scores) - empirical).max() < math.sqrt(math.log(2e9) / (2 * size))
     # The Gaussian model is visibly another law here.
@@ -279,15 +279,15 @@ def test_deviations_against_a_dense_grid(steps, rate, noise):
     counts = np.arange(steps + 1)
     weights = stats.binom.pmf(counts, steps, rate)
     kept = weights > 1e-25
-    t = np.linspace(0, 12, 40_001)
     for x0, found in ((0.0, law.kolmogorov_distance()), (2.5, law.tail_deviation_exact(2.5))):
         best = 0.0
+        t = np.linspace(x0, x0 + 9, 20_001)
         for side in (-1.0, 1.0):
             x = law.mean + side * t * math.sqrt(law.variance)
             exact = np.zeros(t.size)
             for count, weight in zip(counts[kept], weights[kept], strict=True):
                 exact += weight * stats.norm.sf(side * (x - count / math.sqrt(steps)) / noise)
-            best = max(best, np.abs(exact - stats.norm.sf(t))[t >= x0].max())
+            best = max(best, np.abs(exact - stats.norm.sf(t)).max())
         # No smaller than any point of the grid, and hardly larger than the best of them.
         assert found >= best * (1 - 1e-10) - 1e-15
         assert found == pytest.approx(best, rel=1e-4)
@@ -307,17 +307,17 @@ def test_no_deviation_without_sampling():
 
 
 def test_leading_terms_are_the_limits():
-    def ratios(steps):
-        law = ScoreLaw(steps=steps, sampling_rate=0.2, noise_multiplier=0.7)
-        return (
-            law.kolmogorov_distance() / law.kolmogorov_leading_term(),
-            law.tail_deviation_exact(3.0) / law.tail_deviation(3.0),
-        )
+    def law(steps):
+        return ScoreLaw(steps=steps, sampling_rate=0.2, noise_multiplier=0.7)
 
-    for few, many in zip(ratios(100), ratios(10_000), strict=True):
-        # The Kolmogorov distance has no 1/T term at its maximum, the tail has a T^-1/2 one.
-        assert abs(many - 1) < abs(few - 1) / 8
-        assert many == pytest.approx(1.0, abs=0.02)
+    def ratio(steps):
+        return law(steps).kolmogorov_distance() / law(steps).kolmogorov_leading_term()
+
+    # The term of order 1/T vanishes at the mean, so the distance is better than promised.
+    assert abs(ratio(10_000) - 1) < abs(ratio(100) - 1) / 90
+    for steps, slack in ((10_000, 0.02), (1_000_000, 0.002)):
+        exact, leading = law(steps).tail_deviation_exact(4.0), law(steps).tail_deviation(4.0)
+        assert exact == pytest.approx(leading, rel=slack)
 
 
 def test_the_papers_table():
@@ -351,7 +351,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("steps", "rate", "shift", "delta"), SMALL[::2])
+@pytest.mark.parametrize(("steps", "rate", "shift", "delta"), SMALL[::3])
 def test_epsilon_against_the_full_sum(steps, rate, shift, delta):
     found = subsampled_shift_epsilon(delta, shift, steps=steps, sampling_rate=rate)
     mixture = components(shift, steps, rate)
@@ -398,7 +398,7 @@ def test_present_against_absent_is_the_larger_direction(steps, rate):
             assert found == pytest.approx(float(forth), rel=1e-10)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     means=st.lists(st.floats(0.0, 8.0), min_size=1, max_size=6),
     epsilon=st.floats(0.0, 6.0),
@@ -416,20 +416,18 @@ def test_the_larger_direction_for_any_mixture_of_shifts(means, epsilon, seed):
     assert forth >= back - 2e-4
 
 
-def test_trimming_changes_nothing():
-    steps, rate = 400, 0.1
-    mixture = components(1.2, steps, rate)
-    for delta in (0.1, 1e-5, 1e-40):
-        exact = oracle_epsilon(mp.mpf(delta), mixture)
-        found = subsampled_shift_epsilon(delta, 1.2, steps=steps, sampling_rate=rate)
-        assert found <= exact * (1 + mp.mpf(10) ** -14)
-        assert found == pytest.approx(float(exact), rel=1e-11)
-        with mp.workdps(15):
-            back = subsampled_shift_delta(float(exact), 1.2, steps=steps, sampling_rate=rate)
-        assert back == pytest.approx(delta, rel=1e-10)
-    forth, _ = oracle_deltas(30.0, mixture)
-    found = subsampled_shift_delta(30.0, 1.2, steps=steps, sampling_rate=rate)
-    assert found == pytest.approx(float(forth), rel=1e-10)
+@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-40])
+def test_trimming_changes_nothing(delta):
+    steps, rate, shift = 300, 0.02, 1.2
+    counts, _ = score_law._binomial(steps, rate, 46 - math.log(delta))
+    assert counts.size < steps / 2
+    with mp.workdps(28):
+        exact = oracle_epsilon(mp.mpf(delta), components(shift, steps, rate), rounds=70)
+    found = subsampled_shift_epsilon(delta, shift, steps=steps, sampling_rate=rate)
+    assert found <= exact * (1 + mp.mpf(10) ** -14)
+    assert found == pytest.approx(float(exact), rel=1e-11)
+    back = subsampled_shift_delta(float(exact), shift, steps=steps, sampling_rate=rate)
+    assert back == pytest.approx(delta, rel=1e-10)
 
 
 def test_binomial_weights():
@@ -495,7 +493,7 @@ def test_epsilon_over_the_whole_range():
                     last = epsilon
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     steps=st.integers(1, 5000),
     rate=st.floats(1e-6, 1.0),
@@ -516,7 +514,7 @@ def test_epsilon_grows_with_shift_and_falls_with_delta(steps, rate, log_delta, l
         assert less <= epsilon * (1 + 1e-13)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     steps=st.integers(1, 5000),
     rate=st.floats(1e-3, 1.0),

@@ -254,8 +254,8 @@ class MatrixMechanism:
             Otherwise an upper bound (arXiv 2306.08153).
 
         Assumes:
-            A record adds a vector of norm at most the clip norm to each step it enters; neighbours
-            differ by adding or removing one record.
+            A record adds a vector of norm at most the clip norm to each step it enters, or nothing
+            to any in the neighbouring data.
         """
         separation = min(self.min_separation, self.steps)
         count = min(self.participations, -(-self.steps // separation))

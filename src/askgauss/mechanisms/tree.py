@@ -9,7 +9,8 @@ Gaussian draw; a prefix of the stream is put together from nodes by one of three
 - ``full``: least squares over all nodes, future ones included, hence offline.
 
 All three are functions of the same released nodes, so they cost the same privacy. Noise is counted
-in units of the clip norm throughout, and neighbours differ by adding or removing one record.
+in units of the clip norm throughout. Neighbours differ in one record, whose contributions are there
+or zero; nothing is sampled, so who else is in which batch stays the same.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def _pairs(level: NDArray[Any]) -> NDArray[Any]:
 
 
 def _add_up(nodes: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    result = np.array(nodes[0])
+    result = np.array(nodes[0], dtype=np.result_type(*nodes))
     for count in range(1, len(result) + 1):
         level = _trailing_zeros(count)
         result[count - 1] = nodes[level][(count >> level) - 1]
@@ -353,13 +354,13 @@ class CheckedDraw:
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self._shape: tuple[int, ...] | None = None
-        self.spare: list[Any] = []
+        self.reset(None)
 
     def reset(self, shape: tuple[int, ...] | None) -> None:
         """Forget the buffers; later draws must have this shape."""
+        self.spare: list[Any] = []
         self._shape = shape
-        self.spare = []
+        self._tried = False
 
     def __call__(self, held: Sequence[Any]) -> Any:
         """Fresh noise in an array that is none of those ``held``."""
@@ -370,7 +371,9 @@ class CheckedDraw:
                 "noise. Return the array handed in, or a new one."
             )
         shape = tuple(noise.shape)
-        if self._shape is None:
+        if self._shape not in (None, shape):
+            raise RecordingError(f"Expected draws of shape {self._shape}, got {shape}.")
+        if not self._tried:
             if 0 not in shape and not (noise != 0).any():
                 raise RecordingError(
                     "The first draw is all zeros: without noise nothing is private. Check the "
@@ -378,9 +381,7 @@ class CheckedDraw:
                 )
             if not (noise == noise).all():
                 raise RecordingError("The first draw has nan. Check the scale of draw.")
-            self._shape = shape
-        if shape != self._shape:
-            raise RecordingError(f"Expected draws of shape {self._shape}, got {shape}.")
+        self._shape, self._tried = shape, True
         return noise
 
 
@@ -610,8 +611,8 @@ def sensitivity(
         The l2 sensitivity; for one participation in one tree ``sqrt(levels(steps))``.
 
     Assumes:
-        A record adds a vector of norm at most the clip norm to each leaf it enters; neighbours
-        differ by adding or removing one record.
+        A record adds a vector of norm at most the clip norm to each leaf it enters, or nothing
+        to any in the neighbouring data.
 
     Example:
         >>> round(sensitivity(128) ** 2)

@@ -95,4 +95,5 @@ def _check(
     _validate.integer(1, steps=steps)
     _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
     _validate.non_negative(noise_multiplier=noise_multiplier)
-    _validate.integer(2, present=present, absent=absent)
+    _validate.integer(1, present=present)
+    _validate.integer(2, absent=absent)

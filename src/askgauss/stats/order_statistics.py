@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincc, betainccinv, betaincinv, betaln, expit, ndtr
+from scipy.special import betaincc, betainccinv, betaincinv, betaln, expit, ndtr, xlog1py
 
 from askgauss import _validate
 from askgauss.stats import gaussian
@@ -379,7 +379,7 @@ def _p_value(channel: Channel, canaries: int, guesses: int, mistakes: int) -> fl
         edges = np.sort(ends + inner)[:, None]
         width = np.diff(edges, axis=0)
         kept = (edges[:-1] + width * nodes).ravel()
-        log_weight = guesses * np.log(kept) + (second - 1) * np.log1p(-kept)
+        log_weight = guesses * np.log(kept) + xlog1py(second - 1, -kept)
         weight = np.exp(log_weight - betaln(first, second)) * (width * weights).ravel()
         error_rate = channel.error_mass(kept) / kept
         return float(weight @ betaincc(mistakes + 1, guesses - mistakes, error_rate))

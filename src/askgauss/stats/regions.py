@@ -13,8 +13,8 @@ Epsilon never falls when either grows:
 
 So the least epsilon in a region lies on its front: the least h at each x. Along the front h falls
 while x grows, and between two points of it epsilon is at least that of the later h with the earlier
-x. Cells that this bound cannot rule out are divided until none is left: the minimum is verified, not
-merely found. The regions are those of "Let's Ask Gauss", section 4.3.
+x. Cells that this bound cannot rule out are divided until none is left: the minimum is verified,
+not merely found. The regions are those of "Let's Ask Gauss", section 4.3.
 """
 
 from __future__ import annotations
@@ -43,15 +43,24 @@ __all__ = [
 _Array: TypeAlias = NDArray[np.float64]
 _Interval: TypeAlias = tuple[float, float]
 
-_RELATIVE_TOLERANCE = 1e-9
-_ABSOLUTE_TOLERANCE = 1e-12
+# How far below the true minimum the proved one may stay.
+_TOLERANCE = 1e-6
 # Cells of the first round lie ever denser towards the start of the front, where the minimum mostly
-# is; later rounds divide what is left into about this many. After the last round the bound stands.
+# is; later rounds divide what is left into about this many.
 _GRADING = np.concatenate([[0.0], 0.7 ** np.arange(80.0, -1.0, -1.0)])
 _CELLS = 512
-_MOST_CELLS = 8192
+_MOST_CELLS = 1024
 # Resampled scores held at a time.
 _CHUNK = 1 << 17
+# From the parameters of an ellipsoid, by their number, to (gap, narrow, wide): either deviation may
+# be the wider one, unless there is only one.
+_SIDES = {
+    3: (np.array([[-1.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]),),
+    4: (
+        np.array([[-1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]),
+        np.array([[-1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ def rectangle(
     Example:
         >>> box = rectangle(mean0=0.0, sd0=1.0, count0=2500, mean1=1.5, sd1=1.0, count1=2500)
         >>> [round(end, 4) for end in box.mean1], [round(end, 4) for end in box.sigma1]
-        ([1.45, 1.55], [0.9658, 1.0364])
+        ([1.45, 1.55], [0.9658, 1.0365])
     """
     _validate.finite(mean0=mean0, mean1=mean1)
     _validate.non_negative(sd0=sd0, sd1=sd1)
@@ -158,12 +167,10 @@ def minimum_epsilon_over_rectangle(rectangle: Rectangle, delta: float) -> float:
     Example:
         >>> box = rectangle(mean0=0.0, sd0=1.0, count0=2500, mean1=1.5, sd1=1.0, count1=2500)
         >>> round(minimum_epsilon_over_rectangle(box, 1e-5), 4)
-        6.1788
+        6.2237
     """
     _validate.probability(delta=delta)
-    gap = max(
-        rectangle.mean1[0] - rectangle.mean0[1], rectangle.mean0[0] - rectangle.mean1[1], 0.0
-    )
+    gap = max(rectangle.mean1[0] - rectangle.mean0[1], rectangle.mean0[0] - rectangle.mean1[1], 0.0)
     # Raising both deviations in proportion lowers h at the same x, up to the smaller upper end;
     # a partner narrower than that has more x and no less h.
     narrow, wide = sorted((rectangle.sigma0, rectangle.sigma1), key=lambda interval: interval[1])
@@ -188,22 +195,246 @@ def _least_on_front(
         result[held] = gaussian.epsilon(delta, 0.0, 1.0, h[held], np.exp(-x[held]))
         return result
 
-    edges = start + max(end - start, 0.0) * _GRADING
+    edges = start + (end - start) * _GRADING
     left, right = edges[:-1], edges[1:]
-    least = math.inf
+    least = proved = math.inf
     while True:
-        here, there = shift(left), shift(right)
-        found, bound = np.split(
-            epsilon(np.concatenate([here, there]), np.concatenate([left, left])), 2
-        )
-        least = min(least, float(found.min()))
-        # The very end of the front is no cell's left edge; its bound covers it.
-        open_ = bound < least * (1.0 - _RELATIVE_TOLERANCE) - _ABSOLUTE_TOLERANCE
-        count = int(np.count_nonzero(open_))
-        if count == 0:
-            return least
-        if count > _MOST_CELLS or np.all(right[open_] <= np.nextafter(left[open_], np.inf)):
-            return float(bound.min())
+        twice = np.concatenate([left, left])
+        values, bounds = np.split(epsilon(shift(np.concatenate([left, right])), twice), 2)
+        least = min(least, float(values.min()))
+        unsettled = bounds < least * (1.0 - _TOLERANCE)
+        unsettled &= np.nextafter(left, np.inf) < right
+        count = int(np.count_nonzero(unsettled))
+        settled = ~unsettled if count <= _MOST_CELLS else np.full(unsettled.shape, True)
+        proved = min(proved, float(bounds.min(initial=math.inf, where=settled)))
+        if count == 0 or count > _MOST_CELLS:
+            return float(min(least, proved))
         parts = max(2, _CELLS // count)
-        steps = np.linspace(left[open_], right[open_], parts + 1)
-        left, right = steps[:-1].ravel(), steps[1:].ravel()
+        points = np.linspace(left[unsettled], right[unsettled], parts + 1)
+        left, right = points[:-1].ravel(), points[1:].ravel()
+
+
+def bootstrap(
+    scores0: ArrayLike,
+    scores1: ArrayLike,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+    pooled: bool = False,
+) -> tuple[_Array, _Array]:
+    """Estimate of the pair's parameters and its bootstrap covariance.
+
+    Args:
+        scores0: Scores of the first group.
+        scores1: Scores of the second group.
+        resamples: Number of times each group is drawn anew, with replacement.
+        seed: Root of the random streams, one for each group.
+        pooled: One deviation for both groups, estimated from both.
+
+    Returns:
+        The estimate (mean0, sd0, mean1, sd1) and its covariance, without terms between the groups:
+        they are resampled apart. When pooled, (mean0, mean1, sd) and its covariance.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> estimate, covariance = bootstrap(rng.normal(0, 1, 400), rng.normal(2, 1, 400))
+        >>> estimate.shape, bool(abs(covariance[0, 0] * 400 - 1) < 0.2)
+        ((4,), True)
+    """
+    groups = [
+        _validate.finite_vector("scores0", scores0),
+        _validate.finite_vector("scores1", scores1),
+    ]
+    _validate.integer(2, scores0_count=groups[0].size, scores1_count=groups[1].size)
+    _validate.integer(2, resamples=resamples)
+    _validate.integer(0, seed=seed)
+    generators = np.random.default_rng(seed).spawn(2)
+    means, squares = zip(*(_moments(group[None, :]) for group in groups), strict=True)
+    drawn = [
+        _resample(group, resamples, generator)
+        for group, generator in zip(groups, generators, strict=True)
+    ]
+    freedom = np.array([group.size - 1.0 for group in groups])
+    if pooled:
+        deviation = math.sqrt((squares[0][0] + squares[1][0]) / freedom.sum())
+        deviations = np.sqrt((drawn[0][1] + drawn[1][1]) / freedom.sum())
+        estimate = np.array([means[0][0], means[1][0], deviation])
+        return estimate, np.cov(np.stack([drawn[0][0], drawn[1][0], deviations]))
+    estimate, covariance = np.empty(4), np.zeros((4, 4))
+    for index in (0, 1):
+        block = slice(2 * index, 2 * index + 2)
+        estimate[block] = means[index][0], math.sqrt(squares[index][0] / freedom[index])
+        deviations = np.sqrt(drawn[index][1] / freedom[index])
+        covariance[block, block] = np.cov(drawn[index][0], deviations)
+    return estimate, covariance
+
+
+def _moments(rows: _Array) -> tuple[_Array, _Array]:
+    """Mean of each row and its sum of squared deviations."""
+    means = rows.mean(axis=1)
+    centred = rows - means[:, None]
+    return means, np.einsum("ij,ij->i", centred, centred)
+
+
+def _resample(
+    scores: _Array, resamples: int, generator: np.random.Generator
+) -> tuple[_Array, _Array]:
+    """Moments of each resample, a bounded number of scores at a time."""
+    means, squares = np.empty(resamples), np.empty(resamples)
+    rows = max(1, _CHUNK // scores.size)
+    for start in range(0, resamples, rows):
+        part = slice(start, min(start + rows, resamples))
+        picks = generator.integers(scores.size, size=(part.stop - part.start, scores.size))
+        means[part], squares[part] = _moments(scores[picks])
+    return means, squares
+
+
+def radius_squared(confidence: float, parameters: int) -> float:
+    """Squared radius of the ellipsoid that holds a Gaussian estimate with this probability.
+
+    Example:
+        >>> round(radius_squared(0.95, 4), 4)
+        9.4877
+    """
+    _validate.probability(confidence=confidence)
+    _validate.integer(1, parameters=parameters)
+    return 2.0 * float(special.gammainccinv(0.5 * parameters, 1.0 - confidence))
+
+
+def minimum_epsilon_over_ellipsoid(
+    center: ArrayLike, covariance: ArrayLike, radius_squared: float, delta: float
+) -> float:
+    """The least epsilon of any pair of Gaussians in an ellipsoid.
+
+    Args:
+        center: (mean0, sigma0, mean1, sigma1), or (mean0, mean1, sigma) where the two deviations
+            are one; deviations at least 0.
+        covariance: Shape of the ellipsoid: positive semi-definite, and may be singular.
+        radius_squared: How far it reaches, in units of the covariance.
+        delta: Level of the divergence, in (0, 1).
+
+    Returns:
+        The minimum, to a relative 1e-9. Where the ellipsoid reaches deviations of 0 and below, it
+        is cut there; nothing is lost, since epsilon has no bound as one deviation vanishes.
+
+    Example:
+        >>> center = [0.0, 1.0, 1.5, 1.0]
+        >>> covariance = np.diag([4e-4, 2e-4, 4e-4, 2e-4])
+        >>> round(minimum_epsilon_over_ellipsoid(center, covariance, 9.4877, 1e-5), 4)
+        6.5097
+    """
+    _validate.probability(delta=delta)
+    _validate.non_negative(radius_squared=radius_squared)
+    point, shape = _checked(center, covariance)
+    return min(
+        _least_on_side(side @ point, side @ shape @ side.T, radius_squared, delta)
+        for side in _SIDES[point.size]
+    )
+
+
+def _checked(center: ArrayLike, covariance: ArrayLike) -> tuple[_Array, _Array]:
+    point = np.asarray(center, dtype=np.float64)
+    shape = np.asarray(covariance, dtype=np.float64)
+    if point.shape not in ((3,), (4,)) or not np.isfinite(point).all():
+        raise _validate.fail("center", center, "to be three or four finite numbers")
+    if np.any(point[_SIDES[point.size][0][1:].any(axis=0)] < 0.0):
+        raise _validate.fail("center", center, "to hold deviations >= 0")
+    if shape.shape != (point.size, point.size) or not np.isfinite(shape).all():
+        raise _validate.fail(
+            "covariance", covariance, f"to be {point.size} by {point.size}, finite"
+        )
+    slack = 1e-9 * float(np.abs(shape).max())
+    if np.abs(shape - shape.T).max() > slack or np.linalg.eigvalsh(shape)[0] < -slack:
+        raise _validate.fail("covariance", covariance, "to be positive semi-definite")
+    return point, shape
+
+
+def _least_on_side(point: _Array, shape: _Array, radius_squared: float, delta: float) -> float:
+    """The least epsilon where the second of (gap, narrow, wide) is at most the third."""
+
+    def least_ratio(top: int, bottom: int) -> float:
+        pick = np.ix_([top, bottom], [top, bottom])
+        (top_top, top_bottom), (_, bottom_bottom) = shape[pick]
+        return float(
+            _least_ratio(
+                point[top], point[bottom], top_top, top_bottom, bottom_bottom, radius_squared
+            )
+        )
+
+    gap, narrow, wide = 0, 1, 2
+    if point[wide] == 0.0 == radius_squared * shape[wide, wide]:
+        # The wider deviation can only be 0: two point masses.
+        apart = point[gap] ** 2 > radius_squared * shape[gap, gap]
+        return math.inf if apart or point[narrow] > 0.0 else 0.0
+    first = least_ratio(wide, narrow)
+    if least_ratio(narrow, wide) > 1.0 or math.isinf(first):
+        return math.inf
+    start = math.log(max(first, 1.0))
+    least = least_ratio(gap, wide)
+
+    # Where the least h of the whole ellipsoid is attained, the front ends.
+    normal = np.array([1.0, 0.0, -math.copysign(least, point[gap])])
+    variance = float(normal @ shape @ normal)
+    touch = point - (shape @ normal) * (normal @ point / variance if variance > 0.0 else 0.0)
+    if min(touch[narrow], touch[wide]) <= 0.0:
+        # Beyond the cut at 0. The bound that takes both least values from anywhere is still valid.
+        return _least_on_front(lambda x: np.full_like(x, least), start, start, delta)
+    end = max(start, math.log(touch[wide] / touch[narrow]))
+
+    def shift(x: _Array) -> _Array:
+        # The slice of the ellipsoid in which narrow - k * wide is 0: again an ellipsoid.
+        k = np.exp(-x)
+        off = point[narrow] - k * point[wide]
+        across = [shape[row, narrow] - k * shape[row, wide] for row in (gap, narrow, wide)]
+        spread = across[narrow] - k * across[wide]
+        share = np.divide(1.0, spread, out=np.zeros_like(x), where=spread > 0.0)
+        return _least_ratio(
+            point[gap] - across[gap] * off * share,
+            point[wide] - across[wide] * off * share,
+            shape[gap, gap] - across[gap] ** 2 * share,
+            shape[gap, wide] - across[gap] * across[wide] * share,
+            shape[wide, wide] - across[wide] ** 2 * share,
+            radius_squared - off**2 * share,
+        )
+
+    return _least_on_front(shift, start, end, delta)
+
+
+def _least_ratio(
+    top: _Array,
+    bottom: _Array,
+    top_variance: _Array,
+    covariance: _Array,
+    bottom_variance: _Array,
+    radius_squared: _Array | float,
+) -> _Array:
+    """The least |top| / bottom over an ellipse, where bottom > 0; infinity if it never is.
+
+    That is the lower tangent from the origin, a root of a quadratic, or 0 if the ellipse meets the
+    line top = 0 at a positive bottom.
+    """
+    covariance = np.where(top < 0.0, -covariance, covariance)
+    top = np.abs(top)
+    top_variance, bottom_variance, radius_squared = (
+        np.maximum(value, 0.0) for value in (top_variance, bottom_variance, radius_squared)
+    )
+    determinant = np.maximum(top_variance * bottom_variance - covariance**2, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        level = radius_squared * top_variance - top**2
+        highest = np.where(
+            top_variance > 0.0,
+            bottom * top_variance
+            - covariance * top
+            + np.sqrt(np.maximum(level, 0.0) * determinant),
+            bottom + np.sqrt(radius_squared * bottom_variance),
+        )
+        a = bottom**2 - radius_squared * bottom_variance
+        b = top * bottom - radius_squared * covariance
+        c = -level
+        form = top_variance * bottom**2 - 2.0 * covariance * top * bottom + bottom_variance * top**2
+        root = np.sqrt(np.maximum(radius_squared * (form - radius_squared * determinant), 0.0))
+        tangent = np.where(b >= 0.0, c / (b + root), (b - root) / a)
+    ratio = np.where((level >= 0.0) & (highest > 0.0), 0.0, tangent)
+    positive = bottom + np.sqrt(radius_squared * bottom_variance) > 0.0
+    result: _Array = np.where(positive, np.maximum(np.nan_to_num(ratio), 0.0), np.inf)
+    return result

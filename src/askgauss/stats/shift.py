@@ -9,6 +9,7 @@ it, is exactly noncentral t: inverting that test is exact at every sample size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from scipy.special import ndtri, ndtri_exp
 from askgauss.stats import noncentral_t
 from askgauss.stats.binomial import close_bracket
 
-__all__ = ["ShiftTest", "sampling_variance"]
+__all__ = ["ShiftTest", "lower_noncentrality", "sampling_variance"]
 
 # With kappa > 0 the p-value need not increase with the shift, so its first crossing is looked for
 # on a grid.
@@ -87,21 +88,12 @@ class ShiftTest:
             return 0.0
         if self.degenerate:
             return math.inf
-        quantile = float(ndtri(error))
-
-        def margin(shift: float) -> float:
-            # In probits the p-value is nearly a straight line, so few steps find its crossing.
-            return quantile - float(ndtri_exp(self._log_p_values(shift)))
-
         low, high = 0.0, self._bracket(max(error, 0.5))
         if self._may_turn:
             grid = np.linspace(low, high, _SCAN)
             first = int(np.argmax(self.p_values(grid) >= error))
             low, high = float(grid[max(first - 1, 0)]), float(grid[first])
-        at_low = margin(low)
-        if at_low <= 0.0:
-            return low
-        return close_bracket(margin, low, at_low, high, margin(high), _TOLERANCE)
+        return _first_not_rejected(self._log_p_values, error, low, high)
 
     def p_value(self, shift: float) -> float:
         """The p-value of "the shift is at most this": the largest over all such shifts."""
@@ -147,6 +139,39 @@ class ShiftTest:
         # Under the true shift the statistic is wider by the ratio of the two spreads.
         scaled = critical * spread / true_spread
         return float(noncentral_t.survival(scaled, freedom, true_shift / true_spread))
+
+
+def lower_noncentrality(statistic: float, freedom: int, error: float) -> float:
+    """The smallest noncentrality >= 0 under which t reaches ``statistic`` with this probability.
+
+    Example:
+        >>> round(lower_noncentrality(5.0, 1000, 0.05), 3)
+        3.344
+    """
+
+    def log_p(noncentrality: float) -> Any:
+        return noncentral_t.log_survival(statistic, freedom, noncentrality)
+
+    high = max(statistic, 1.0)
+    while math.exp(log_p(high)) < max(error, 0.5):
+        high *= 2.0
+    return _first_not_rejected(log_p, error, 0.0, high)
+
+
+def _first_not_rejected(
+    log_p: Callable[[float], Any], error: float, low: float, high: float
+) -> float:
+    """Where a p-value that rises from ``low`` to ``high`` first reaches ``error``, from below."""
+    quantile = float(ndtri(error))
+
+    def margin(value: float) -> float:
+        # In probits the p-value is nearly a straight line, so few steps find its crossing.
+        return quantile - float(ndtri_exp(log_p(value)))
+
+    at_low = margin(low)
+    if at_low <= 0.0:
+        return low
+    return close_bracket(margin, low, at_low, high, margin(high), _TOLERANCE)
 
 
 def _critical(error: float, freedom: int, noncentrality: float) -> float:

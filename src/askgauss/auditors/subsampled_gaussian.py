@@ -1,0 +1,365 @@
+"""The whole transcript, not its sum: fit one step exactly, then compose it.
+
+The auditor also knows when it planted each canary. In units of the clip norm a step shows N(1, s^2) of
+a planted canary and N(0, s^2) of any other, so 1/s has an exact noncentral-t lower bound; the
+subsampled Gaussian at that bound, composed over the steps, is a lower bound on epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import accounting
+from askgauss.auditors.base import Auditor
+from askgauss.exceptions import ScoresError, UnsupportedError
+from askgauss.results import Assumption, Consequence, Finding, Status
+from askgauss.scores import GroupMoments
+from askgauss.stats import gaussian, noncentral_t
+from askgauss.stats.binomial import clopper_pearson_lower, smallest_error
+from askgauss.stats.shift import ShiftTest, lower_noncentrality
+from askgauss.transcript import Transcript
+
+__all__ = ["CountRegression", "StepEvidence", "SubsampledGaussian"]
+
+# Shares of the error: the rate is measured far more sharply than the noise, so it needs little; a
+# leak in one tensor is looked for with a fifth of what is left.
+_RATE_SHARE = 0.2
+_STRATA_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stratum:
+    """Planted and other observations of one tensor, or of all."""
+
+    tensor: str
+    planted: GroupMoments
+    other: GroupMoments
+
+    def _test(self) -> ShiftTest:
+        planted, other = self.planted, self.other
+        return ShiftTest(
+            present=(planted.count, planted.mean, planted.sum_of_squares),
+            absent=(other.count, other.mean, other.sum_of_squares),
+        )
+
+    def lower(self, error: float) -> float:
+        """Lower bound on the signal-to-noise ratio of one step."""
+        return self._test().lower(error)
+
+    def p_value(self, signal_to_noise: float) -> float:
+        """The p-value of "the ratio is at most this"."""
+        return self._test().p_value(signal_to_noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRegression:
+    """Least squares of the summed observations on how often each canary was planted.
+
+    Given the planting counts the slope is the contribution of one planting, whatever the sampling:
+    its t statistic is exactly noncentral t.
+    """
+
+    canaries: int
+    slope: float
+    spread: float
+    residual: float
+    steps: int
+
+    def lower(self, error: float) -> float:
+        """Lower bound on the signal-to-noise ratio of one step."""
+        if self.slope <= 0.0 or self.spread == 0.0:
+            return 0.0
+        if self.residual == 0.0:
+            return math.inf
+        return lower_noncentrality(self._statistic, self._freedom, error) / self._scale
+
+    def p_value(self, signal_to_noise: float) -> float:
+        """The p-value of "the ratio is at most this"."""
+        if self.spread == 0.0 or math.isinf(signal_to_noise):
+            return 1.0
+        if self.residual == 0.0:
+            return 0.0 if self.slope > 0.0 else 1.0
+        return float(
+            noncentral_t.survival(self._statistic, self._freedom, signal_to_noise * self._scale)
+        )
+
+    @property
+    def _freedom(self) -> int:
+        return self.canaries - 2
+
+    @property
+    def _statistic(self) -> float:
+        return self.slope * math.sqrt(self.spread * self._freedom / self.residual)
+
+    @property
+    def _scale(self) -> float:
+        """Noncentrality for each unit of the ratio: the sums carry the noise of all steps."""
+        return math.sqrt(self.spread / self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvidence:
+    """Moments of single steps, and what is needed to compose them."""
+
+    strata: tuple[Stratum, ...]
+    counts: CountRegression
+    steps: int
+    sampling_rate: float | None
+    plantings: int
+    opportunities: int
+    poisson: bool
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubsampledGaussian(Auditor[StepEvidence]):
+    """Per-step fit of the noise, composed over the run; reads a transcript.
+
+    Assumes:
+        Steps are independent subsampled Gaussian mechanisms: Poisson sampling at one rate, Gaussian
+        noise, independent between steps and canaries.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the epsilon of the mechanism with the *planted* sampling rate in at
+        most 1 - confidence of audits. A rate set by the recorder's own coin says nothing of the
+        sampler of the training; one that the training's sampler set is bounded from the counts.
+
+    Args:
+        counts_only: Use only each canary's sum and how often it was planted.
+    """
+
+    assumption: ClassVar[Assumption] = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+    evidence_type: ClassVar[type] = StepEvidence
+    reads: ClassVar[str] = "transcript"
+
+    counts_only: bool = False
+
+    def gather(self, data: Transcript, *, delta: float, confidence: float) -> StepEvidence:
+        """Moments of planted and other observations, by tensor."""
+        if not isinstance(data, Transcript):
+            raise UnsupportedError(
+                "SubsampledGaussian reads a transcript, got scores. Scores do not say when each "
+                "canary was planted: pass the transcript, or use GaussianShift()."
+            )
+        plantings = int(data.canaries.planted.sum())
+        if plantings < 2:
+            raise ScoresError(
+                f"Expected at least 2 plantings, got {plantings}: nothing to measure. Plant more "
+                "canaries, or run more steps."
+            )
+        facts = data.facts
+        return StepEvidence(
+            strata=_strata(data),
+            counts=_count_regression(data),
+            steps=data.number_of_steps,
+            sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
+            plantings=plantings,
+            opportunities=int(np.count_nonzero(data.member)) * data.number_of_steps,
+            poisson=facts.poisson,
+            finite=data.finite,
+        )
+
+    def epsilon_lower(self, evidence: StepEvidence, *, delta: float, confidence: float) -> float:
+        """The composed lower bound."""
+        if not evidence.finite:
+            return 0.0
+        error = 1.0 - confidence
+        rate = evidence.sampling_rate
+        if rate is None:
+            rate = clopper_pearson_lower(
+                evidence.plantings, evidence.opportunities, _RATE_SHARE * error
+            )
+            error *= 1.0 - _RATE_SHARE
+        if rate == 0.0:
+            return 0.0
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=self._signal_lower(evidence, error),
+            sampling_rate=rate,
+            steps=evidence.steps,
+            delta=delta,
+        )
+
+    def _signal_lower(self, evidence: StepEvidence, error: float) -> float:
+        """The largest of the pooled bound and of every tensor's own, each at its share.
+
+        The worst coordinate governs privacy, so a tensor with less noise may speak for the run.
+        """
+        if self.counts_only:
+            return evidence.counts.lower(error)
+        pooled, *tensors = evidence.strata
+        if not tensors:
+            return pooled.lower(error)
+        share = _STRATA_SHARE * error / len(tensors)
+        return max(
+            pooled.lower((1.0 - _STRATA_SHARE) * error),
+            *(stratum.lower(share) for stratum in tensors),
+        )
+
+    def epsilon_point(self, evidence: StepEvidence, *, delta: float) -> float | None:
+        """The median-unbiased estimate from all tensors together."""
+        if not evidence.finite:
+            return None
+        signal = (
+            evidence.counts.lower(0.5) if self.counts_only else evidence.strata[0].lower(0.5)
+        )
+        rate = evidence.sampling_rate
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal,
+            sampling_rate=evidence.plantings / evidence.opportunities if rate is None else rate,
+            steps=evidence.steps,
+            delta=delta,
+        )
+
+    def p_value(self, evidence: StepEvidence, *, epsilon: float, delta: float) -> float:
+        """The smallest error at which the bound exceeds ``epsilon``."""
+        rate = evidence.sampling_rate
+        if rate is None or epsilon == 0.0:
+            return smallest_error(
+                lambda error: (
+                    error < 1.0
+                    and self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+                )
+            )
+        # With the rate known, the claim is one ratio, and every stratum tests it at its share.
+        critical = accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=rate, steps=evidence.steps
+        )
+        if self.counts_only:
+            return evidence.counts.p_value(critical)
+        pooled, *tensors = evidence.strata
+        if not tensors:
+            return pooled.p_value(critical)
+        shares = [1.0 - _STRATA_SHARE] + [_STRATA_SHARE / len(tensors)] * len(tensors)
+        return min(
+            1.0,
+            *(
+                stratum.p_value(critical) / share
+                for stratum, share in zip(evidence.strata, shares, strict=True)
+            ),
+        )
+
+    def power(
+        self,
+        evidence: StepEvidence,
+        *,
+        epsilon: float,
+        true_epsilon: float,
+        delta: float,
+        error: float,
+    ) -> float:
+        """Power against a run whose steps have the noise of ``true_epsilon``.
+
+        The two noise levels come from the central limit theorem: their ratio is what matters here,
+        and the exact ones would take longer than the audit.
+        """
+        rate = evidence.sampling_rate or evidence.plantings / evidence.opportunities
+        scale = rate * math.sqrt(evidence.steps)
+        claimed, true = (
+            math.sqrt(math.log1p((gaussian.gdp_mu(value, delta) / scale) ** 2))
+            for value in (epsilon, true_epsilon)
+        )
+        pooled = evidence.strata[0]
+        test = ShiftTest(
+            present=(pooled.planted.count, 1.0, 1.0), absent=(pooled.other.count, 0.0, 1.0)
+        )
+        share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
+        share *= 1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE
+        return test.power(shift=claimed, true_shift=true, error=share)
+
+    def findings(
+        self, evidence: StepEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """What the bound cannot stand on."""
+        found = []
+        if not evidence.finite:
+            found.append(
+                Finding(
+                    check="finite gradients",
+                    status=Status.FAIL,
+                    summary="nan or infinite values were released.",
+                    consequence=Consequence.INVALIDATES,
+                    remedy="Find where they come from: nothing can be said of such a run.",
+                )
+            )
+        if not evidence.poisson:
+            found.append(
+                Finding(
+                    check="sampling",
+                    status=Status.FAIL,
+                    summary="batches are not Poisson samples, so steps do not compose as assumed.",
+                    consequence=Consequence.INVALIDATES,
+                    remedy="Audit the scores with GaussianShift(), or train with Poisson sampling.",
+                )
+            )
+        if evidence.finite and evidence.strata[0].other.sum_of_squares == 0.0:
+            found.append(
+                Finding(
+                    check="noise",
+                    status=Status.FAIL,
+                    summary="what was released about absent canaries does not vary: no noise.",
+                    consequence=Consequence.BREACH,
+                    measured=0.0,
+                    remedy="Check that noise is added, and that the sum is read after it.",
+                )
+            )
+        return tuple(found)
+
+
+def _moments(count: int, total: float, square: float) -> GroupMoments:
+    return GroupMoments(
+        count=count, mean=total / count, sum_of_squares=max(square - total * total / count, 0.0)
+    )
+
+
+def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
+    """All observations, then each tensor's where there are several with enough plantings."""
+    sums, steps = transcript.canaries, transcript.number_of_steps
+    names = transcript.facts.tensors or ("all",)
+
+    def by_tensor(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.bincount(transcript.tensor, weights=values, minlength=len(names))
+
+    planted = by_tensor(sums.planted)
+    planted_total, planted_square = by_tensor(sums.planted_total), by_tensor(sums.planted_square)
+    observed = steps * by_tensor(np.ones(transcript.member.size))
+    total, square = by_tensor(sums.total), by_tensor(sums.square)
+
+    def stratum(name: str, rows: NDArray[np.intp] | slice) -> Stratum:
+        count = int(planted[rows].sum())
+        return Stratum(
+            tensor=name,
+            planted=_moments(count, planted_total[rows].sum(), planted_square[rows].sum()),
+            other=_moments(
+                int(observed[rows].sum()) - count,
+                (total[rows] - planted_total[rows]).sum(),
+                (square[rows] - planted_square[rows]).sum(),
+            ),
+        )
+
+    whole = stratum("all", slice(None))
+    # A tensor with a handful of plantings could not beat the pooled bound at its share.
+    worth = np.flatnonzero((planted >= 2) & (observed - planted >= 2))
+    if worth.size < 2:
+        return (whole,)
+    return (whole, *(stratum(names[index], np.array([index])) for index in worth))
+
+
+def _count_regression(transcript: Transcript) -> CountRegression:
+    counts = transcript.canaries.planted.astype(np.float64)
+    sums = transcript.canaries.total
+    centred = counts - counts.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ sums) / spread if spread else 0.0
+    residuals = sums - sums.mean() - slope * centred
+    return CountRegression(
+        canaries=counts.size,
+        slope=slope,
+        spread=spread,
+        residual=float(residuals @ residuals),
+        steps=transcript.number_of_steps,
+    )
