@@ -104,6 +104,7 @@ ONE_STEP = [
     (2.0, 0.01, 1e-5),
     (3.0, 0.01, 1e-8),
     (5.0, 1e-4, 1e-5),
+    (1.5, 2e-6, 4e-9),
     (8.0, 0.3, 1e-2),
     (12.0, 0.5, 0.2),
 ]
@@ -288,7 +289,7 @@ def test_rounding_allowance_exceeds_the_rounding():
     step = accounting._merged_step(0.38, 0.08, 7e-4)
     for steps in (10, 1000, 20_000):
         first, composed = accounting._self_convolve(step.indices, step.present, steps)
-        kept = step.present > 1e-20 / steps
+        kept = step.present > 1e-18 / steps
         indices, mass = step.indices[kept], step.present[kept]
         size = composed.size
         single = np.bincount(indices % size, weights=mass, minlength=size).astype(np.longdouble)

@@ -121,7 +121,8 @@ def test_all_is_the_public_namespace():
     public = {
         name
         for name, value in vars(askgauss).items()
-        if not name.startswith("_") and not (type(value).__name__ == "module" and name != "gaussian")
+        if not name.startswith("_")
+        and not (type(value).__name__ == "module" and name != "gaussian")
     }
     assert set(askgauss.__all__) - {"__version__"} == public
     assert askgauss.__all__ == sorted(askgauss.__all__)

@@ -12,7 +12,12 @@ Gauss, rather than thresholding the scores into guesses, gives a far tighter low
 
 from askgauss._version import __version__
 from askgauss.auditing import audit
-from askgauss.auditors import GaussianShift, SubsampledGaussian
+from askgauss.auditors import (
+    GaussianEllipsoid,
+    GaussianRectangle,
+    GaussianShift,
+    SubsampledGaussian,
+)
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.recorder import Recorder
@@ -30,6 +35,8 @@ __all__ = [
     "CanaryScores",
     "DiracCanaries",
     "Finding",
+    "GaussianEllipsoid",
+    "GaussianRectangle",
     "GaussianShift",
     "PrivacyClaim",
     "Recorder",

@@ -88,9 +88,7 @@ def within(
 
 def integer(minimum: int | None = None, *, hint: str = "", **arguments: Any) -> None:
     """Every argument is a whole number, at least ``minimum``."""
-    expected = (
-        "to be a whole number" if minimum is None else f"to be a whole number >= {minimum}"
-    )
+    expected = "to be a whole number" if minimum is None else f"to be a whole number >= {minimum}"
     for name, value in arguments.items():
         if isinstance(value, (bool, np.bool_)):
             raise fail(name, value, expected, hint)

@@ -51,13 +51,13 @@ History = tuple[tuple[float, float, int], ...]
 # Grid points per standard deviation of one step's privacy loss. The error is of second order.
 _CLAIM_RESOLUTION = 50.0
 _AUDIT_RESOLUTION = 100.0
-# dp-accounting builds its grid in a Python loop; this many points take about a second.
+# dp-accounting builds and reads its grids in Python loops; this many points take about a second.
 _CLAIM_POINTS = 1e5
 # No grid gets coarser than this while it fits: in wider cells averages of e^loss say too little.
 _WIDEST = 0.1
 # Beyond these sizes (epsilon is then in the tens of thousands) a cruder bound takes over.
 _LONGEST_RANGE = 1e4
-_LARGEST_FFT = 1 << 22
+_LARGEST_FFT = 1 << 21
 # A trade-off curve is made of this many lines, none steeper than a float holds.
 _PROFILE_POINTS = 2001
 _STEEPEST = 700.0
@@ -269,7 +269,7 @@ def _composed(history: History) -> Any:
     )
     widths = [float(np.ptp(_loss_range(1.0 / noise, rate))) for noise, rate, _ in history]
     interval = min(math.sqrt(variance / total) / _CLAIM_RESOLUTION, _WIDEST)
-    interval = max(interval, max(widths) / _CLAIM_POINTS)
+    interval = max(interval, max(widths) / _CLAIM_POINTS, math.sqrt(variance) / _CLAIM_POINTS)
     run = None
     for noise_multiplier, sampling_rate, steps in history:
         step = pld.from_gaussian_mechanism(
@@ -406,17 +406,29 @@ def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float
     # Long runs have a wide distribution of losses and need, and get, fewer points a step.
     resolution = min(_AUDIT_RESOLUTION, max(5.0, 4e4 / math.sqrt(steps)))
     interval = min(_loss_deviation(signal, sampling_rate) / resolution, _WIDEST)
-    short = float(np.ptp(_loss_range(signal, sampling_rate))) <= _LONGEST_RANGE
-    while short and interval <= _WIDEST:
-        step = _merged_step(signal, sampling_rate, interval)
-        bounds = []
-        for sign, mass in ((1, step.present), (-1, step.absent)):
-            first, composed = _self_convolve(sign * step.indices, mass, steps)
-            origin = sign * steps * step.origin + interval * first
-            bounds.append(_hockey_stick_epsilon(origin, interval, composed, delta, steps))
-        return max(bounds)
-        interval *= 4.0
+    if np.ptp(_loss_range(signal, sampling_rate)) <= _LONGEST_RANGE:
+        while interval <= _WIDEST:
+            epsilon = _merged_epsilon(signal, sampling_rate, steps, delta, interval)
+            if epsilon is not None:
+                return epsilon
+            interval *= 4.0  # a coarser grid is as valid, and as good where losses spread this far
     return _threshold_epsilon(signal, sampling_rate, steps, delta)
+
+
+def _merged_epsilon(
+    signal: float, sampling_rate: float, steps: int, delta: float, interval: float
+) -> float | None:
+    """Epsilon of a run of merged steps, the larger direction; None if the grid is too long."""
+    step = _merged_step(signal, sampling_rate, interval)
+    bounds = []
+    for sign, mass in ((1, step.present), (-1, step.absent)):
+        composed = _self_convolve(sign * step.indices, mass, steps)
+        if composed is None:
+            return None
+        first, masses = composed
+        origin = sign * steps * step.origin + interval * first
+        bounds.append(_hockey_stick_epsilon(origin, interval, masses, delta, steps))
+    return max(bounds)
 
 
 def _log_odds_loss(log_odds: Array, sampling_rate: float) -> Array:
@@ -557,7 +569,7 @@ def _self_convolve(index: Integers, mass: Array, steps: int) -> tuple[int, Array
     """
     from scipy.fft import irfft, next_fast_len, rfft
 
-    kept = mass > 1e-20 / steps
+    kept = mass > 1e-18 / steps  # leaving some out lowers the bound, by far less than rounding
     index, mass = index[kept], mass[kept]
     center = round(float(index @ mass))
     offsets = index - center

@@ -163,7 +163,7 @@ def _decide(
     ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
     if ceiling <= claim.epsilon:
         reason = (
-            f"no evidence against the claim, but from these canaries this method could never report "
+            "no evidence against the claim, but from these canaries this method could never report "
             f"more than {number(ceiling)}; take more canaries or another auditor."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0

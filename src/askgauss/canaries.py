@@ -1,9 +1,9 @@
 """Who is planted where, and who is present.
 
-A canary is a direction of norm one in the space of the released sum. A *present* canary is planted,
-in the steps that sample it, with the largest norm one record may have; an *absent* one is a direction
-in which nothing is ever planted. Absent canaries therefore cost the training nothing, and both kinds
-are drawn from the same places, so that only membership tells them apart.
+A canary is a direction of norm one in the space of the released sum. A *present* canary is
+planted, in the steps that sample it, with the largest norm one record may have; an *absent* one is
+a direction in which nothing is ever planted. Absent canaries therefore cost the training nothing,
+and both kinds are drawn from the same places, so that only membership tells them apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,9 @@ class PlacedCanaries(abc.ABC):
         dimension: Length of the parameter vector; or give
         tensors: the sizes of its tensors, in order.
         seed: Root of every random choice; drawn from the operating system if not given.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range, or there is no room for the canaries.
     """
 
     count: int | None = None
@@ -68,12 +71,11 @@ class PlacedCanaries(abc.ABC):
     dimension: int | None = None
     tensors: Sequence[int] | None = None
     seed: int | None = None
-    _seed: int = field(init=False, repr=False, compare=False, default=0)
+    _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        if (self.count is None) == (self.present is None or self.absent is None) or (
-            self.count is not None and (self.present, self.absent) != (None, None)
-        ):
+        groups = (self.present, self.absent)
+        if None in groups if self.count is None else groups != (None, None):
             raise InvalidArgumentError(
                 "Expected either count, or both present and absent, got "
                 f"count={self.count}, present={self.present}, absent={self.absent}."
@@ -89,11 +91,10 @@ class PlacedCanaries(abc.ABC):
                 "Expected exactly one of dimension and tensors, got "
                 f"{'both' if self.tensors is not None else 'neither'}."
             )
-        if self.tensors is not None:
-            for size in self.tensors:
-                _validate.integer(1, tensors=size)
-        else:
+        if self.tensors is None:
             _validate.integer(1, dimension=self.dimension)
+        else:
+            object.__setattr__(self, "tensors", _checked_sizes(self.tensors))
         if self.seed is not None:
             _validate.integer(0, seed=self.seed)
         object.__setattr__(self, "_seed", fresh_seed() if self.seed is None else int(self.seed))
@@ -142,25 +143,37 @@ class PlacedCanaries(abc.ABC):
         member.setflags(write=False)
         return member
 
+    @property
+    @abc.abstractmethod
+    def tensor(self) -> NDArray[np.int64]:
+        """Index of the tensor each canary is counted in."""
+
     @functools.cached_property
     def watch(self) -> NDArray[np.int64]:
-        """Coordinates that are never planted, at least eight in every tensor; diagnostics only.
+        """Coordinates that are never planted, eight in every tensor; diagnostics only.
 
-        Tensors of one size are watched at the same positions: a noise key used twice shows there.
+        Tensors of one size are watched at the same positions, in the same order: a noise key used
+        twice shows there. Where canaries leave fewer than eight positions free in all of them,
+        those come first, then the ones free in most. A tensor with fewer than eight free
+        coordinates is watched at all of them, which may be none.
         """
         generator = random_stream(self._seed, Stream.WATCH)
-        positions: dict[int, NDArray[np.int64]] = {}
-        taken = np.unique(self._planted_coordinates())
-        watched, offset = [], 0
-        for size in self.tensor_sizes:
-            if size not in positions:
-                wanted = min(size, 4 * _WATCHED_PER_TENSOR)
-                positions[size] = np.sort(generator.choice(size, wanted, replace=False))
-            places = positions[size] + offset
-            free = places[~_contains(taken, places)]
-            # A small tensor may be planted everywhere; then all of it that is left is watched.
-            watched.append(free[: max(_WATCHED_PER_TENSOR, 1)])
-            offset += size
+        taken = np.sort(self._planted_coordinates())
+        ends = np.cumsum(self.tensor_sizes)
+        bounds = np.searchsorted(taken, ends)[:-1]
+        # Taken positions of every tensor, counted from its start.
+        positions = [
+            part - end + size
+            for part, end, size in zip(
+                np.split(taken, bounds), ends, self.tensor_sizes, strict=True
+            )
+        ]
+        watched = [taken[:0]] * len(positions)
+        for size in dict.fromkeys(self.tensor_sizes):
+            alike = [index for index, other in enumerate(self.tensor_sizes) if other == size]
+            free = _free_positions(generator, size, [positions[index] for index in alike])
+            for index, places in zip(alike, free, strict=True):
+                watched[index] = places + ends[index] - size
         result = np.concatenate(watched)
         result.setflags(write=False)
         return result
@@ -177,32 +190,70 @@ class PlacedCanaries(abc.ABC):
 
     def fingerprint(self) -> str:
         """A short digest of who is planted where, to tell one run's canaries from another's."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        digest.update(type(self).__name__.encode())
-        digest.update(np.ascontiguousarray(self._planted_coordinates()).tobytes())
-        digest.update(np.packbits(self.member).tobytes())
+        digest.update(f"{type(self).__name__} {self._seed} {self.tensor_sizes}".encode())
+        digest.update(np.ascontiguousarray(self._planted_coordinates(), dtype="<i8").data)
+        digest.update(np.packbits(self.member).data)
         return digest.hexdigest()[:32]
+
+    def _checked_vector(self, vector: Any) -> Any:
+        if np.shape(vector) != (self.total_dimension,):
+            raise InvalidArgumentError(
+                f"Expected vector to be flat with {self.total_dimension} entries, got shape "
+                f"{tuple(np.shape(vector))}. Flatten the tensors, in order, into one."
+            )
+        return vector
 
     @abc.abstractmethod
     def _planted_coordinates(self) -> NDArray[np.int64]:
         """Every coordinate some canary owns."""
 
 
-def _contains(sorted_values: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
-    if sorted_values.size == 0:
-        return np.zeros(wanted.shape, dtype=np.bool_)
-    places = np.minimum(np.searchsorted(sorted_values, wanted), sorted_values.size - 1)
-    return np.asarray(sorted_values[places] == wanted)
+def _checked_sizes(tensors: Any) -> tuple[int, ...]:
+    if not isinstance(tensors, Iterable) or isinstance(tensors, (str, bytes)):
+        raise _validate.fail("tensors", tensors, "to be a sequence of sizes")
+    sizes = tuple(tensors)
+    for size in sizes:
+        _validate.integer(1, tensors=size)
+    return tuple(int(size) for size in sizes)
 
 
-def _distinct_coordinates(generator: np.random.Generator, dimension: int, count: int) -> Any:
-    """Distinct random coordinates in random order, without an array of the whole dimension."""
-    if count > dimension:
-        raise InvalidArgumentError(
-            f"Expected at most {dimension} coordinates for the canaries, got {count}. "
-            "Every canary needs coordinates of its own: take fewer canaries."
-        )
-    return generator.choice(dimension, count, replace=False, shuffle=True).astype(np.int64)
+def _free_positions(
+    generator: np.random.Generator, size: int, taken: list[NDArray[np.int64]]
+) -> list[NDArray[np.int64]]:
+    """Positions to watch in tensors of one size, of which ``taken`` lists what is not free."""
+    union = np.unique(np.concatenate(taken))
+    if size - union.size >= _WATCHED_PER_TENSOR:
+        # The k-th position outside the union lies as far up as the union has entries below it.
+        ranks = generator.choice(size - union.size, _WATCHED_PER_TENSOR, replace=False)
+        gaps = union - np.arange(union.size)
+        return [np.sort(ranks + np.searchsorted(gaps, ranks, side="right"))] * len(taken)
+    free = np.ones((len(taken), size), dtype=np.bool_)
+    for row, positions in zip(free, taken, strict=True):
+        row[positions] = False
+    order = generator.permutation(size)
+    order = order[np.argsort(-free.sum(axis=0)[order], kind="stable")]
+    return [order[row[order]][:_WATCHED_PER_TENSOR] for row in free]
+
+
+def _distinct_coordinates(
+    generator: np.random.Generator, dimension: int, count: int
+) -> NDArray[np.int64]:
+    """Distinct random coordinates in random order."""
+    if 4 * count > dimension:
+        return generator.permutation(dimension)[:count].astype(np.int64, copy=False)
+    # Independent draws, less the repeats: no array of the whole dimension is needed.
+    places = np.zeros(0, dtype=np.int64)
+    while places.size < count:
+        more = generator.integers(dimension, size=count + count // 4 + 8)
+        places = np.concatenate([places, more])
+        _, first = np.unique(places, return_index=True)
+        places = places[np.sort(first)]
+    return places[:count]
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
@@ -229,9 +280,7 @@ class DiracCanaries(PlacedCanaries):
     def coordinates(self) -> NDArray[np.int64]:
         """One coordinate a canary."""
         generator = random_stream(self._seed, Stream.PLACES)
-        places: NDArray[np.int64] = _distinct_coordinates(
-            generator, self.total_dimension, self.size
-        )
+        places = _distinct_coordinates(generator, self.total_dimension, self.size)
         places.setflags(write=False)
         return places
 
@@ -242,11 +291,11 @@ class DiracCanaries(PlacedCanaries):
 
     def project(self, vector: NDArray[Any]) -> NDArray[Any]:
         """What a flat vector says about each canary."""
-        return np.asarray(vector[self.coordinates])
+        return np.asarray(self._checked_vector(vector)[self.coordinates])
 
     def plant(self, vector: NDArray[Any], planted: NDArray[np.int64], clip_norm: float) -> None:
         """Add the planted canaries to a flat vector, in place."""
-        vector[self.coordinates[planted]] += clip_norm
+        self._checked_vector(vector)[self.coordinates[planted]] += clip_norm
 
     def _planted_coordinates(self) -> NDArray[np.int64]:
         return self.coordinates
@@ -284,21 +333,19 @@ class BlockCanaries(PlacedCanaries):
     def coordinates(self) -> NDArray[np.int64]:
         """One row of coordinates a canary; rows do not overlap.
 
-        Position j of every block prefers tensor j modulo the number of tensors, so that a block
-        spans as many tensors as it has coordinates, as long as they have room.
+        A block spans as many tensors as it has coordinates, or all of them if there are fewer, as
+        long as they have room.
         """
         generator = random_stream(self._seed, Stream.PLACES)
-        offsets = np.concatenate([[0], np.cumsum(self.tensor_sizes)])
-        # Every tensor's coordinates in random order, then dealt out like cards, one a tensor.
+        sizes = self.tensor_sizes
+        shares = _fair_shares(self.size * self.block, sizes)
+        offsets = np.cumsum(sizes) - sizes
         piles = [
-            offset + generator.permutation(size)
-            for offset, size in zip(offsets, self.tensor_sizes, strict=False)
+            offset + _distinct_coordinates(generator, size, share)
+            for offset, size, share in zip(offsets, sizes, shares, strict=True)
         ]
-        wanted = self.size * self.block
-        takes = _fair_shares(wanted, [pile.size for pile in piles])
-        dealt = np.concatenate([pile[:take] for pile, take in zip(piles, takes, strict=True)])
-        places = dealt.reshape(self.block, self.size).T.astype(np.int64)
-        places = np.ascontiguousarray(places)
+        # Every size-th card goes to the same canary: no two of them come from one even pile.
+        places = np.ascontiguousarray(np.concatenate(piles).reshape(self.block, self.size).T)
         places.setflags(write=False)
         return places
 
@@ -306,7 +353,8 @@ class BlockCanaries(PlacedCanaries):
     def signs(self) -> NDArray[np.float64]:
         """Sign of every coordinate of every canary."""
         generator = random_stream(self._seed, Stream.SIGNS)
-        signs = 2.0 * generator.integers(0, 2, size=(self.size, self.block)) - 1.0
+        heads = generator.integers(0, 2, size=(self.size, self.block), dtype=np.int8)
+        signs = np.where(heads == 1, 1.0, -1.0)
         signs.setflags(write=False)
         return signs
 
@@ -317,19 +365,19 @@ class BlockCanaries(PlacedCanaries):
 
     def project(self, vector: NDArray[Any]) -> NDArray[Any]:
         """What a flat vector says about each canary: its component along the block."""
-        values = np.asarray(vector[self.coordinates], dtype=np.float64)
+        values = np.asarray(self._checked_vector(vector)[self.coordinates], dtype=np.float64)
         return np.asarray((values * self.signs).sum(axis=1) / np.sqrt(self.block))
 
     def plant(self, vector: NDArray[Any], planted: NDArray[np.int64], clip_norm: float) -> None:
         """Add the planted canaries to a flat vector, in place."""
         height = clip_norm / np.sqrt(self.block)
-        vector[self.coordinates[planted]] += height * self.signs[planted]
+        self._checked_vector(vector)[self.coordinates[planted]] += height * self.signs[planted]
 
     def _planted_coordinates(self) -> NDArray[np.int64]:
         return self.coordinates.ravel()
 
 
-def _fair_shares(wanted: int, sizes: list[int]) -> list[int]:
+def _fair_shares(wanted: int, sizes: Sequence[int]) -> list[int]:
     """How many coordinates to take from each tensor: as even as their sizes allow."""
     shares = [0] * len(sizes)
     left, open_tensors = wanted, [index for index, size in enumerate(sizes) if size]

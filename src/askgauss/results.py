@@ -218,7 +218,9 @@ class AuditResult:
         missing = hints.keys() - content.keys()
         if missing:
             raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
-        fields = {name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()}
+        fields = {
+            name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()
+        }
         evidence = _plain.from_plain(auditor.evidence_type, content["evidence"], "evidence")
         return cls(auditor=auditor, evidence=evidence, **fields)
 

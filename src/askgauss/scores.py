@@ -104,9 +104,7 @@ class CanaryScores:
     member: NDArray[np.bool_]
     ids: NDArray[Any] | None = None
     metadata: ScoreMetadata = ScoreMetadata()
-    _moments: tuple[GroupMoments, GroupMoments] | None = field(
-        init=False, repr=False, default=None
-    )
+    _moments: tuple[GroupMoments, GroupMoments] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         score = _validate.finite_vector("score", self.score)
@@ -316,9 +314,8 @@ class CanaryScores:
 
 def _read_only(array: NDArray[Any], given: Any) -> NDArray[Any]:
     """A read-only array nobody else can write to; copied unless the caller gave such a one."""
-    if array is given and not array.flags.writeable and array.flags.owndata:
-        return array
-    copy = np.array(array)
+    private = array is given and not array.flags.writeable and bool(array.flags.owndata)
+    copy: NDArray[Any] = array if private else np.array(array)
     copy.setflags(write=False)
     return copy
 

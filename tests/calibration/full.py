@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import askgauss
-from askgauss.auditors import GaussianShift
+from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
 from tests.calibration import grid
 from tests.calibration.grid import Cell, Count, full_grid
 
@@ -50,8 +50,8 @@ def section(title: str, note: str, counts: list[Count], full: bool) -> Iterable[
     yield f"  {grid.FAMILY_ERROR:g}. Cells beyond it: **{len(over)}**."
     refused = [item for item in counts if item.invalid]
     if refused:
-        yield f"- {len(refused)} cells were called INVALID in at least one audit; an INVALID bound is"
-        yield "  not counted as above the truth, since the result says not to use it."
+        yield f"- {len(refused)} cells were called INVALID in at least one audit; an INVALID bound"
+        yield "  is not counted as above the truth, since the result says not to use it."
     yield ""
     shown = counts if full else [item for item in counts if item.cell.steps == 2500]
     yield "| present / absent | epsilon | q | T | above the truth | INVALID | mean bound |"
@@ -90,15 +90,20 @@ def main() -> None:
         ),
         section(
             "GaussianRectangle",
-            "Student-t and chi-square intervals with Bonferroni's correction, variances free. Where "
-            "the Gaussian pair exceeds 1.01 times the exact law the result is INVALID.",
+            "Student-t and chi-square intervals with Bonferroni's correction, variances free. "
+            "Where the Gaussian pair exceeds 1.01 times the exact law the result is INVALID.",
             run(GaussianRectangle(), cells, options.audits, options.workers),
             full=True,
         ),
         section(
             "GaussianEllipsoid",
             "Bootstrap covariance, 2,000 resamples, variances free.",
-            run(GaussianEllipsoid(seed=0), ELLIPSOID_CELLS, options.ellipsoid_audits, options.workers),
+            run(
+                GaussianEllipsoid(seed=0),
+                ELLIPSOID_CELLS,
+                options.ellipsoid_audits,
+                options.workers,
+            ),
             full=True,
         ),
     ]

@@ -118,9 +118,7 @@ def scores_of(cell: Cell, generator: np.random.Generator) -> CanaryScores:
     )
 
 
-def count(
-    auditor: Auditor, cell: Cell, audits: int, seed: int, *, law_known: bool = True
-) -> Count:
+def count(auditor: Auditor, cell: Cell, audits: int, seed: int, *, law_known: bool = True) -> Count:
     """Audit a cell many times and count bounds above the truth that were not called INVALID."""
     generator = np.random.default_rng([seed, *(ord(letter) for letter in str(cell))])
     above = invalid = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from askgauss.auditors import GaussianShift
+from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
 from tests.calibration.grid import Cell, count
 
 CELLS = [

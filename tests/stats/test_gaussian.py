@@ -182,7 +182,7 @@ class TestAgainstManyDigits:
             assert_inverse(value, level, *pair)
 
     @pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-15, 1e-5, 0.5, 1.0 - 1e-9])
-    @pytest.mark.parametrize("gap", [0.0, 1e-200, 1e-9, 1.0, 1e3, 1e6])
+    @pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-6, 1.0, 1e3, 1e6])
     @pytest.mark.parametrize("ratio", [1.0, 1.0 + 1e-12, 1.0 - 1e-12, 1.5, 1e-3, 1e9])
     def test_corners(self, delta, gap, ratio):
         epsilon = gaussian.epsilon(delta, 0.0, 1.0, gap, ratio)
@@ -275,7 +275,7 @@ class TestProperties:
     def test_falls_with_epsilon(self, first, second, gap, ratio):
         low, high = sorted([first, second])
         before, after = gaussian.log_delta([low, high], 0.0, 1.0, gap, ratio)
-        assert after <= before + 1e-12 * abs(before)
+        assert after <= before or after == pytest.approx(before, rel=1e-12)
 
     @steady
     @given(DELTAS, GAPS, RATIOS)
@@ -366,7 +366,8 @@ class TestLimits:
     def test_no_ceiling(self):
         # epsilon grows like half the square of the gap, until floats end.
         for gap in (1e3, 1e6, 1e100, 1e150):
-            assert gaussian.epsilon(1e-5, 0.0, 1.0, gap, 1.0) > 0.5 * gap**2
+            got = gaussian.epsilon(1e-5, 0.0, 1.0, gap, 1.0)
+            assert got == pytest.approx(0.5 * gap**2 + 4.2649 * gap, rel=1e-5)  # Phi(-4.2649)
         assert gaussian.epsilon(1e-5, 0.0, 1.0, 1e200, 1.0) == math.inf
         assert gaussian.epsilon(1e-5, -1e308, 1e-308, 1e308, 1.0) == math.inf
         assert gaussian.delta(1e6, -1e308, 1e-308, 1e308, 1.0) == 1.0
@@ -407,7 +408,7 @@ class TestGaussianDifferentialPrivacy:
         assert gaussian.gdp_epsilon(delta, mu) == gaussian.epsilon(delta, 0.0, 1.0, mu, 1.0)
 
     @pytest.mark.parametrize("epsilon", [0.0, 1e-12, 1e-3, 0.5, 8.0, 100.0, 1e6])
-    @pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-9, 1e-5, 0.01, 0.5, 0.999, 1.0 - 1e-12])
+    @pytest.mark.parametrize("delta", [1e-100, 1e-30, 1e-9, 1e-5, 0.01, 0.5, 0.999, 1.0 - 1e-12])
     def test_mu(self, epsilon, delta):
         mu = gaussian.gdp_mu(epsilon, delta)
         target = mpmath.log(mpmath.mpf(delta))

@@ -11,7 +11,11 @@ from askgauss.stats.shift import ShiftTest, sampling_variance
 
 def make(present, absent, kappa=0.0):
     return ShiftTest(
-        present=(len(present), float(present.mean()), float(((present - present.mean()) ** 2).sum())),
+        present=(
+            len(present),
+            float(present.mean()),
+            float(((present - present.mean()) ** 2).sum()),
+        ),
         absent=(len(absent), float(absent.mean()), float(((absent - absent.mean()) ** 2).sum())),
         kappa=kappa,
     )

@@ -6,19 +6,26 @@ from typing import Any
 
 from askgauss import _plain
 from askgauss.auditors.base import Auditor
-from askgauss.auditors.gaussian_scores import GaussianShift
+from askgauss.auditors.gaussian_scores import GaussianEllipsoid, GaussianRectangle, GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import FileFormatError
 
 __all__ = [
     "Auditor",
+    "GaussianEllipsoid",
+    "GaussianRectangle",
     "GaussianShift",
     "SubsampledGaussian",
     "auditor_from_options",
     "auditor_types",
 ]
 
-_TYPES: tuple[type[Auditor[Any]], ...] = (GaussianShift, SubsampledGaussian)
+_TYPES: tuple[type[Auditor[Any]], ...] = (
+    GaussianShift,
+    GaussianRectangle,
+    GaussianEllipsoid,
+    SubsampledGaussian,
+)
 
 
 def auditor_types() -> dict[str, type[Auditor[Any]]]:

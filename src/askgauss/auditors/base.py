@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from askgauss.exceptions import NotDefinedError
 from askgauss.results import Assumption, Finding
 
-__all__ = ["Auditor"]
+__all__ = ["Auditor", "Evidence"]
 
 Evidence = TypeVar("Evidence")
 

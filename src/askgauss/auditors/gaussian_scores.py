@@ -8,6 +8,7 @@ variances free and the least epsilon in the region found and verified.
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,14 +16,15 @@ from typing import ClassVar
 from scipy.special import ndtr
 
 from askgauss import _validate
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.base import Auditor, Evidence
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.stats import gaussian, score_law
+from askgauss.stats import gaussian, regions, score_law
+from askgauss.stats.binomial import largest_rejected, smallest_error
 from askgauss.stats.shift import ShiftTest, sampling_variance
 
-__all__ = ["GaussianShift"]
+__all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]
 
 # Without the sampling rate the plain Gaussian shift stands in for the exact law. It never exceeds
 # it at deltas up to this one, on a grid over every rate, step count and shift that was tried.
@@ -202,3 +204,248 @@ class GaussianShift(Auditor[PairEvidence]):
                 f"number of steps is unknown, got {delta!r}. Give the scores steps= and "
                 "sampling_rate= (1.0 if a present canary is in every step)."
             )
+
+
+def _pair_exceeds_law(evidence: PairEvidence, delta: float) -> tuple[Finding, ...]:
+    """Whether the Gaussian pair reports more than the exact law of the score at this shift."""
+    if evidence.steps is None or evidence.sampling_rate in (None, 1.0):
+        return ()
+    shift = evidence.test().lower(0.5)
+    if shift == 0.0 or math.isinf(shift):
+        return ()
+    spread = math.sqrt(1.0 + evidence.kappa * shift**2)
+    pair = gaussian.epsilon(delta, 0.0, 1.0, shift, spread)
+    exact = evidence.epsilon_of_shift(shift, delta)
+    if pair <= _PAIR_TOLERANCE * exact:
+        return ()
+    return (
+        Finding(
+            check="Gaussian pair",
+            status=Status.FAIL,
+            summary=(
+                f"at {evidence.steps:,} steps and sampling rate {evidence.sampling_rate:g} a "
+                f"Gaussian pair reads epsilon {pair:.3g} where the exact law has {exact:.3g}."
+            ),
+            consequence=Consequence.INVALIDATES,
+            measured=pair,
+            claimed=exact,
+            remedy="Use GaussianShift(), which reads the exact law.",
+        ),
+    )
+
+
+class _RegionAuditor(Auditor[Evidence]):
+    """What the rectangle and the ellipsoid share: questions asked of the least epsilon."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def _pair(self, evidence: Evidence) -> PairEvidence:
+        """The moments in the evidence."""
+
+    @abc.abstractmethod
+    def _expected(self, evidence: Evidence, shift: float) -> Evidence:
+        """The evidence a long-run average audit with these counts would have at a shift."""
+
+    def epsilon_point(self, evidence: Evidence, *, delta: float) -> float:
+        """Epsilon of the fitted pair; noisy, and too high on average where variances are free."""
+        return self.epsilon_lower(evidence, delta=delta, confidence=0.0)
+
+    def p_value(self, evidence: Evidence, *, epsilon: float, delta: float) -> float:
+        """The smallest error at which the least epsilon in the region exceeds ``epsilon``."""
+        return smallest_error(
+            lambda error: (
+                error < 1.0
+                and self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+            )
+        )
+
+    def power(
+        self,
+        evidence: Evidence,
+        *,
+        epsilon: float,
+        true_epsilon: float,
+        delta: float,
+        error: float,
+    ) -> float:
+        """Power from the shift at which an average audit would just reject; an approximation."""
+        pair = self._pair(evidence)
+        true_shift = pair.shift_of_mechanism(true_epsilon, delta)
+
+        def margin(shift: float) -> float:
+            expected = self._expected(evidence, shift)
+            return epsilon - self.epsilon_lower(expected, delta=delta, confidence=1.0 - error)
+
+        critical = largest_rejected(margin, start=max(true_shift, 1e-3), tolerance=1e-4)
+        error_of_shift = math.sqrt(1.0 / pair.present.count + 1.0 / pair.absent.count)
+        return float(ndtr((true_shift - critical) / error_of_shift))
+
+    def findings(
+        self, evidence: Evidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """Whether there is noise to measure against, and whether a Gaussian pair will do."""
+        pair = self._pair(evidence)
+        return _constant_scores(pair) + _pair_exceeds_law(pair, delta)
+
+
+def _expected_pair(pair: PairEvidence, shift: float) -> PairEvidence:
+    """Moments at their long-run averages, with unit noise."""
+    present, absent = pair.present.count, pair.absent.count
+    return PairEvidence(
+        present=GroupMoments(
+            count=present,
+            mean=shift,
+            sum_of_squares=(present - 1) * (1.0 + pair.kappa * shift**2),
+        ),
+        absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=absent - 1.0),
+        steps=pair.steps,
+        sampling_rate=pair.sampling_rate,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianRectangle(_RegionAuditor[PairEvidence]):
+    """The least epsilon over Student-t and chi-square intervals; the paper's first region.
+
+    Assumes:
+        Scores are independent and Gaussian; one variance for both groups if ``pooled``.
+
+    Guarantee:
+        Valid at any number of canaries, and wide: four intervals share the error.
+
+    Args:
+        pooled: One standard deviation for both groups, as the paper's public code has it.
+    """
+
+    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
+    evidence_type: ClassVar[type] = PairEvidence
+
+    pooled: bool = False
+
+    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> PairEvidence:
+        """Moments of both groups."""
+        return PairEvidence.of(data)
+
+    def epsilon_lower(self, evidence: PairEvidence, *, delta: float, confidence: float) -> float:
+        """The least epsilon in the rectangle."""
+        present, absent = evidence.present, evidence.absent
+        if absent.sum_of_squares == 0.0:
+            return math.inf if present.mean > absent.mean else 0.0
+        if confidence == 0.0:
+            box = regions.Rectangle(
+                mean0=(absent.mean, absent.mean),
+                sigma0=(absent.standard_deviation,) * 2,
+                mean1=(present.mean, present.mean),
+                sigma1=(present.standard_deviation,) * 2,
+            )
+        else:
+            box = regions.rectangle(
+                mean0=absent.mean,
+                sd0=absent.standard_deviation,
+                count0=absent.count,
+                mean1=present.mean,
+                sd1=present.standard_deviation,
+                count1=present.count,
+                confidence=confidence,
+                pooled=self.pooled,
+            )
+        return regions.minimum_epsilon_over_rectangle(box, delta)
+
+    def _pair(self, evidence: PairEvidence) -> PairEvidence:
+        return evidence
+
+    def _expected(self, evidence: PairEvidence, shift: float) -> PairEvidence:
+        return _expected_pair(evidence, shift)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EllipsoidEvidence:
+    """The fitted parameters, their bootstrap covariance, and the moments of both groups."""
+
+    pair: PairEvidence
+    center: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianEllipsoid(_RegionAuditor[EllipsoidEvidence]):
+    """The least epsilon over a bootstrap ellipsoid; the paper's second region.
+
+    Assumes:
+        Scores are independent and Gaussian, and there are enough of them for the bootstrap; one
+        variance for both groups if ``pooled``.
+
+    Guarantee:
+        Valid in the limit of many canaries only.
+
+    Args:
+        resamples: Number of bootstrap resamples of each group.
+        seed: Seed of the resampling.
+        pooled: One standard deviation for both groups, as the paper's public code has it.
+    """
+
+    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
+    evidence_type: ClassVar[type] = EllipsoidEvidence
+
+    resamples: int = 2000
+    seed: int = 0
+    pooled: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.integer(10, resamples=self.resamples)
+        _validate.integer(0, seed=self.seed)
+
+    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> EllipsoidEvidence:
+        """Moments of both groups and the bootstrap covariance of the four parameters."""
+        center, covariance = regions.bootstrap(
+            data.absent,
+            data.present,
+            resamples=self.resamples,
+            seed=self.seed,
+            pooled=self.pooled,
+        )
+        return EllipsoidEvidence(
+            pair=PairEvidence.of(data),
+            center=tuple(center.tolist()),
+            covariance=tuple(tuple(row) for row in covariance.tolist()),
+        )
+
+    def epsilon_lower(
+        self, evidence: EllipsoidEvidence, *, delta: float, confidence: float
+    ) -> float:
+        """The least epsilon in the ellipsoid."""
+        pair = evidence.pair
+        if pair.absent.sum_of_squares == 0.0:
+            return math.inf if pair.present.mean > pair.absent.mean else 0.0
+        size = len(evidence.center)
+        radius = 0.0 if confidence == 0.0 else regions.radius_squared(confidence, size)
+        return regions.minimum_epsilon_over_ellipsoid(
+            evidence.center, evidence.covariance, radius, delta
+        )
+
+    def _pair(self, evidence: EllipsoidEvidence) -> PairEvidence:
+        return evidence.pair
+
+    def _expected(self, evidence: EllipsoidEvidence, shift: float) -> EllipsoidEvidence:
+        pair = _expected_pair(evidence.pair, shift)
+        absent, present = pair.absent, pair.present
+        if self.pooled:
+            freedom = absent.count + present.count - 2
+            variance = (absent.sum_of_squares + present.sum_of_squares) / freedom
+            center: tuple[float, ...] = (0.0, shift, math.sqrt(variance))
+            spreads: tuple[float, ...]
+            spreads = (variance / absent.count, variance / present.count, variance / (2 * freedom))
+        else:
+            center = (0.0, absent.standard_deviation, shift, present.standard_deviation)
+            spreads = (
+                absent.variance / absent.count,
+                absent.variance / (2 * absent.count),
+                present.variance / present.count,
+                present.variance / (2 * present.count),
+            )
+        covariance = tuple(
+            tuple(spread if row == column else 0.0 for column in range(len(spreads)))
+            for row, spread in enumerate(spreads)
+        )
+        return EllipsoidEvidence(pair=pair, center=center, covariance=covariance)

@@ -1,7 +1,7 @@
 """The whole transcript, not its sum: fit one step exactly, then compose it.
 
-The auditor also knows when it planted each canary. In units of the clip norm a step shows N(1, s^2) of
-a planted canary and N(0, s^2) of any other, so 1/s has an exact noncentral-t lower bound; the
+The auditor also knows when it planted each canary. In units of the clip norm a step shows N(1, s^2)
+of a planted canary and N(0, s^2) of any other, so 1/s has an exact noncentral-t lower bound; the
 subsampled Gaussian at that bound, composed over the steps, is a lower bound on epsilon.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,12 +121,12 @@ class SubsampledGaussian(Auditor[StepEvidence]):
     """Per-step fit of the noise, composed over the run; reads a transcript.
 
     Assumes:
-        Steps are independent subsampled Gaussian mechanisms: Poisson sampling at one rate, Gaussian
-        noise, independent between steps and canaries.
+        Steps are independent subsampled Gaussian mechanisms: Poisson sampling at one rate, and
+        Gaussian noise that is independent between steps and canaries.
 
     Guarantee:
-        ``epsilon_lower`` exceeds the epsilon of the mechanism with the *planted* sampling rate in at
-        most 1 - confidence of audits. A rate set by the recorder's own coin says nothing of the
+        ``epsilon_lower`` exceeds the epsilon of the mechanism with the *planted* sampling rate in
+        at most 1 - confidence of audits. A rate set by the recorder's own coin says nothing of the
         sampler of the training; one that the training's sampler set is bounded from the counts.
 
     Args:
@@ -204,9 +204,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         """The median-unbiased estimate from all tensors together."""
         if not evidence.finite:
             return None
-        signal = (
-            evidence.counts.lower(0.5) if self.counts_only else evidence.strata[0].lower(0.5)
-        )
+        signal = evidence.counts.lower(0.5) if self.counts_only else evidence.strata[0].lower(0.5)
         rate = evidence.sampling_rate
         return accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal,
@@ -321,8 +319,9 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
     sums, steps = transcript.canaries, transcript.number_of_steps
     names = transcript.facts.tensors or ("all",)
 
-    def by_tensor(values: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.bincount(transcript.tensor, weights=values, minlength=len(names))
+    def by_tensor(values: NDArray[Any]) -> NDArray[np.float64]:
+        weights = values.astype(np.float64)
+        return np.asarray(np.bincount(transcript.tensor, weights, len(names)), np.float64)
 
     planted = by_tensor(sums.planted)
     planted_total, planted_square = by_tensor(sums.planted_total), by_tensor(sums.planted_square)

@@ -251,7 +251,7 @@ class MatrixMechanism:
             columns that one record can enter have a negative product and, besides, the ways to
             participate are few enough to try, or the strategy is banded within the separation, or
             it is Toeplitz with non-negative coefficients that do not grow (arXiv 2405.13763).
-            Otherwise an upper bound (arXiv 2306.08153).
+            Otherwise an upper bound, somewhat below that of arXiv 2306.08153.
 
         Assumes:
             A record adds a vector of norm at most the clip norm to each step it enters, or nothing
@@ -266,12 +266,15 @@ class MatrixMechanism:
             return float(np.linalg.norm(self.strategy[:, entered].sum(axis=1)))
         # Vectors of norm one in unlike directions: products of columns count by their size.
         products = np.abs(self.strategy.T @ self.strategy)
-        slots = self.steps - (count - 1) * (separation - 1)
-        if math.comb(slots, count) * count**2 <= _ENUMERATED:
-            chosen = np.array(list(itertools.combinations(range(slots), count)))
-            entered = chosen + (separation - 1) * np.arange(count)
-            squares = products[entered[:, :, None], entered[:, None, :]].sum(axis=(1, 2))
-            return math.sqrt(squares.max())
+        ways = [(size, self.steps - (size - 1) * (separation - 1)) for size in range(1, count + 1)]
+        if sum(math.comb(slots, size) * size**2 for size, slots in ways) <= _ENUMERATED:
+            # Fewer participations can weigh more: two that leave no room for a third.
+            return math.sqrt(
+                max(_heaviest(products, size, slots, separation) for size, slots in ways)
+            )
+        # Each row as if it chose its own partners: an upper bound, and exact without partners.
+        apart = np.abs(np.subtract.outer(np.arange(self.steps), np.arange(self.steps)))
+        products[(apart > 0) & (apart < separation)] = 0.0
         rows = _largest_choice(products, count, separation)
         return math.sqrt(_largest_choice(rows[None, :], count, separation)[0])
 
@@ -536,6 +539,13 @@ def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
         raise _validate.fail(name, "nan or infinity", "to be finite")
     matrix.flags.writeable = False
     return matrix
+
+
+def _heaviest(products: NDArray[np.float64], size: int, slots: int, separation: int) -> float:
+    """The largest sum of products over all ways to enter ``size`` steps, one by one."""
+    chosen = np.array(list(itertools.combinations(range(slots), size)))
+    entered = chosen + (separation - 1) * np.arange(size)
+    return float(products[entered[:, :, None], entered[:, None, :]].sum(axis=(1, 2)).max())
 
 
 def _largest_choice(rows: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:

@@ -53,9 +53,7 @@ def simulate_dpsgd(
         vector = noise.standard_normal(canaries.total_dimension)
         vector *= noise_multiplier
         canaries.plant(vector, recorder.sample(), clip_norm=1.0)
-        recorder.observe(
-            canaries.project(vector), background=nothing, watch=vector[canaries.watch]
-        )
+        recorder.observe(canaries.project(vector), background=nothing, watch=vector[canaries.watch])
     return recorder.transcript()
 
 

@@ -43,10 +43,11 @@ __all__ = [
 _Array: TypeAlias = NDArray[np.float64]
 _Interval: TypeAlias = tuple[float, float]
 
-# How far below the true minimum the proved one may stay.
-_TOLERANCE = 1e-6
+# How far below the least value found the proved bound may stay, in relative terms.
+_TOLERANCE = 1e-5
 # Cells of the first round lie ever denser towards the start of the front, where the minimum mostly
-# is; later rounds divide what is left into about this many.
+# is. Later rounds divide what is left into about _CELLS; with more than _MOST_CELLS unsettled, the
+# front is flat and the bound as it stands will do.
 _GRADING = np.concatenate([[0.0], 0.7 ** np.arange(80.0, -1.0, -1.0)])
 _CELLS = 512
 _MOST_CELLS = 1024
@@ -162,7 +163,8 @@ def minimum_epsilon_over_rectangle(rectangle: Rectangle, delta: float) -> float:
         delta: Level of the divergence, in (0, 1).
 
     Returns:
-        The minimum, to a relative 1e-9. Infinity if a deviation can only be 0 and the pair differs.
+        The minimum or slightly less: never more, and as a rule at most a relative 1e-5 less. 0 if
+        the region holds two equal Gaussians; infinity if it holds only pairs with no common mass.
 
     Example:
         >>> box = rectangle(mean0=0.0, sd0=1.0, count0=2500, mean1=1.5, sd1=1.0, count1=2500)
@@ -205,10 +207,10 @@ def _least_on_front(
         unsettled = bounds < least * (1.0 - _TOLERANCE)
         unsettled &= np.nextafter(left, np.inf) < right
         count = int(np.count_nonzero(unsettled))
-        settled = ~unsettled if count <= _MOST_CELLS else np.full(unsettled.shape, True)
-        proved = min(proved, float(bounds.min(initial=math.inf, where=settled)))
-        if count == 0 or count > _MOST_CELLS:
-            return float(min(least, proved))
+        last = count == 0 or count > _MOST_CELLS
+        proved = min(proved, float(bounds[~unsettled | last].min(initial=math.inf)))
+        if last:
+            return min(least, proved)
         parts = max(2, _CELLS // count)
         points = np.linspace(left[unsettled], right[unsettled], parts + 1)
         left, right = points[:-1].ravel(), points[1:].ravel()
@@ -241,52 +243,50 @@ def bootstrap(
         >>> estimate.shape, bool(abs(covariance[0, 0] * 400 - 1) < 0.2)
         ((4,), True)
     """
-    groups = [
-        _validate.finite_vector("scores0", scores0),
-        _validate.finite_vector("scores1", scores1),
-    ]
-    _validate.integer(2, scores0_count=groups[0].size, scores1_count=groups[1].size)
+    groups = []
+    for name, scores in (("scores0", scores0), ("scores1", scores1)):
+        groups.append(_validate.finite_vector(name, scores))
+        if groups[-1].size < 2:
+            raise _validate.fail(name, scores, "to hold at least 2 scores")
     _validate.integer(2, resamples=resamples)
     _validate.integer(0, seed=seed)
-    generators = np.random.default_rng(seed).spawn(2)
-    means, squares = zip(*(_moments(group[None, :]) for group in groups), strict=True)
-    drawn = [
-        _resample(group, resamples, generator)
-        for group, generator in zip(groups, generators, strict=True)
-    ]
-    freedom = np.array([group.size - 1.0 for group in groups])
+    streams = np.random.default_rng(seed).spawn(2)
+    (mean0, square0), (mean1, square1) = (_moments(group) for group in groups)
+    (means0, squares0), (means1, squares1) = map(_resample, groups, (resamples,) * 2, streams)
+    freedom0, freedom1 = (group.size - 1 for group in groups)
     if pooled:
-        deviation = math.sqrt((squares[0][0] + squares[1][0]) / freedom.sum())
-        deviations = np.sqrt((drawn[0][1] + drawn[1][1]) / freedom.sum())
-        estimate = np.array([means[0][0], means[1][0], deviation])
-        return estimate, np.cov(np.stack([drawn[0][0], drawn[1][0], deviations]))
-    estimate, covariance = np.empty(4), np.zeros((4, 4))
-    for index in (0, 1):
-        block = slice(2 * index, 2 * index + 2)
-        estimate[block] = means[index][0], math.sqrt(squares[index][0] / freedom[index])
-        deviations = np.sqrt(drawn[index][1] / freedom[index])
-        covariance[block, block] = np.cov(drawn[index][0], deviations)
+        freedom = freedom0 + freedom1
+        estimate = np.array([mean0, mean1, math.sqrt((square0 + square1) / freedom)])
+        draws = np.stack([means0, means1, np.sqrt((squares0 + squares1) / freedom)])
+        return estimate, np.cov(draws)
+    estimate = np.array(
+        [mean0, math.sqrt(square0 / freedom0), mean1, math.sqrt(square1 / freedom1)]
+    )
+    covariance = np.zeros((4, 4))
+    covariance[:2, :2] = np.cov(means0, np.sqrt(squares0 / freedom0))
+    covariance[2:, 2:] = np.cov(means1, np.sqrt(squares1 / freedom1))
     return estimate, covariance
 
 
-def _moments(rows: _Array) -> tuple[_Array, _Array]:
-    """Mean of each row and its sum of squared deviations."""
-    means = rows.mean(axis=1)
-    centred = rows - means[:, None]
-    return means, np.einsum("ij,ij->i", centred, centred)
+def _moments(scores: _Array) -> tuple[float, float]:
+    """Mean and sum of squared deviations."""
+    mean = float(scores.mean())
+    return mean, float(np.square(scores - mean).sum())
 
 
-def _resample(
-    scores: _Array, resamples: int, generator: np.random.Generator
-) -> tuple[_Array, _Array]:
+def _resample(scores: _Array, resamples: int, stream: np.random.Generator) -> tuple[_Array, _Array]:
     """Moments of each resample, a bounded number of scores at a time."""
-    means, squares = np.empty(resamples), np.empty(resamples)
-    rows = max(1, _CHUNK // scores.size)
+    count, mean = scores.size, scores.mean()
+    # Around their mean, so that the one-pass formula below has nothing to cancel.
+    centred = scores - mean
+    sums, squares = np.empty(resamples), np.empty(resamples)
+    rows = max(1, _CHUNK // count)
     for start in range(0, resamples, rows):
         part = slice(start, min(start + rows, resamples))
-        picks = generator.integers(scores.size, size=(part.stop - part.start, scores.size))
-        means[part], squares[part] = _moments(scores[picks])
-    return means, squares
+        drawn = centred.take(stream.integers(count, size=(part.stop - part.start, count)))
+        sums[part] = drawn.sum(axis=1)
+        squares[part] = np.einsum("ij,ij->i", drawn, drawn)
+    return mean + sums / count, np.maximum(squares - sums**2 / count, 0.0)
 
 
 def radius_squared(confidence: float, parameters: int) -> float:
@@ -314,8 +314,9 @@ def minimum_epsilon_over_ellipsoid(
         delta: Level of the divergence, in (0, 1).
 
     Returns:
-        The minimum, to a relative 1e-9. Where the ellipsoid reaches deviations of 0 and below, it
-        is cut there; nothing is lost, since epsilon has no bound as one deviation vanishes.
+        The minimum or slightly less, as in :func:`minimum_epsilon_over_rectangle`. An ellipsoid
+        that reaches deviations of 0 and below is cut there, since no Gaussian lies beyond; should
+        the cut take away the least gap in units of the wider deviation, a lower bound is returned.
 
     Example:
         >>> center = [0.0, 1.0, 1.5, 1.0]
