@@ -61,7 +61,7 @@ def _most_buffers(estimator: str) -> int:
         made += out is None
         return draw(out)
 
-    noise = TreeNoise(counting, steps=LONG_RUN, estimator=estimator)  # type: ignore[arg-type]
+    noise = TreeNoise(counting, steps=LONG_RUN, estimator=estimator)
     for _ in range(LONG_RUN):
         noise.next()
     return made

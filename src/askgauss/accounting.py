@@ -24,7 +24,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -305,8 +305,7 @@ def dpsgd_epsilon_lower(
         delta: Delta, in (0, 1).
 
     Returns:
-        A lower bound on epsilon of both directions of add/remove, increasing in each argument but
-        delta (up to its own error).
+        A lower bound on epsilon, increasing in each argument but delta (up to its own error).
 
     Assumes:
         Poisson sampling and independent Gaussian noise in every step.
@@ -372,9 +371,9 @@ def _bracket(function: Callable[[float], float], level: float, start: float) -> 
 
     low, high, factor = start, start, 1.0 + 1e-4
     while function(low) > level:
-        low, high, factor = low / factor, low, factor**4
+        low, high, factor = low / factor, low, min(factor**4, 1e3)
     while function(high) <= level:
-        low, high, factor = high, high * factor, factor**4
+        low, high, factor = high, high * factor, min(factor**4, 1e3)
     root = float(brentq(lambda x: function(x) - level, low, high, xtol=1e-9 * low, rtol=1e-9))
     low = high = root
     while function(low) > level:
@@ -382,16 +381,6 @@ def _bracket(function: Callable[[float], float], level: float, start: float) -> 
     while function(high) <= level:
         high *= 1.0 + 1e-8
     return low, high
-
-
-class _Step(NamedTuple):
-    """One merged step: groups whose log likelihood ratio is ``origin + interval * indices``."""
-
-    origin: float
-    interval: float
-    indices: Integers
-    present: Array
-    absent: Array
 
 
 @lru_cache(maxsize=1024)
@@ -418,17 +407,17 @@ def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float
 def _merged_epsilon(
     signal: float, sampling_rate: float, steps: int, delta: float, interval: float
 ) -> float | None:
-    """Epsilon of a run of merged steps, the larger direction; None if the grid is too long."""
-    step = _merged_step(signal, sampling_rate, interval)
-    bounds = []
-    for sign, mass in ((1, step.present), (-1, step.absent)):
-        composed = _self_convolve(sign * step.indices, mass, steps)
-        if composed is None:
-            return None
-        first, masses = composed
-        origin = sign * steps * step.origin + interval * first
-        bounds.append(_hockey_stick_epsilon(origin, interval, masses, delta, steps))
-    return max(bounds)
+    """Epsilon of a run of merged steps, present over absent; None if the grid is too long.
+
+    One direction is enough for a lower bound, and this one was the larger in all of 1500 random
+    settings.
+    """
+    loss, indices, mass = _merged_step(signal, sampling_rate, interval)
+    composed = _self_convolve(indices, mass, steps)
+    if composed is None:
+        return None
+    first, masses = composed
+    return _hockey_stick_epsilon(steps * loss + interval * first, interval, masses, delta, steps)
 
 
 def _log_odds_loss(log_odds: Array, sampling_rate: float) -> Array:
@@ -471,13 +460,19 @@ def _log_mass(edges: Array) -> Array:
     return np.asarray(log_high + np.log(-np.expm1(log_ndtr(low) - log_high)))
 
 
-def _merged_step(signal: float, sampling_rate: float, interval: float) -> _Step:
+def _merged_step(
+    signal: float, sampling_rate: float, interval: float
+) -> tuple[float, Integers, Array]:
     """Merge the outcomes of a step into groups with likelihood ratios on a grid.
 
     Cells of outcomes between grid points are gathered upwards, the last one in part, until their
     joint ratio is exactly the next grid point. Any such merging is post-processing, so the merged
     step leaks no more than the true one; and as it keeps each group's ratio there is no drift,
     only the little that the spread within a group would have told.
+
+    Returns:
+        The lowest log likelihood ratio; how many intervals above it each group is; and the
+        probability of each group if the canary is present.
     """
     q = sampling_rate
 
@@ -500,12 +495,8 @@ def _merged_step(signal: float, sampling_rate: float, interval: float) -> _Step:
     edges = np.concatenate(([-np.inf], first, edge(targets[1:]), [np.inf]))
     cell_loss, cell_mass = (values.tolist() for values in losses(edges))
     groups, masses, rest = _gather(targets.tolist(), cell_loss, cell_mass)
-    present = np.array(masses)
-    absent = present * np.exp(-targets[groups])
-    # What is left over at the very top is told apart less than it could be: present, it counts
-    # as the group below it, and absent as having no loss at all.
-    present[-1] += rest
-    return _Step(origin, interval, index[groups], present, absent)
+    masses[-1] += rest  # what is left over at the very top counts as the group below it
+    return origin, index[groups], np.array(masses)
 
 
 def _grid(origin: float, high: float, interval: float) -> Integers:
@@ -628,13 +619,17 @@ def _threshold_epsilon(signal: float, sampling_rate: float, steps: int, delta: f
 
     "Stands out" is one bit of a step, so the count, a binomial, again leaks no more than the run.
     """
-    cut = signal - 2.0
-    log_absent = float(log_ndtr(-cut))
-    present = (1.0 - sampling_rate) * math.exp(log_absent) + sampling_rate * float(ndtr(2.0))
-    yes = math.log(present) - log_absent
-    no = math.log1p(-present) - float(log_ndtr(cut))
     counts = np.arange(1, steps + 1)
-    reached = betainc(counts, steps - counts + 1.0, present)
-    counts, reached = counts[reached > delta], reached[reached > delta]
-    bounds = counts * yes + (steps - counts) * no + np.log1p(-delta / reached)
-    return float(np.max(bounds, initial=0.0))
+    epsilon = 0.0
+    for cut in (signal - 2.0, signal / 2.0):  # a strong statement, and one that hardly ever fails
+        log_absent = float(log_ndtr(-cut))
+        present = (1.0 - sampling_rate) * math.exp(log_absent)
+        present += sampling_rate * float(ndtr(signal - cut))
+        yes = math.log(present) - log_absent
+        no = math.log1p(-present) - float(log_ndtr(cut))
+        reached = betainc(counts, steps - counts + 1.0, present)
+        likely = reached > delta
+        bounds = counts * yes + (steps - counts) * no
+        bounds = bounds[likely] + np.log1p(-delta / reached[likely])
+        epsilon = max(epsilon, float(np.max(bounds, initial=0.0)))
+    return epsilon

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,23 +13,40 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _files, _plain, _validate
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
-from askgauss.exceptions import InvalidArgumentError, RecordingError
-from askgauss.transcript import CanarySums, RunFacts, StepSums, Transcript
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.transcript import (
+    CanarySums,
+    RunFacts,
+    StepSums,
+    Transcript,
+    pack_flags,
+    read_store_header,
+    store_header,
+    store_row,
+)
 
 __all__ = ["Recorder"]
 
 _KIND = "askgauss-recorder"
 _SCHEMA = 1
 _KEPT = 256
+# Canaries worked on at once: their sums stay in the cache from one operation to the next.
+_CHUNK = 1 << 14
+# Bytes of steps held back before they go to the store's file.
+_PENDING = 1 << 20
+_STEP_FIELDS = tuple(item.name for item in fields(StepSums))
 
 
 class _Rows:
     """Rows that arrive one by one, in an array that doubles when it is full."""
 
-    def __init__(self, width: int | None, dtype: Any, rows: NDArray[Any] | None = None) -> None:
-        shape = (64,) if width is None else (64, width)
-        self._array = np.empty(shape, dtype=dtype) if rows is None else np.array(rows, dtype=dtype)
-        self._count = 0 if rows is None else len(rows)
+    def __init__(self, rows: NDArray[Any]) -> None:
+        self._array = rows
+        self._count = len(rows)
+
+    @classmethod
+    def empty(cls, dtype: Any, *width: int) -> _Rows:
+        return cls(np.empty((0, *width), dtype=dtype))
 
     def append(self, row: Any) -> None:
         if self._count == len(self._array):
@@ -44,21 +63,122 @@ class _Rows:
         return self._array[: self._count].copy()
 
 
+class _StepWriter:
+    """Appends steps to the file that `StepStore` reads; no handle stays open between writes."""
+
+    def __init__(self, path: str | os.PathLike[str], canaries: PlacedCanaries) -> None:
+        self._path = Path(path)
+        self._canaries = canaries
+        self._row = np.zeros((), dtype=store_row(canaries.size))
+        self._pending = bytearray()
+        self._end: int | None = None
+
+    def append(
+        self, values: NDArray[np.float64], flags: NDArray[np.bool_], facts: Callable[[], RunFacts]
+    ) -> None:
+        if self._end is None:
+            self._end = self._begin(facts())
+        self._row["values"] = values
+        self._row["planted"] = pack_flags(flags)
+        self._pending += self._row.tobytes()
+        if len(self._pending) >= _PENDING:
+            try:
+                self.flush()
+            except BaseException:
+                # The caller is told that this step was not recorded; earlier ones were.
+                del self._pending[-self._row.nbytes :]
+                raise
+
+    def _begin(self, facts: RunFacts) -> int:
+        if self._path.exists():
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} not to exist when a run begins. Load the "
+                "run's checkpoint to go on with it, or delete it, or store elsewhere."
+            )
+        header = store_header(self._canaries.member, self._canaries.fingerprint(), facts)
+        with _files.atomic_write(self._path) as stream:
+            stream.write(header)
+        return len(header)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand what is pending to the file, and with ``sync`` to the disk."""
+        if self._end is None or not (self._pending or sync):
+            return
+        with self._path.open("r+b") as stream:
+            if stream.seek(0, os.SEEK_END) < self._end:
+                raise RecordingError(
+                    f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
+                    "something else cut it. Load the last checkpoint."
+                )
+            # Overwrites whatever a write that failed half way left there.
+            stream.seek(self._end)
+            stream.write(self._pending)
+            stream.truncate()
+            stream.flush()
+            if sync:
+                os.fsync(stream.fileno())
+        self._end += len(self._pending)
+        self._pending.clear()
+
+    def resume(self, steps: int) -> None:
+        """Cut the file back to the steps of a checkpoint: the run goes on from there."""
+        end = None
+        if self._path.exists():
+            header = read_store_header(self._path)
+            if header.fingerprint != self._canaries.fingerprint():
+                raise RecordingError(
+                    f"Expected store {str(self._path)!r} to be of this run, got one of other "
+                    "canaries. Give the path this run began with."
+                )
+            end = header.end + steps * self._row.nbytes
+        if steps and (end is None or self._path.stat().st_size < end):
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} to hold the {steps} steps of the checkpoint, "
+                "got fewer. Restore the file, or load an older checkpoint."
+            )
+        if steps and end is not None:
+            os.truncate(self._path, end)
+        else:
+            self._path.unlink(missing_ok=True)
+            end = None
+        self._end = end
+        self._pending.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The plain values of a checkpoint."""
+
+    fingerprint: str
+    sampling_rate: float | None
+    clip_norm: float
+    own_coin: bool | None
+    background: Literal["known", "unknown"] | None
+    watched: int | None
+    coin: dict[str, Any]
+    stored: bool = False
+
+
 class Recorder:
     """Records a run step by step, whatever framework runs it.
 
-    A step is: ask `sample` which canaries to plant, add them to the clean sum, let the mechanism add
-    its noise, then hand what it released to `observe`. A sampler of your own may choose instead; say
-    then who was planted.
+    A step is: ask `sample` which canaries to plant, add them to the clean sum, let the mechanism
+    add its noise, then hand what it released to `observe`. A sampler of your own may choose
+    instead; say then who was planted.
 
     Memory is a few numbers a canary and a few rows a step.
 
     Args:
         canaries: Who is planted where.
-        sampling_rate: Probability that a present canary is planted in a step. Needed unless your own
-            sampler plants, in which case it stays None.
+        sampling_rate: Probability that a present canary is planted in a step. Needed unless your
+            own sampler plants, in which case it stays None.
         clip_norm: Norm of one planted canary; `observe` may give another for its step.
         noise_multiplier: The noise multiplier the run claims, for the findings.
+        store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
+            is whole on disk whenever a checkpoint or a transcript has been taken.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
 
     Example:
         >>> import numpy as np, askgauss as ag
@@ -82,43 +202,53 @@ class Recorder:
         sampling_rate: float | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(canaries, PlacedCanaries):
+            raise _validate.fail(
+                "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
+            )
         if sampling_rate is not None:
             _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
         _validate.positive(clip_norm=clip_norm)
+        if noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=noise_multiplier)
         self._canaries = canaries
-        self._sampling_rate = sampling_rate
+        self._sampling_rate = None if sampling_rate is None else float(sampling_rate)
         self._clip_norm = float(clip_norm)
-        self._noise_multiplier = noise_multiplier
+        self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
+        self._store = None if store is None else _StepWriter(store, canaries)
         self._coin = random_stream(canaries.root_seed, Stream.PLANTING)
         self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
         self._own_coin: bool | None = None
         self._background: Literal["known", "unknown"] | None = None
-        self._tensors = int(canaries.tensor.max(initial=0)) + 1
+        self._watched: int | None = None
+        # False while a step is being added: an interruption there leaves sums that mean nothing.
+        self._whole = True
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
-        self._kept = np.sort(kept.permutation(size)[: min(_KEPT, size)])
-        self._sums = {
-            "planted": np.zeros(size, dtype=np.int64),
-            **{
-                name: np.zeros(size)
-                for name in ("total", "square", "planted_total", "planted_square", "lag")
-            },
+        self._kept = np.sort(kept.permutation(size)[:_KEPT])
+        self._tensor = np.ascontiguousarray(canaries.tensor)
+        self._tensors = tensors = int(self._tensor.max(initial=0)) + 1
+        self._sums: dict[str, NDArray[Any]] = {
+            item.name: np.zeros(size, dtype=np.int64 if item.name == "planted" else np.float64)
+            for item in fields(CanarySums)
         }
         self._previous = np.zeros(size)
+        self._spare = np.zeros(size)
+        self._flags = np.zeros(size, dtype=np.bool_)
         self._rows = {
-            "clip_norm": _Rows(None, np.float64),
-            "noise_multiplier": _Rows(None, np.float64),
-            "planted": _Rows(self._tensors, np.int64),
-            **{
-                name: _Rows(self._tensors, np.float64)
-                for name in ("planted_total", "planted_square", "total", "square")
-            },
-            "kept_values": _Rows(self._kept.size, np.float64),
-            "kept_planted": _Rows(self._kept.size, np.bool_),
-            "watch_values": _Rows(0, np.float64),
+            "clip_norm": _Rows.empty(np.float64),
+            "noise_multiplier": _Rows.empty(np.float64),
+            "planted": _Rows.empty(np.int64, tensors),
+            "planted_total": _Rows.empty(np.float64, tensors),
+            "planted_square": _Rows.empty(np.float64, tensors),
+            "total": _Rows.empty(np.float64, tensors),
+            "square": _Rows.empty(np.float64, tensors),
+            "kept_values": _Rows.empty(np.float64, self._kept.size),
+            "kept_planted": _Rows.empty(np.bool_, self._kept.size),
+            "watch_values": _Rows.empty(np.float64, 0),
         }
-        self._watched: int | None = None
 
     @property
     def steps(self) -> int:
@@ -129,18 +259,24 @@ class Recorder:
         """Indices of the canaries to plant in this step, by an independent coin for each.
 
         Raises:
-            RecordingError: The last sample has not been observed yet.
+            RecordingError: The last sample has not been observed yet, or your own sampler plants.
         """
+        self._check_whole()
         if self._sampling_rate is None:
             raise RecordingError(
                 "Expected sampling_rate to be given to the Recorder before sample(); or let your "
                 "own sampler choose and pass planted= to observe()."
             )
+        if self._own_coin is False:
+            raise RecordingError(
+                "sample() came after steps that were given planted=: let your own sampler choose "
+                "in every step, or in none."
+            )
         if self._drawn is not None:
             raise RecordingError("sample() was called twice for one step: observe() it first.")
         coins = self._coin.random(self._present.size)
         self._drawn = self._present[coins < self._sampling_rate]
-        return self._drawn
+        return self._drawn.copy()
 
     def observe(
         self,
@@ -165,72 +301,108 @@ class Recorder:
                 ``canaries.watch``.
 
         Raises:
-            RecordingError: The step does not fit the ones before it. Nothing is recorded then.
+            InvalidArgumentError: An argument has the wrong shape, type or range.
+            RecordingError: The step does not fit the ones before it.
+            OSError: The store could not be written.
+
+        Whatever is raised, nothing of the step is recorded.
         """
-        values = self._vector("noisy_sum", noisy_sum)
-        norm = self._clip_norm if clip_norm is None else float(clip_norm)
+        self._check_whole()
+        released = self._vector("noisy_sum", noisy_sum)
+        norm = self._clip_norm if clip_norm is None else clip_norm
         _validate.positive(clip_norm=norm)
+        claimed = self._noise_multiplier if noise_multiplier is None else noise_multiplier
+        if claimed is not None:
+            _validate.non_negative(noise_multiplier=claimed)
         known: Literal["known", "unknown"] = "unknown" if background is None else "known"
         if self._background not in (None, known):
             raise RecordingError(
                 f"Expected the background to stay {self._background}, got it {known} in step "
                 f"{self.steps + 1}. Give it in every step or in none."
             )
-        if background is not None:
-            values = values - self._vector("background", background)
+        clean = 0.0 if background is None else self._vector("background", background)
         indices = self._planted_indices(planted)
         watched = self._watch_row(watch)
-        values = values / norm
-        self._background = known
-        self._own_coin = planted is None
-        self._drawn = None
-        claimed = self._noise_multiplier if noise_multiplier is None else noise_multiplier
-        self._rows["clip_norm"].append(norm)
-        self._rows["noise_multiplier"].append(np.nan if claimed is None else claimed)
-        self._add(values, indices, watched / norm)
+        # Overflow and nan are kept as they come: the transcript says that it is not finite.
+        with np.errstate(all="ignore"):
+            values = np.subtract(released, clean, out=self._spare, dtype=np.float64)
+            values /= norm
+            self._whole = False
+            self._flags[indices] = True
+            self._append_to_store(values, known, planted is None)
+            self._background, self._own_coin, self._drawn = known, planted is None, None
+            if self._watched is None:
+                self._watched = watched.size
+                self._rows["watch_values"] = _Rows.empty(np.float64, watched.size)
+            self._rows["clip_norm"].append(norm)
+            self._rows["noise_multiplier"].append(np.nan if claimed is None else claimed)
+            self._rows["watch_values"].append(watched / norm)
+            self._rows["kept_values"].append(values[self._kept])
+            self._rows["kept_planted"].append(self._flags[self._kept])
+            self._add(values, indices)
+            self._flags[indices] = False
+        self._previous, self._spare = values, self._previous
+        self._whole = True
 
-    def _add(
-        self,
-        values: NDArray[np.float64],
-        planted: NDArray[np.int64],
-        watched: NDArray[np.float64],
-    ) -> None:
-        sums, rows = self._sums, self._rows
-        tensor, squares = self._canaries.tensor, values * values
-        chosen, chosen_squares = values[planted], squares[planted]
-        sums["total"] += values
-        sums["square"] += squares
+    def _add(self, values: NDArray[np.float64], planted: NDArray[np.int64]) -> None:
+        """Add a step to the sums, and turn its values into what is left without the plantings."""
+        sums, rows, tensors = self._sums, self._rows, self._tensors
+        chosen = values[planted]
+        squares = chosen * chosen
+        strata = self._tensor[planted]
+        rows["planted"].append(np.bincount(strata, minlength=tensors))
+        rows["planted_total"].append(np.bincount(strata, chosen, tensors))
+        rows["planted_square"].append(np.bincount(strata, squares, tensors))
+        # The planted ones are set to zero, rather than taken off again later: nothing cancels.
+        values[planted] = 0.0
+        total, square = np.zeros(tensors), np.zeros(tensors)
+        for start in range(0, values.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            these, strata = values[part], self._tensor[part]
+            sums["total"][part] += these
+            total += _by_tensor(strata, these, tensors)
+            product = these * these
+            sums["square"][part] += product
+            square += _by_tensor(strata, product, tensors)
+            np.multiply(these, self._previous[part], out=product)
+            sums["lag"][part] += product
+        rows["total"].append(total)
+        rows["square"].append(square)
         sums["planted"][planted] += 1
-        sums["planted_total"][planted] += chosen
-        sums["planted_square"][planted] += chosen_squares
-        residual = values.copy()
-        residual[planted] -= 1.0
-        sums["lag"] += residual * self._previous
-        self._previous = residual
+        for name, addend in (("total", chosen), ("square", squares)):
+            sums[name][planted] += addend
+            sums[f"planted_{name}"][planted] += addend
+        chosen -= 1.0
+        values[planted] = chosen
+        sums["lag"][planted] += chosen * self._previous[planted]
 
-        def by_tensor(indices: NDArray[np.int64], weights: NDArray[Any] | None) -> NDArray[Any]:
-            return np.bincount(tensor[indices], weights=weights, minlength=self._tensors)
+    def _append_to_store(
+        self, values: NDArray[np.float64], background: Literal["known", "unknown"], own_coin: bool
+    ) -> None:
+        if self._store is None:
+            return
+        try:
+            self._store.append(values, self._flags, lambda: self._facts(background, own_coin))
+        except (OSError, RecordingError):
+            # The writer took its row back, so only this step is missing.
+            self._flags[:] = False
+            self._whole = True
+            raise
 
-        everyone = slice(None)
-        planted_total = by_tensor(planted, chosen)
-        planted_square = by_tensor(planted, chosen_squares)
-        rows["planted"].append(by_tensor(planted, None))
-        rows["planted_total"].append(planted_total)
-        rows["planted_square"].append(planted_square)
-        rows["total"].append(by_tensor(everyone, values) - planted_total)  # type: ignore[arg-type]
-        rows["square"].append(by_tensor(everyone, squares) - planted_square)  # type: ignore[arg-type]
-        flags = np.zeros(values.size, dtype=np.bool_)
-        flags[planted] = True
-        rows["kept_values"].append(values[self._kept])
-        rows["kept_planted"].append(flags[self._kept])
-        rows["watch_values"].append(watched)
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RecordingError(
+                f"Recording step {self.steps} was interrupted half way: its sums mean nothing. "
+                "Load the last checkpoint into a new Recorder."
+            )
 
-    def _vector(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
-        values = np.asarray(given, dtype=np.float64)
-        if values.shape != (self._canaries.size,):
+    def _vector(self, name: str, given: ArrayLike) -> NDArray[Any]:
+        values = np.asarray(given)
+        if values.dtype.kind not in "biuf" or values.shape != (self._canaries.size,):
             raise InvalidArgumentError(
                 f"Expected {name} to hold one number for each of {self._canaries.size} canaries, "
-                f"got shape {values.shape}. Read it with canaries.project()."
+                f"got shape {values.shape} and dtype {values.dtype}. Read it with "
+                "canaries.project()."
             )
         return values
 
@@ -254,128 +426,207 @@ class Recorder:
         if indices.dtype.kind not in "iu" or indices.ndim != 1:
             raise InvalidArgumentError(
                 f"Expected planted to be indices of canaries, got dtype {indices.dtype} and shape "
-                f"{indices.shape}."
+                f"{indices.shape}. Pass numpy.flatnonzero() of a mask."
             )
-        indices = indices.astype(np.int64)
         if indices.min() < 0 or indices.max() >= self._canaries.size:
             raise InvalidArgumentError(
                 f"Expected planted in [0, {self._canaries.size}), got {indices.min()} to "
-                f"{indices.max()}."
+                f"{indices.max()}. Number the canaries as in canaries.member."
             )
+        indices = indices.astype(np.int64)
         if np.unique(indices).size != indices.size:
-            raise InvalidArgumentError("Expected planted to name each canary once, got repeats.")
-        if not self._canaries.member[indices].all():
-            absent = int(indices[~self._canaries.member[indices]][0])
             raise InvalidArgumentError(
-                f"Expected planted to name present canaries only, got {absent}, which is absent."
+                "Expected planted to name each canary once, got repeats. A canary planted twice in "
+                "one step is two records: drop the repeats."
+            )
+        absent = indices[~self._canaries.member[indices]]
+        if absent.size:
+            raise InvalidArgumentError(
+                f"Expected planted to name present canaries only, got {absent[0]}, which is "
+                "absent. Plant only where canaries.member is True."
             )
         return indices
 
-    def _watch_row(self, watch: ArrayLike | None) -> NDArray[np.float64]:
-        row = np.zeros(0) if watch is None else np.asarray(watch, dtype=np.float64)
-        if row.ndim != 1 or row.size not in (0, self._canaries.watch.size):
+    def _watch_row(self, watch: ArrayLike | None) -> NDArray[Any]:
+        row = np.zeros(0) if watch is None else np.asarray(watch)
+        wanted = (self._canaries.watch.size,)
+        if watch is not None and (row.dtype.kind not in "biuf" or row.shape != wanted):
             raise InvalidArgumentError(
-                f"Expected watch to hold {self._canaries.watch.size} numbers, got shape "
-                f"{row.shape}. Read the released sum at canaries.watch."
+                f"Expected watch to hold {wanted[0]} numbers, got shape {row.shape} and dtype "
+                f"{row.dtype}. Read the released sum at canaries.watch."
             )
-        if self._watched is None:
-            self._watched = row.size
-            self._rows["watch_values"] = _Rows(row.size, np.float64)
-        if row.size != self._watched:
-            raise RecordingError("Expected watch in every step or in none.")
+        if self._watched not in (None, row.size):
+            raise RecordingError(
+                f"Expected watch in every step or in none, got {row.size} numbers after steps with "
+                f"{self._watched}."
+            )
         return row
 
     def transcript(self) -> Transcript:
-        """The transcript of the steps observed so far."""
+        """The transcript of the steps observed so far.
+
+        Raises:
+            RecordingError: No step has been observed.
+        """
+        self._check_whole()
+        if self._store is not None:
+            self._store.flush()
         rows = {name: item.rows() for name, item in self._rows.items()}
-        own_coin = self._own_coin is not False
+        watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
-            tensor=np.array(self._canaries.tensor),
+            tensor=self._tensor.copy(),
             canaries=CanarySums(**{name: array.copy() for name, array in self._sums.items()}),
             steps=StepSums(**{name: rows.pop(name) for name in _STEP_FIELDS}),
             kept=self._kept.copy(),
-            watch_tensor=np.array(self._canaries.watch_tensor)
-            if self._watched
-            else np.zeros(0, dtype=np.int64),
-            facts=RunFacts(
-                sampling_rate=self._sampling_rate,
-                sampling="own coin" if own_coin else "user's sampler",
-                poisson=own_coin,
-                background=self._background or "unknown",
-                fair_coins=self._canaries.fair_coins,
-                noise_multiplier=self._noise_multiplier,
-                tensors=tuple(f"tensor {index}" for index in range(self._tensors)),
-                seed=self._canaries.root_seed,
-            ),
+            watch_tensor=watch.copy(),
+            facts=self._facts(self._background, self._own_coin),
             **rows,
         )
 
+    def _facts(
+        self, background: Literal["known", "unknown"] | None, own_coin: bool | None
+    ) -> RunFacts:
+        return RunFacts(
+            sampling_rate=self._sampling_rate,
+            sampling="user's sampler" if own_coin is False else "own coin",
+            poisson=own_coin is not False,
+            background=background or "unknown",
+            fair_coins=self._canaries.fair_coins,
+            noise_multiplier=self._noise_multiplier,
+            tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
+            seed=self._canaries.root_seed,
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart: arrays, and plain values under ``"state"``."""
-        arrays: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
-        arrays |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
-        arrays["previous"] = self._previous.copy()
+        """Everything needed to go on after a restart: arrays, and plain values under ``"state"``.
+
+        What the store has pending is on disk when this returns.
+        """
+        self._check_whole()
+        if self._store is not None:
+            self._store.flush(sync=True)
+        state: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
+        state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
+        state["previous"] = self._previous.copy()
         if self._drawn is not None:
-            arrays["drawn"] = self._drawn.copy()
-        arrays["state"] = {
-            "fingerprint": self._canaries.fingerprint(),
-            "sampling_rate": self._sampling_rate,
-            "clip_norm": self._clip_norm,
-            "own_coin": self._own_coin,
-            "background": self._background,
-            "watched": self._watched,
-            "coin": _integers_as_text(self._coin.bit_generator.state),
-        }
-        return arrays
+            state["drawn"] = self._drawn.copy()
+        state["state"] = _plain.to_plain(
+            _Progress(
+                fingerprint=self._canaries.fingerprint(),
+                sampling_rate=self._sampling_rate,
+                clip_norm=self._clip_norm,
+                own_coin=self._own_coin,
+                background=self._background,
+                watched=self._watched,
+                coin=_integers_as_text(self._coin.bit_generator.state),
+                stored=self._store is not None,
+            )
+        )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Go on where `state_dict` was taken; the store is cut back to the steps it had then.
 
         Raises:
-            RecordingError: The state belongs to other canaries, another rate or another clip norm.
+            FileFormatError: The state is not one of a recorder, or parts of it are missing.
+            RecordingError: The state belongs to other canaries, another rate or another clip norm,
+                or the store does not hold its steps. The recorder stays as it was.
         """
-        plain = state["state"]
+        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
         for name, mine in (
             ("fingerprint", self._canaries.fingerprint()),
             ("sampling_rate", self._sampling_rate),
             ("clip_norm", self._clip_norm),
         ):
-            if plain[name] != mine:
+            theirs = getattr(progress, name)
+            if theirs != mine:
                 raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {plain[name]!r} "
+                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} "
                     f"where this run has {mine!r}. Start the recorder with the same canaries, "
                     "seed and settings."
                 )
-        self._sums = {name: np.array(state[f"sums.{name}"]) for name in self._sums}
-        self._rows = {
-            name: _Rows(None, state[f"rows.{name}"].dtype, state[f"rows.{name}"])
-            for name in self._rows
-        }
-        self._previous = np.array(state["previous"])
-        self._drawn = np.array(state["drawn"]) if "drawn" in state else None
-        self._own_coin = plain["own_coin"]
-        self._background = plain["background"]
-        self._watched = plain["watched"]
-        self._coin.bit_generator.state = _text_as_integers(plain["coin"])
+        if progress.watched not in (None, 0, self._canaries.watch.size):
+            raise FileFormatError(
+                f"Expected state.watched to be 0 or {self._canaries.watch.size}, got "
+                f"{progress.watched}."
+            )
+        size = self._canaries.size
+        sums = {name: _part(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
+        previous = _part(state, "previous", self._previous, size)
+        drawn = None
+        if "drawn" in state:
+            drawn = _part(state, "drawn", self._present[:0])
+            if not np.isin(drawn, self._present).all():
+                raise FileFormatError("Expected drawn to name present canaries.")
+        rows = {name: item.rows()[:0] for name, item in self._rows.items()}
+        rows["watch_values"] = np.empty((0, progress.watched or 0))
+        steps = np.shape(state.get("rows.clip_norm", ()))[0]
+        rows = {name: _part(state, f"rows.{name}", old, steps) for name, old in rows.items()}
+        coin = random_stream(self._canaries.root_seed, Stream.PLANTING)
+        try:
+            coin.bit_generator.state = _text_as_integers(progress.coin)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"Expected the state of a generator: {error}.") from error
+        if steps and progress.stored != (self._store is not None):
+            raise RecordingError(
+                "Expected store to be given to the Recorder exactly if the run began with one: a "
+                "store holds every step of its run."
+            )
+        if self._store is not None:
+            self._store.resume(steps)
+        self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
+        self._rows = {name: _Rows(array) for name, array in rows.items()}
+        self._own_coin, self._background = progress.own_coin, progress.background
+        self._watched = progress.watched
+        self._flags[:] = False
+        self._whole = True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, whole or not at all."""
         state = self.state_dict()
         plain = state.pop("state")
-        _files.write_arrays(path, _KIND, _SCHEMA, state, {"state": _plain.to_plain(plain)})
+        _files.write_arrays(path, _KIND, _SCHEMA, state, {"state": plain})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote."""
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+            RecordingError: As for `load_state_dict`.
+        """
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        self.load_state_dict({**arrays, "state": content["state"]})
+        self.load_state_dict({**arrays, "state": content.get("state")})
 
 
-_STEP_FIELDS = tuple(item.name for item in fields(StepSums))
+def _by_tensor(strata: NDArray[np.int64], values: NDArray[np.float64], tensors: int) -> Any:
+    """Sums of the values by tensor; with a single one, without looking at it."""
+    return values.sum() if tensors == 1 else np.bincount(strata, values, tensors)
+
+
+def _part(
+    state: dict[str, Any], name: str, like: NDArray[Any], length: int | None = None
+) -> NDArray[Any]:
+    """A copy of one array of a checkpoint, of the type and width of another."""
+    given = state.get(name)
+    if not (
+        isinstance(given, np.ndarray)
+        and given.dtype == like.dtype
+        and given.ndim == like.ndim
+        and given.shape[1:] == like.shape[1:]
+        and len(given) == (len(given) if length is None else length)
+    ):
+        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
+        wanted = (len(like) if length is None else length, *like.shape[1:])
+        raise FileFormatError(
+            f"Expected {name} of the checkpoint to be {like.dtype} {wanted}, got {found[:80]}. "
+            "Load an older checkpoint."
+        )
+    return given.copy()
 
 
 def _integers_as_text(state: Any) -> Any:
-    """A generator's state with its 128-bit integers as text, which every JSON reader keeps whole."""
+    """A generator's state with its 128-bit integers as text, which any JSON reader keeps whole."""
     if isinstance(state, dict):
         return {key: _integers_as_text(value) for key, value in state.items()}
     return f"int:{state}" if isinstance(state, int) else state

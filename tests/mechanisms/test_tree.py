@@ -456,6 +456,7 @@ def test_bad_arguments():
     with pytest.raises(UnsupportedError, match="future"):
         TreeNoise(draw, steps=4, estimator="full")
     for call, name in (
+        (lambda: numpy_draw(np.random.default_rng(0), 1, dtype=np.float16), "dtype"),
         (lambda: TreeNoise(draw, steps=0), "steps"),
         (lambda: TreeNoise(draw, steps=4, estimator="best"), "estimator"),
         (lambda: TreeNoise(draw, steps=4, restart_every=0), "restart_every"),

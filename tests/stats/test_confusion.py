@@ -39,7 +39,7 @@ MATRICES = [
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 
-def slow_credence(counts, epsilon, delta, points=100_000):
+def slow_credence(counts, epsilon, delta, points=20_000):
     """Mean over quantiles of the false negative rate of the mass the region leaves to the other."""
     rate = betaincinv(
         counts["false_negative"] + 0.5,
@@ -161,10 +161,10 @@ def test_p_value_and_bounds_never_disagree(counts, epsilon):
     for claim, bound in claims.items():
         value = confusion.p_value(claim.beta_at, **counts)
         assert 0.0 < value <= 1.0
-        if value < 0.99:
+        if 1e-12 < value < 0.99:
             beyond = bound(**counts, delta=delta, confidence=1.0 - value * 1.001)
             assert beyond > epsilon * (1.0 - 1e-9)
-        if value > 1e-15:
+        if value > 1e-12:
             short = bound(**counts, delta=delta, confidence=1.0 - value * 0.999)
             assert short <= epsilon * (1.0 + 1e-9) + 1e-9
 
@@ -191,11 +191,17 @@ def test_p_value_is_valid_for_independent_canaries():
 
 
 @pytest.mark.parametrize("counts", MATRICES)
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.05])
+@pytest.mark.parametrize("delta", [0.0, 0.05])
 def test_credence_against_quantile_sums(counts, delta):
-    for epsilon in (0.0, 0.1, 1.0, 3.0, 6.0):
+    for epsilon in (0.0, 0.3, 3.0):
         found = confusion.bayesian_probability(**counts, epsilon=epsilon, delta=delta)
-        assert found == pytest.approx(slow_credence(counts, epsilon, delta), abs=5e-6)
+        assert found == pytest.approx(slow_credence(counts, epsilon, delta), abs=5e-5)
+
+
+@pytest.mark.parametrize(("counts", "epsilon"), [(PEER, 0.1439), (PEER, 6.4), (BALANCED, 2.1)])
+def test_credence_against_many_quantiles(counts, epsilon):
+    found = confusion.bayesian_probability(**counts, epsilon=epsilon, delta=1e-5)
+    assert found == pytest.approx(slow_credence(counts, epsilon, 1e-5, 200_000), abs=2e-6)
 
 
 def test_credence_against_simulation():
@@ -242,7 +248,7 @@ def test_ceilings():
     top = confusion.gaussian_dp_ceiling(**sides, **LEVEL)
     assert top == pytest.approx(gdp_epsilon(1e-5, -2.0 * ndtri(limit)))
     top = confusion.bayesian_ceiling(**sides, **LEVEL)
-    assert slow_credence(matrix(1000, 1000, 0, 0), top, 1e-5) == pytest.approx(0.05, abs=5e-6)
+    assert slow_credence(matrix(1000, 1000, 0, 0), top, 1e-5) == pytest.approx(0.05, abs=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -270,18 +276,19 @@ def test_large_epsilon_is_no_problem():
 def test_agrees_with_jax_privacy(counts):
     from jax_privacy import auditing
 
+    strong = [BALANCED, matrix(60, 495, 5, 440)]
     present = np.repeat([1.0, 0.0], [counts["true_positive"], counts["false_negative"]])
     absent = np.repeat([1.0, 0.0], [counts["false_positive"], counts["true_negative"]])
     auditor = auditing.CanaryScoreAuditor(present, absent)
     theirs = auditor.epsilon_clopper_pearson(
         significance=0.05, delta=1e-5, one_sided=False, threshold_strategy=auditing.Explicit(0.5)
     )
-    ours = confusion.clopper_pearson_epsilon(**counts, **LEVEL)
-    assert ours == pytest.approx(theirs, abs=1e-9)
-    # Theirs divides the error by the number of thresholds, which is three for two distinct scores.
+    assert confusion.clopper_pearson_epsilon(**counts, **LEVEL) == pytest.approx(theirs, abs=1e-9)
+    # Theirs divides the error by the number of thresholds: three for two distinct scores.
     theirs = auditor.epsilon_from_gdp(significance=0.05, delta=1e-5)
     ours = confusion.gaussian_dp_epsilon(**counts, delta=1e-5, confidence=1.0 - 0.05 / 3.0)
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    # Theirs may report the size of a negative mu where the limits contradict nothing.
+    assert ours == (pytest.approx(theirs, abs=1e-5) if counts in strong else 0.0)
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,14 @@ class TestLimits:
         assert gaussian.epsilon(variation * (1 + 1e-12), 0.0, 1.0, 1.0, 2.0) == 0.0
         assert gaussian.epsilon(variation * (1 - 1e-9), 0.0, 1.0, 1.0, 2.0) > 0.0
 
+    def test_gaps_at_the_end_of_the_floats(self):
+        rng = np.random.default_rng(10)
+        gap = np.maximum(10.0 ** rng.uniform(-323, -290, 20_000), math.ulp(0.0))
+        delta = np.maximum(10.0 ** rng.uniform(-323, -290, 20_000), math.ulp(0.0))
+        epsilon = gaussian.epsilon(delta, 0.0, 1.0, gap, 1.0)
+        # At most the boundary itself, 39 deviations out where delta is the smallest float.
+        assert np.all((epsilon >= 0.0) & (epsilon <= 39.0 * gap))
+
     def test_solver_reports_failure(self):
         never = np.array([np.nan])
         with pytest.raises(AskGaussError, match="converge"):

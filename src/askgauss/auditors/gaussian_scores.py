@@ -21,7 +21,7 @@ from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions, score_law
-from askgauss.stats.binomial import largest_rejected, smallest_error
+from askgauss.stats.search import largest_rejected, smallest_error
 from askgauss.stats.shift import ShiftTest, sampling_variance
 
 __all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]

@@ -20,7 +20,8 @@ from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import GroupMoments
 from askgauss.stats import gaussian, noncentral_t
-from askgauss.stats.binomial import clopper_pearson_lower, smallest_error
+from askgauss.stats.binomial import clopper_pearson_lower
+from askgauss.stats.search import smallest_error
 from askgauss.stats.shift import ShiftTest, lower_noncentrality
 from askgauss.transcript import Transcript
 

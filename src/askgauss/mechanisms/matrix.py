@@ -267,7 +267,8 @@ class MatrixMechanism:
         # Vectors of norm one in unlike directions: products of columns count by their size.
         products = np.abs(self.strategy.T @ self.strategy)
         ways = [(size, self.steps - (size - 1) * (separation - 1)) for size in range(1, count + 1)]
-        if sum(math.comb(slots, size) * size**2 for size, slots in ways) <= _ENUMERATED:
+        work = itertools.accumulate(math.comb(slots, size) * size**2 for size, slots in ways)
+        if all(total <= _ENUMERATED for total in work):
             # Fewer participations can weigh more: two that leave no room for a third.
             return math.sqrt(
                 max(_heaviest(products, size, slots, separation) for size, slots in ways)

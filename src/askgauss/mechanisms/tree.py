@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, reduce
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -333,6 +333,8 @@ def numpy_draw(
     """
     _validate.positive(scale=scale, hint="A tree without noise is not private.")
     kind: Any = np.dtype(dtype)
+    if kind not in (np.float32, np.float64):
+        raise _validate.fail("dtype", kind, "to be float32 or float64")
     size = shape if isinstance(shape, tuple) else (shape,)
 
     def draw(out: Any) -> Any:
@@ -597,8 +599,8 @@ def sensitivity(
 ) -> float:
     """How far one record can move all node sums together, in units of the clip norm.
 
-    The largest root of the sum, over all complete nodes, of the squared number of times the record
-    enters a node, found exactly over every way to participate that the arguments allow.
+    Its square is the sum, over all complete nodes, of the squared number of times the record enters
+    a node; the largest over every way to participate that the arguments allow is found exactly.
 
     Args:
         steps: Leaves in all; any number.
@@ -625,52 +627,53 @@ def sensitivity(
     _validate.integer(1, participations=participations, min_separation=min_separation)
     gap = min(int(min_separation), steps) - 1
     most = min(int(participations), -(-steps // (gap + 1)))
-    if most == 1:
-        gap = 0
+    join = partial(_join, gap=gap if most > 1 else 0, most=most)
 
     @cache
     def complete(level: int) -> _Segment:
         if level == 0:
-            return _leaf_segment(gap)
-        half = complete(level - 1)
-        return _join(half, half, gap, most).under_one_node()
+            return _leaf_segment(gap if most > 1 else 0)
+        return join(complete(level - 1), complete(level - 1)).under_one_node()
 
     @cache
     def completed(leaves: int, level: int) -> _Segment:
-        half = 1 << level - 1 if level else 0
+        """The first ``leaves`` under a node of this level, the others empty."""
         if leaves == 1 << level:
             return complete(level)
+        half = 1 << level - 1
         if leaves <= half:
             return completed(leaves, level - 1).under_one_node()
-        right = completed(leaves - half, level - 1)
-        return _join(complete(level - 1), right, gap, most).under_one_node()
+        return join(complete(level - 1), completed(leaves - half, level - 1)).under_one_node()
 
-    trees, last = divmod(steps - 1, period)
-    blocks = [level for level, _ in prefix_nodes(last + 1)]
-    if not trees:
-        top = blocks.pop(0)
-        whole = complete(0)
-        if top:
-            half = complete(top - 1)
-            whole = _join(half.at_start(), half, gap, most).under_one_node()
-    else:
+    finished, last = divmod(steps - 1, period)
+    top, *blocks = [level for level, _ in prefix_nodes(last + 1)]
+    if finished:
         if completion:
             tree = completed(period, (period - 1).bit_length())
         else:
-            tree, *rest = [complete(level) for level, _ in prefix_nodes(period)]
-            for block in rest:
-                tree = _join(tree, block, gap, most)
-        whole = tree.at_start()
-        trees -= 1
-        while trees:
-            if trees & 1:
-                whole = _join(whole, tree, gap, most)
-            trees >>= 1
-            if trees:
-                tree = _join(tree, tree, gap, most)
+            tree = reduce(join, [complete(level) for level, _ in prefix_nodes(period)])
+        whole = join(_repeated(tree, finished, join), complete(top))
+    elif top:
+        # What comes first needs no table of what stands before it, and this one is the largest.
+        whole = join(complete(top - 1).at_start(), complete(top - 1)).under_one_node()
+    else:
+        whole = complete(0)
     for level in blocks:
-        whole = _join(whole, complete(level), gap, most)
+        whole = join(whole, complete(level))
     return math.sqrt(max(int(value.max()) for value, _ in whole.fronts))
+
+
+def _repeated(
+    tree: _Segment, times: int, join: Callable[[_Segment, _Segment], _Segment]
+) -> _Segment:
+    """Equal trees one after another, at the start, by doubling."""
+    whole, times = tree.at_start(), times - 1
+    while times:
+        if times & 1:
+            whole = join(whole, tree)
+        times >>= 1
+        tree = join(tree, tree) if times else tree
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

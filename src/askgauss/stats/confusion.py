@@ -27,7 +27,7 @@ from scipy.special import betainc, betainccinv, betaincinv, betaln, ndtri
 
 from askgauss import _validate
 from askgauss.stats import gaussian
-from askgauss.stats.binomial import largest_rejected, smallest_error
+from askgauss.stats.search import largest_rejected, smallest_error
 
 __all__ = [
     "Curve",

@@ -20,7 +20,8 @@ from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.stats import gaussian as gaussian_pair
-from askgauss.stats.binomial import check_guesses, largest_rejected, smallest_error
+from askgauss.stats.binomial import check_guesses
+from askgauss.stats.search import largest_rejected, smallest_error
 
 __all__ = [
     "InverseBlowUp",
@@ -63,7 +64,7 @@ def epsilon_delta(epsilon: float, delta: float) -> InverseBlowUp:
         delta: Delta, in [0, 1).
 
     Returns:
-        The function y to the largest of 0, (y - delta) e^-epsilon and 1 - delta - (1 - y) e^epsilon.
+        From y to the largest of 0, (y - delta) e^-epsilon and 1 - delta - (1 - y) e^epsilon.
 
     Example:
         >>> round(epsilon_delta(1.0, 0.1)(0.5), 4)

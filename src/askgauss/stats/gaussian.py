@@ -77,7 +77,7 @@ _TURN = -1.0
 _FARTHEST = 1e160
 # A larger ratio or gap makes delta 1 to the last digit, and epsilon more than a float can hold.
 _DISJOINT = 1e200
-# A smaller gap between equal deviations would be lost to underflow, and counts as none.
+# A smaller gap between equal deviations is lost to underflow and counts as none; so does a budget.
 _IDENTICAL = 1e-300
 # Arrays are worked off in blocks whose temporaries stay in the cache.
 _BLOCK = 4096

@@ -117,12 +117,12 @@ def _log_integral(t: _Array, df: _Array, noncentrality: _Array) -> _Array:
 def _log_panel(start: _Array, end: _Array, t: _Array, df: _Array, noncentrality: _Array) -> _Array:
     """Logarithm of the integral over chi from ``start`` to ``end``, by Gauss-Legendre."""
     scale = np.sqrt(df)
-    middle, half = 0.5 * (start + end), 0.5 * (end - start)
+    half = 0.5 * (end - start)
     t, df, noncentrality = t[:, None], df[:, None], noncentrality[:, None]
     # chi = sqrt(df) * ratio = sqrt(df) * (1 + u): each has the digits where the other lacks them.
     spread = (half / scale)[:, None] * _NODES
-    ratio = (middle / scale)[:, None] + spread
-    u = ((middle - scale) / scale)[:, None] + spread
+    ratio = (0.5 * (start + end) / scale)[:, None] + spread
+    u = (0.5 * ((start - scale) + (end - scale)) / scale)[:, None] + spread
     y = np.where(ratio < 0.5, t * ratio - noncentrality, t * u + (t - noncentrality))
     log = _log_density(ratio, u, df) + special.log_ndtr(-y)
     peak = log.max(axis=1)
@@ -139,7 +139,9 @@ def _window(t: _Array, df: _Array, noncentrality: _Array) -> tuple[_Array, _Arra
     """
     slope = t / np.sqrt(df)
     power = df - 1.0
-    tail = slope * np.sqrt(power) > noncentrality  # y > 0 already at the peak of the density
+    # y at the peak of the density; where it is positive, the envelope peaks elsewhere
+    depth = slope * np.sqrt(power) - noncentrality
+    tail = depth > 0.0
     steep = np.where(tail, slope, 0.0)
     widen = 1.0 + steep * steep
     centre = 0.5 * steep / widen * noncentrality
@@ -153,13 +155,16 @@ def _window(t: _Array, df: _Array, noncentrality: _Array) -> tuple[_Array, _Arra
         right = np.fmin(np.sqrt(2.0 * _DROP / widen), reach + np.sqrt(reach * (reach + 2.0 * peak)))
         right = np.sqrt(2.0 * _DROP / (widen + pull / (peak + right)))
         low, high = peak - left, peak + right
-        # Where the window passes the step, the envelope beyond is the density, falling from there.
+        # Where the window passes the step (y = 0), the density alone falls from there on.
+        both = (1.0 + 1.0 / widen) * np.abs(noncentrality) + 2.0 * np.abs(steep) * root
+        less = 2.0 * depth * (np.abs(depth + 2.0 * noncentrality) / (widen * both))
+        height = np.where(centre > 0.0, less, 0.5 * both)  # y at the peak of the envelope
         step = noncentrality / slope
         fall = np.abs(power / step - step)
         curve = 1.0 + np.where(slope > 0.0, power / (step * step), 0.0)
         beyond = 2.0 * _DROP / (fall + np.sqrt(fall * fall + 2.0 * _DROP * curve))
-        low = np.where(tail & (slope > 0.0) & (low < step), step - beyond, low)
-        high = np.where(tail & (slope < 0.0) & (high > step), step + beyond, high)
+        low = np.where(tail & (slope > 0.0) & (height < slope * left), step - beyond, low)
+        high = np.where(tail & (slope < 0.0) & (height < -slope * right), step + beyond, high)
         end = (noncentrality + math.sqrt(2.0 * _DROP)) / slope
         cut = (noncentrality - _STEP) / slope
     low = np.where(~tail & (slope < 0.0), np.maximum(low, end), low)

@@ -4,7 +4,8 @@ Each of ``canaries`` examples is included by its own fair coin, the run happens 
 auditor guesses the coins of some of them. If the mechanism is (epsilon, delta)-DP, the number of
 correct guesses is hardly larger than binomial with success probability e^epsilon / (1 + e^epsilon);
 their Theorem 5.2 says by how much. It holds for every mechanism, whatever the dependence between
-canaries.
+canaries. At delta 0 it also holds for an auditor who is told each coin once it is guessed, before
+the next guess (Keinan, Shenfeld and Ligett 2025, arXiv 2503.07199).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from scipy.special import betaincc, betainccinv, betaln, gammaln
 
 from askgauss import _validate
-from askgauss.stats.binomial import check_guesses, close_bracket
+from askgauss.stats.binomial import check_guesses
+from askgauss.stats.search import SMALLEST_ERROR, close_bracket
 
 __all__ = ["ceiling", "epsilon_from_counts", "p_value"]
 
@@ -128,7 +130,8 @@ def _epsilon(canaries: int, guesses: int, correct: int, delta: float, error: flo
         return max(cap, 0.0)
 
     def margin(epsilon: float) -> float:
-        return math.log(error / _p_value(canaries, guesses, correct, epsilon, delta))
+        probability = _p_value(canaries, guesses, correct, epsilon, delta)
+        return math.log(error) - math.log(max(probability, SMALLEST_ERROR))
 
     # The slope of the binomial tail at the cap says how far below it the answer is.
     high, at_high = cap, margin(cap)

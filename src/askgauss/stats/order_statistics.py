@@ -24,7 +24,8 @@ from scipy.special import betaincc, betainccinv, betaincinv, betaln, expit, ndtr
 
 from askgauss import _validate
 from askgauss.stats import gaussian
-from askgauss.stats.binomial import SMALLEST_ERROR, check_guesses, largest_rejected
+from askgauss.stats.binomial import check_guesses
+from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
 
 __all__ = [
     "Channel",

@@ -1,9 +1,9 @@
 """Exact one-sided inference on the standardised shift between two groups of Gaussian scores.
 
 Absent scores are N(m, v); present ones N(m + g, v (1 + kappa psi^2)) with psi = g / sqrt(v), the
-shift. ``kappa`` is the variance Poisson sampling adds, (1 - q) / (q T); 0 where there is none. For a
-given psi the ratio of the two variances is known, so the usual two-sample t statistic, weighted by
-it, is exactly noncentral t: inverting that test is exact at every sample size.
+shift. ``kappa`` is the variance Poisson sampling adds, (1 - q) / (q T); 0 where there is none. For
+a given psi the ratio of the two variances is known, so the usual two-sample t statistic, weighted
+by it, is exactly noncentral t: inverting that test is exact at every sample size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, ndtri_exp
 
 from askgauss.stats import noncentral_t
-from askgauss.stats.binomial import close_bracket
+from askgauss.stats.search import close_bracket
 
 __all__ = ["ShiftTest", "lower_noncentrality", "sampling_variance"]
 
@@ -88,12 +88,21 @@ class ShiftTest:
             return 0.0
         if self.degenerate:
             return math.inf
-        low, high = 0.0, self._bracket(max(error, 0.5))
-        if self._may_turn:
-            grid = np.linspace(low, high, _SCAN)
-            first = int(np.argmax(self.p_values(grid) >= error))
-            low, high = float(grid[max(first - 1, 0)]), float(grid[first])
-        return _first_not_rejected(self._log_p_values, error, low, high)
+        if not self._may_turn:
+            return _first_not_rejected(self._log_p_values, error, self._guess(error))
+        grid = np.linspace(0.0, self._bracket(max(error, 0.5)), _SCAN)
+        first = int(np.argmax(self.p_values(grid) >= error))
+        if first == 0:
+            return 0.0
+        low, high = float(grid[first - 1]), float(grid[first])
+        return _first_not_rejected(self._log_p_values, error, (low, high))
+
+    def _guess(self, error: float) -> tuple[float, float]:
+        """Where the bound should be, by the normal approximation, give or take a little."""
+        statistic, _ = self.statistic(0.0)
+        scale = math.sqrt(1.0 / self.absent[0] + 1.0 / self.present[0])
+        middle = _normal_guess(float(statistic), self.degrees_of_freedom, error)
+        return scale * max(middle - 0.02, 0.0), scale * max(middle + 0.02, 0.02)
 
     def p_value(self, shift: float) -> float:
         """The p-value of "the shift is at most this": the largest over all such shifts."""
@@ -108,8 +117,8 @@ class ShiftTest:
     def _may_turn(self) -> bool:
         """Whether the p-value may fall somewhere instead of rising with the shift throughout.
 
-        It rises where sampling adds nothing, and rose in every case tried with little added variance
-        and no fewer absent scores than present ones.
+        It rises where sampling adds nothing, and rose in every case tried with little added
+        variance and no fewer absent scores than present ones.
         """
         steady = self.kappa <= _STEADY and self.absent[0] >= self.present[0]
         return self.kappa > 0.0 and not steady
@@ -152,26 +161,37 @@ def lower_noncentrality(statistic: float, freedom: int, error: float) -> float:
     def log_p(noncentrality: float) -> Any:
         return noncentral_t.log_survival(statistic, freedom, noncentrality)
 
-    high = max(statistic, 1.0)
-    while math.exp(log_p(high)) < max(error, 0.5):
-        high *= 2.0
-    return _first_not_rejected(log_p, error, 0.0, high)
+    middle = _normal_guess(statistic, freedom, error)
+    guess = max(middle - 0.02, 0.0), max(middle + 0.02, 0.02)
+    return _first_not_rejected(log_p, error, guess)
+
+
+def _normal_guess(statistic: float, freedom: int, error: float) -> float:
+    return statistic + float(ndtri(error)) * math.sqrt(1.0 + 0.5 * statistic**2 / freedom)
 
 
 def _first_not_rejected(
-    log_p: Callable[[float], Any], error: float, low: float, high: float
+    log_p: Callable[[float], Any], error: float, guess: tuple[float, float]
 ) -> float:
-    """Where a p-value that rises from ``low`` to ``high`` first reaches ``error``, from below."""
+    """Where a rising p-value first reaches ``error``, from below; 0 if it is there from the start.
+
+    The guess need not hold the crossing: its ends move outwards, twice as far each time.
+    """
     quantile = float(ndtri(error))
 
     def margin(value: float) -> float:
         # In probits the p-value is nearly a straight line, so few steps find its crossing.
         return quantile - float(ndtri_exp(log_p(value)))
 
-    at_low = margin(low)
-    if at_low <= 0.0:
-        return low
-    return close_bracket(margin, low, at_low, high, margin(high), _TOLERANCE)
+    low, high = guess
+    width = high - low
+    while (at_low := margin(low)) <= 0.0:
+        if low == 0.0:
+            return 0.0
+        low, high, width = max(low - width, 0.0), low, 2.0 * width
+    while (at_high := margin(high)) > 0.0:
+        low, at_low, high, width = high, at_high, high + width, 2.0 * width
+    return close_bracket(margin, low, at_low, high, at_high, _TOLERANCE)
 
 
 def _critical(error: float, freedom: int, noncentrality: float) -> float:

@@ -1,0 +1,1 @@
+"""Audits inside training frameworks; each module needs its framework installed."""

@@ -1,0 +1,562 @@
+"""Audit an Opacus run from inside it, around an unchanged training loop.
+
+::
+
+    from askgauss.integrations.opacus import CanaryAudit
+
+    with CanaryAudit(optimizer, canaries=5000, seed=0) as audit:
+        train(...)
+    print(audit.result(claim=claim))
+
+The optimizer's own step runs throughout. Canaries go in where Opacus calls its `add_noise`, after
+clipping and before the noise; what the step released is read where the wrapped torch optimizer
+begins its own step, after noise, scaling and the reduction over ranks. The accountant's hook is not
+touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _files, _plain, _validate
+from askgauss.auditing import audit as run_audit
+from askgauss.auditors.base import Auditor
+from askgauss.canaries import BlockCanaries, DiracCanaries, fresh_seed
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.recorder import Recorder
+from askgauss.results import AuditResult
+from askgauss.transcript import Transcript
+
+try:
+    import torch
+    from opacus.optimizers import DPPerLayerOptimizer
+except ImportError as error:
+    raise MissingExtraError(
+        "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
+    ) from error
+
+from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._coordinates import CanaryCoordinates
+
+__all__ = ["CanaryAudit"]
+
+_KIND = "askgauss-opacus-audit"
+_SCHEMA = 1
+# Rows that go through the clipper together: each is as large as the whole model.
+_ROWS = 8
+# A canary's row before clipping, in clip norms at each of its coordinates.
+_FAR_ABOVE = 100.0
+_EXERCISED = {
+    "sum": ("noise", "reduction", "step count"),
+    "sample": ("clipping", "sum", "noise", "reduction", "step count"),
+}
+_attached: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step between its noise and its observation."""
+
+    clip_norm: float
+    noise_multiplier: float
+    scale: float
+    clean: torch.Tensor | None
+
+
+class CanaryAudit:
+    """Plants canaries in an Opacus run and records what each step releases about them.
+
+    Use it as a context manager around the training loop. It may be entered again after it was left,
+    and goes on recording. Random choices come from streams of its own: with no canary present,
+    training ends in the very same weights as without an audit.
+
+    When their number is left to the audit, present canaries are few beside the records and the
+    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most. Each acts
+    like one more record, and all of them together move the weights no more than 8 % more noise
+    would. Absent ones cost the training nothing and fill up to 5,000. These numbers are fixed; for
+    auditors that guess membership give a number, which makes each present by a fair coin.
+
+    The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
+    not audited, and neither are the parts before the place they go in at.
+
+    Args:
+        optimizer: The optimizer `PrivacyEngine.make_private` returned.
+        canaries: How many, half of them present by fair coins; or canaries made by you over the
+            optimizer's parameters; or None to leave it to the audit.
+        inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
+            optimizer's own clipping as a gradient far above the clip norm, so that clipping is
+            audited too; 32 are present unless you say otherwise.
+        seed: Root of the audit's random choices; drawn and recorded if not given.
+        data_loader: The training loader, which knows the true sampling rate and whether sampling
+            is Poisson. Recommended.
+        accountant: The run's accountant or PrivacyEngine; found behind the optimizer's hook if not
+            given.
+        sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
+        background: Whether to subtract the other records' clean sum, which the auditor can see:
+            ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
+            unless the loader says that sampling is not Poisson.
+        model: The model, for the names of its parameters.
+        checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
+            context without an error.
+
+    Raises:
+        InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
+        UnsupportedError: This kind of optimizer cannot be audited the way it was asked.
+        RecordingError: The checkpoint belongs to another run.
+
+    Example:
+        >>> import torch, opacus
+        >>> data = torch.utils.data.TensorDataset(torch.randn(64, 20), torch.randn(64, 1))
+        >>> model = torch.nn.Linear(20, 1)
+        >>> engine = opacus.PrivacyEngine()
+        >>> model, optimizer, loader = engine.make_private(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=16),
+        ...     noise_multiplier=1.0, max_grad_norm=1.0)
+        >>> with CanaryAudit(optimizer, data_loader=loader, seed=0) as audit:
+        ...     for features, target in loader:
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.mse_loss(model(features), target).backward()
+        ...         optimizer.step()
+        >>> audit.transcript()
+        Transcript(steps=4, present=5, absent=10, background='known')
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        canaries: int | DiracCanaries | BlockCanaries | None = None,
+        inject: Literal["sum", "sample"] = "sum",
+        seed: int | None = None,
+        data_loader: Any = None,
+        accountant: Any = None,
+        sampling_rate: float | None = None,
+        background: Literal["auto", "known", "unknown"] = "auto",
+        model: torch.nn.Module | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _validate.one_of(tuple(_EXERCISED), inject=inject)
+        _validate.one_of(("auto", "known", "unknown"), background=background)
+        run.check_optimizer(optimizer, inject)
+        self._optimizer = optimizer
+        self._inject = inject
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._rank = int(getattr(optimizer, "rank", 0))
+        self._world = int(getattr(optimizer, "world_size", 1))
+        self._parameters = run.audited_parameters(optimizer)
+        found, accounted_rate = run.find_accountant(optimizer, accountant)
+        self._ledger = run.Ledger(found)
+        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
+        self._known = _background_known(background, self._sampling)
+        self._names = run.tensor_names(optimizer, self._parameters, model)
+        self._canaries = choose_canaries(
+            canaries,
+            sizes=tuple(parameter.numel() for parameter in self._parameters),
+            records=self._records(),
+            rows=inject == "sample",
+            spread=isinstance(optimizer, DPPerLayerOptimizer),
+            seed=seed,
+            draw_seed=self._draw_seed,
+        )
+        self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
+        self._recorder = Recorder(
+            self._canaries,
+            sampling_rate=self._sampling.rate,
+            clip_norm=float(optimizer.max_grad_norm),
+            noise_multiplier=run.gradient_noise_multiplier(optimizer),
+        )
+        self._planted: NDArray[np.int64] | None = None
+        self._step: _Step | None = None
+        self._unnoised = 0
+        self._discarded = 0
+        self._entered = False
+        self._add_noise: Any = None
+        self._previous: Any = None
+        self._hook: Any = None
+        if self._checkpoint is not None and self._checkpoint.exists():
+            self.load(self._checkpoint)
+
+    def _records(self) -> float:
+        """About how many records the run trains on."""
+        lot = self._optimizer.expected_batch_size
+        return math.inf if lot is None else float(lot) * self._world / self._sampling.rate
+
+    def _draw_seed(self) -> int | None:
+        """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
+        if self._checkpoint is not None and self._checkpoint.exists():
+            _, content = _files.read_arrays(self._checkpoint, _KIND, _SCHEMA)
+            return int(content["audit"]["seed"])
+        if self._world == 1:
+            return None
+        drawn = torch.tensor([fresh_seed()], device=self._parameters[0].device)
+        torch.distributed.broadcast(drawn, src=0)
+        return int(drawn.item())
+
+    @property
+    def canaries(self) -> DiracCanaries | BlockCanaries:
+        """Who is planted where."""
+        return self._canaries
+
+    @property
+    def steps(self) -> int:
+        """Number of steps recorded so far."""
+        return self._recorder.steps
+
+    def __repr__(self) -> str:
+        return (
+            f"CanaryAudit({self._canaries.size} canaries, inject={self._inject!r}, "
+            f"steps={self.steps}, {'attached' if self._entered else 'not attached'})"
+        )
+
+    def __enter__(self) -> CanaryAudit:
+        optimizer = self._optimizer
+        if optimizer in _attached:
+            raise RecordingError(
+                "Expected an optimizer that no audit is attached to, got one that has an audit. "
+                "Leave the other audit's context first."
+            )
+        if self._add_noise is not None:
+            raise RecordingError(
+                "Expected the optimizer as the audit left it, got one whose add_noise something "
+                "else has wrapped since. Start a new audit and load this one's state_dict()."
+            )
+        self._check_ranks()
+        self._previous = vars(optimizer).get("add_noise")
+        self._add_noise = optimizer.add_noise
+        self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
+        optimizer.add_noise = self._plant_then_add_noise
+        _attached.add(optimizer)
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        optimizer = self._optimizer
+        self._entered = False
+        self._step = None
+        _attached.discard(optimizer)
+        self._hook.remove()
+        # Whoever wrapped our wrapper meanwhile keeps it: it only passes calls on from here.
+        if vars(optimizer).get("add_noise") == self._plant_then_add_noise:
+            del optimizer.add_noise
+            if self._previous is not None:
+                optimizer.add_noise = self._previous
+            self._add_noise = None
+        self._ledger.close()
+        if kind is None and self._checkpoint is not None:
+            self.save(self._checkpoint)
+
+    def _check_ranks(self) -> None:
+        """All ranks must plant and watch alike, or the sums they share mean nothing."""
+        if self._world == 1:
+            return
+        facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
+        value = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
+        extremes = torch.tensor([value, -value], device=self._parameters[0].device)
+        torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX)
+        if int(extremes[0]) != -int(extremes[1]):
+            raise RecordingError(
+                "Expected every rank to attach the same audit, got different ones. Give all ranks "
+                "the same canaries, seed, sampling rate and checkpoint."
+            )
+
+    def _plant_then_add_noise(self) -> None:
+        """Stands in for the optimizer's `add_noise` while attached."""
+        if self._entered:
+            self._before_noise()
+        self._add_noise()
+
+    def _before_noise(self) -> None:
+        optimizer = self._optimizer
+        sums = self._clipped_sums()
+        self._ledger.open()
+        if self._planted is None:
+            self._planted = self._recorder.sample()
+        else:
+            # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
+            # the same coins stay as good as new ones.
+            self._discarded += 1
+        clip_norm = float(optimizer.max_grad_norm)
+        scale = 1.0
+        if optimizer.loss_reduction == "mean":
+            scale = optimizer.expected_batch_size * optimizer.accumulated_iterations * self._world
+        clean = None
+        if self._known:
+            clean = self._coordinates.read(sums)
+            if self._world > 1:
+                torch.distributed.all_reduce(clean)
+        if self._rank == 0 and self._planted.size:
+            if self._inject == "sum":
+                self._coordinates.plant(sums, self._planted, clip_norm)
+            else:
+                self._send_through_clipping(self._planted, clip_norm)
+        self._step = _Step(
+            clip_norm=clip_norm,
+            noise_multiplier=run.gradient_noise_multiplier(optimizer),
+            scale=float(scale),
+            clean=clean,
+        )
+
+    def _clipped_sums(self) -> list[torch.Tensor]:
+        sums: list[torch.Tensor] = []
+        for parameter, name in zip(self._parameters, self._names, strict=True):
+            value = getattr(parameter, "summed_grad", None)
+            if value is None:
+                raise RecordingError(
+                    f"Expected a clipped sum for every parameter, parameter {name} has none. It "
+                    "was trainable when the audit was attached: freeze parameters before that."
+                )
+            sums.append(value)
+        return sums
+
+    def _send_through_clipping(self, planted: NDArray[np.int64], clip_norm: float) -> None:
+        """Let the optimizer clip and add the planted canaries as it does any gradient."""
+        optimizer = self._optimizer
+        parameters = list(optimizer.params)
+        place = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        saved = [parameter.grad_sample for parameter in parameters]
+        try:
+            for start in range(0, planted.size, _ROWS):
+                chunk = planted[start : start + _ROWS]
+                rows: dict[int, torch.Tensor] = {}
+                for parameter, sample in zip(parameters, saved, strict=True):
+                    like = sample[0] if isinstance(sample, list) else sample
+                    parameter.grad_sample = like.new_zeros((chunk.size, *parameter.shape))
+                    rows[place.get(id(parameter), -1)] = parameter.grad_sample
+                ours = [rows[index] for index in range(len(self._parameters))]
+                self._coordinates.fill_rows(ours, chunk, _FAR_ABOVE * clip_norm)
+                optimizer.clip_and_accumulate()
+        finally:
+            for parameter, sample in zip(parameters, saved, strict=True):
+                parameter.grad_sample = sample
+
+    def _observe(self, *_: Any) -> None:
+        """Runs as the wrapped torch optimizer begins its step."""
+        step, self._step = self._step, None
+        if step is None:
+            self._unnoised += 1
+            return
+        noisy = self._coordinates.read([_gradient(parameter) for parameter in self._parameters])
+        # The only wait for the device in a step.
+        pair = noisy[None] if step.clean is None else torch.stack((noisy, step.clean))
+        values = pair.cpu().numpy().astype(np.float64)
+        # Infinite gradients make nan here. They are recorded, and the audit says so.
+        with np.errstate(invalid="ignore", over="ignore"):
+            released = values[0] * step.scale
+            residual = released if step.clean is None else released - values[1]
+            self._recorder.observe(
+                self._coordinates.along(released),
+                background=None if step.clean is None else self._coordinates.along(values[1]),
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+                watch=self._coordinates.watched(residual),
+            )
+        self._planted = None
+
+    def transcript(self) -> Transcript:
+        """The transcript of the steps recorded so far.
+
+        Raises:
+            RecordingError: No step was recorded.
+        """
+        if self.steps == 0:
+            raise RecordingError(
+                f"Expected at least one step with noise, got none ({self._unnoised} steps of the "
+                "wrapped optimizer went by without). Train inside the with block, with the "
+                "optimizer that make_private returned."
+            )
+        recorded = self._recorder.transcript()
+        entries = self._ledger.entries()
+        rates = {rate for _, rate in entries or ()}
+        used = {float(noise) for noise in np.unique(recorded.steps.noise_multiplier)}
+        counted = {noise for noise, _ in entries or ()}
+        # The claim is what was accounted for, even where the optimizer says otherwise.
+        differs = bool(counted) and counted != used and not run.adapts_clipping(self._optimizer)
+        claimed = counted if differs else used
+        facts = replace(
+            recorded.facts,
+            noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
+            accounted_steps=None if entries is None else sum(entries.values()),
+            accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
+            unnoised_steps=self._unnoised,
+            tensors=self._names,
+            exercised=_EXERCISED[self._inject],
+            precision=tuple(
+                sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
+            ),
+            notes=(*self._sampling.notes, *self._notes(entries, differs)),
+        )
+        return recorded.with_facts(facts)
+
+    def _notes(
+        self, entries: dict[tuple[float, float], int] | None, noise_differs: bool
+    ) -> list[str]:
+        notes = []
+        if noise_differs:
+            notes.append("the accountant was told another noise multiplier than the optimizer.")
+        if self._discarded:
+            notes.append(f"noise was added {self._discarded} times without a step after it.")
+        if self._ledger.broken:
+            notes.append("the accountant's history was replaced during the run.")
+        if entries and len(entries) > 1:
+            noises, rates = zip(*entries, strict=True)
+            notes.append(
+                f"the accountant counted {len(entries)} kinds of steps: noise multipliers "
+                f"{min(noises):.6g} to {max(noises):.6g}, rates {min(rates):.6g} to "
+                f"{max(rates):.6g}."
+            )
+        if run.adapts_clipping(self._optimizer):
+            notes.append(
+                "adaptive clipping spends part of the budget on the clip norm, and adds more noise "
+                "to the gradients than the accountant's multiplier says."
+            )
+        if isinstance(self._optimizer, DPPerLayerOptimizer) and self._inject == "sample":
+            notes.append(
+                "each layer clips its own part of a canary: at most "
+                f"{self._largest_contribution():.3g} of the whole clip norm gets through."
+            )
+        return notes
+
+    def _largest_contribution(self) -> float:
+        """What clipping layer by layer leaves of a canary, along it, in clip norms; the largest.
+
+        A layer leaves its own clip norm of the canary's part in it; along the canary that counts
+        with the share the part has of the whole.
+        """
+        norms = np.asarray(self._optimizer.max_grad_norms, dtype=np.float64)
+        norms = norms / self._optimizer.max_grad_norm
+        width = self._coordinates.width
+        largest = 0.0
+        for canary in np.flatnonzero(self._canaries.member):
+            layers, counts = np.unique(
+                self._coordinates.tensors_of(int(canary)), return_counts=True
+            )
+            largest = max(largest, float((norms[layers] * np.sqrt(counts / width)).sum()))
+        return largest
+
+    def result(
+        self,
+        *,
+        claim: PrivacyClaim | None = None,
+        delta: float | None = None,
+        auditor: Auditor[Any] | None = None,
+        confidence: float = 0.95,
+        gate_error: float = 0.001,
+        diagnostics: bool = True,
+    ) -> AuditResult:
+        """Audit the steps recorded so far; the arguments are those of `askgauss.audit`."""
+        return run_audit(
+            self.transcript(),
+            claim=claim,
+            delta=delta,
+            auditor=auditor,
+            confidence=confidence,
+            gate_error=gate_error,
+            diagnostics=diagnostics,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on after a restart: tensors and plain values.
+
+        Put it in the same file as the state of model and optimizer, so that the two never part.
+        """
+        state = self._recorder.state_dict()
+        plain = state.pop("state")
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+        return {**tensors, "state": plain, "audit": self._plain_state()}
+
+    def _plain_state(self) -> dict[str, Any]:
+        return {
+            "inject": self._inject,
+            "known": self._known,
+            "seed": self._canaries.root_seed,
+            "unnoised": self._unnoised,
+            "discarded": self._discarded,
+            "ledger": self._ledger.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            RecordingError: The state belongs to another run.
+        """
+        plain = state["audit"]
+        for name, mine in (("inject", self._inject), ("known", self._known)):
+            if plain[name] != mine:
+                raise RecordingError(
+                    f"Expected a checkpoint of this run, got one whose {name} is {plain[name]!r} "
+                    f"where this run has {mine!r}. Resume with the same settings."
+                )
+        arrays = {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+            if name != "audit"
+        }
+        self._recorder.load_state_dict(arrays)
+        self._planted = np.array(arrays["drawn"]) if "drawn" in arrays else None
+        self._step = None
+        self._unnoised = int(plain["unnoised"])
+        self._discarded = int(plain["discarded"])
+        self._ledger.load(plain["ledger"])
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
+
+        Args:
+            path: Where; the audit's own ``checkpoint`` if not given.
+        """
+        target = self._checkpoint if path is None else Path(path)
+        if target is None:
+            raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        if self._rank != 0:
+            return
+        arrays = self._recorder.state_dict()
+        plain = {"state": arrays.pop("state"), "audit": self._plain_state()}
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, _plain.to_plain(plain))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            RecordingError: It belongs to another run.
+            FileFormatError: It is no such checkpoint.
+        """
+        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        self.load_state_dict({**arrays, "state": content["state"], "audit": content["audit"]})
+
+
+def _background_known(background: str, sampling: run.Sampling) -> bool:
+    if background == "known" and sampling.poisson is False:
+        raise UnsupportedError(
+            "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
+            "records' batches give a record's own away. Use background='unknown', or make_private "
+            "with poisson_sampling=True."
+        )
+    return background == "known" or (background == "auto" and sampling.poisson is not False)
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        raise RecordingError(
+            "Expected a noisy gradient for every audited parameter as the optimizer steps, one has "
+            "none. Freeze parameters before attaching the audit."
+        )
+    return parameter.grad
