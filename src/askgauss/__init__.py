@@ -1,7 +1,7 @@
 """askgauss: audit differentially private training from one run.
 
-Canaries planted in a run leave scores that are sums of bounded signals and Gaussian noise. Asking
-Gauss, rather than thresholding the scores into guesses, gives a far tighter lower bound on epsilon::
+Canaries planted in a run leave scores that are sums of bounded signals and Gaussian noise. To ask
+Gauss, rather than threshold the scores into guesses, gives a far tighter lower bound on epsilon::
 
     import askgauss as ag
 

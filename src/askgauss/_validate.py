@@ -75,7 +75,7 @@ def probability(hint: str = "", **arguments: Any) -> None:
 def within(
     low: float, high: float, *, closed: str = "neither", hint: str = "", **arguments: Any
 ) -> None:
-    """Every argument lies between ``low`` and ``high``; ``closed`` is left, right, both, neither."""
+    """Every argument is between ``low`` and ``high``; ``closed``: left, right, both or neither."""
     left, right = closed in ("left", "both"), closed in ("right", "both")
     expected = f"in {'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
     for name, value in arguments.items():

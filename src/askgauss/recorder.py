@@ -288,7 +288,7 @@ class Recorder:
         noise_multiplier: float | None = None,
         watch: ArrayLike | None = None,
     ) -> None:
-        """Record what one step released.
+        """Record what one step released; of a step that raises, nothing is recorded.
 
         Args:
             noisy_sum: The released sum along each canary (`canaries.project`).
@@ -304,8 +304,6 @@ class Recorder:
             InvalidArgumentError: An argument has the wrong shape, type or range.
             RecordingError: The step does not fit the ones before it.
             OSError: The store could not be written.
-
-        Whatever is raised, nothing of the step is recorded.
         """
         self._check_whole()
         released = self._vector("noisy_sum", noisy_sum)

@@ -88,6 +88,9 @@ class CanaryScores:
         score: One finite number a canary.
         member: True where the canary was present.
         ids: Names of the canaries, unique; 0, 1, 2, ... if not given.
+        relative_shift: How far presence moves each score, relative to the most it could move that
+            of any record, in (0, 1]; 1 for all if not given. Canaries of a mechanism with
+            correlated noise differ in it.
         metadata: What is known about the run.
 
     Raises:
@@ -103,6 +106,7 @@ class CanaryScores:
     score: NDArray[np.float64]
     member: NDArray[np.bool_]
     ids: NDArray[Any] | None = None
+    relative_shift: NDArray[np.float64] | None = None
     metadata: ScoreMetadata = ScoreMetadata()
     _moments: tuple[GroupMoments, GroupMoments] | None = field(init=False, repr=False, default=None)
 
@@ -132,6 +136,14 @@ class CanaryScores:
         object.__setattr__(self, "member", _read_only(member, self.member))
         if self.ids is not None:
             object.__setattr__(self, "ids", _unique_ids(self.ids, score.size))
+        if self.relative_shift is not None:
+            shift = _validate.finite_vector("relative_shift", self.relative_shift)
+            if shift.shape != score.shape or shift.min() <= 0.0 or shift.max() > 1.0:
+                raise ScoresError(
+                    f"Expected one relative_shift in (0, 1] a score, got {shift.size} from "
+                    f"{shift.min():g} to {shift.max():g}."
+                )
+            object.__setattr__(self, "relative_shift", _read_only(shift, self.relative_shift))
 
     @classmethod
     def from_groups(
@@ -238,6 +250,8 @@ class CanaryScores:
         arrays: dict[str, NDArray[Any]] = {"score": self.score, "member": self.member}
         if self.ids is not None:
             arrays["ids"] = self.ids
+        if self.relative_shift is not None:
+            arrays["relative_shift"] = self.relative_shift
         metadata = {"metadata": _plain.to_plain(self.metadata)}
         _files.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
 
@@ -256,6 +270,7 @@ class CanaryScores:
             score=arrays["score"],
             member=arrays["member"],
             ids=arrays.get("ids"),
+            relative_shift=arrays.get("relative_shift"),
             metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
         )
 

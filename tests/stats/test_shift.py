@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats.shift import ShiftTest, sampling_variance
+from askgauss.stats.shift import ShiftTest, SlopeTest, sampling_variance
 
 
 def make(present, absent, kappa=0.0):
@@ -136,3 +136,36 @@ def test_enormous_shift_is_not_capped():
 def test_sampling_variance():
     assert sampling_variance(2500, 1.0) == 0.0
     assert sampling_variance(100, 0.1) == pytest.approx(0.09)
+
+
+class TestSlope:
+    def test_with_weights_of_zero_and_one_it_is_the_shift_test(self):
+        generator = np.random.default_rng(7)
+        present, absent = generator.normal(1, 1, 30), generator.normal(0, 1, 50)
+        weights = np.concatenate([np.ones(30), np.zeros(50)])
+        slope = SlopeTest.fit(weights, np.concatenate([present, absent]))
+        shift = make(present, absent)
+        assert slope.slope == pytest.approx(shift.gap, rel=1e-12)
+        for error in (0.001, 0.05, 0.5):
+            assert slope.lower(error) == pytest.approx(shift.lower(error), rel=1e-9)
+        assert slope.p_value(0.7) == pytest.approx(shift.p_value(0.7), rel=1e-9)
+        question = {"shift": 1.0, "true_shift": 1.5, "error": 0.05}
+        assert slope.power(**question) == pytest.approx(shift.power(**question), rel=1e-9)
+
+    def test_lower_is_above_the_truth_exactly_nominally(self):
+        """Weights that differ. A right implementation fails with probability below 1e-5."""
+        generator = np.random.default_rng(8)
+        weights = np.where(generator.random(40) < 0.5, generator.uniform(0.3, 1, 40), 0.0)
+        above = sum(
+            SlopeTest.fit(weights, 1.3 * weights + generator.normal(5, 1, 40)).lower(0.05) > 1.3
+            for _ in range(1500)
+        )
+        assert stats.binom.ppf(1e-6, 1500, 0.05) <= above <= stats.binom.isf(1e-6, 1500, 0.05)
+
+    def test_degenerate(self):
+        flat = SlopeTest.fit(np.zeros(5), np.arange(5.0))
+        assert flat.lower(0.05) == 0.0
+        assert flat.p_value(1.0) == 1.0
+        exact = SlopeTest.fit(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0, 1.0]))
+        assert exact.lower(0.05) == math.inf
+        assert exact.p_value(3.0) == 0.0

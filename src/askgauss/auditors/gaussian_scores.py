@@ -13,16 +13,17 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from scipy.special import ndtr
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor, Evidence
-from askgauss.exceptions import InvalidArgumentError
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions, score_law
 from askgauss.stats.search import largest_rejected, smallest_error
-from askgauss.stats.shift import ShiftTest, sampling_variance
+from askgauss.stats.shift import ShiftTest, SlopeTest, sampling_variance
 
 __all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]
 
@@ -35,23 +36,41 @@ _PAIR_TOLERANCE = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEvidence:
-    """Moments of both groups, and the sampling that made the present ones, where known."""
+    """Moments of both groups, and what is known of how presence moves a score.
+
+    Attributes:
+        present: Moments of the present scores.
+        absent: Moments of the absent scores.
+        steps: Steps summed into a score, where known.
+        sampling_rate: Poisson sampling rate of a present canary, where known.
+        slope: The fit against the canaries' relative shifts, where those differ.
+    """
 
     present: GroupMoments
     absent: GroupMoments
     steps: int | None = None
     sampling_rate: float | None = None
+    slope: SlopeTest | None = None
 
     @classmethod
     def of(cls, scores: CanaryScores) -> PairEvidence:
         """The evidence in these scores."""
         present, absent = scores.moments()
-        metadata = scores.metadata
+        metadata, relative = scores.metadata, scores.relative_shift
+        slope = None
+        if relative is not None:
+            if metadata.sampling_rate not in (None, 1.0):
+                raise UnsupportedError(
+                    "Expected relative_shift only where a present canary is in every step it could "
+                    f"be in, got sampling_rate={metadata.sampling_rate!r}."
+                )
+            slope = SlopeTest.fit(np.where(scores.member, relative, 0.0), scores.score)
         return cls(
             present=present,
             absent=absent,
             steps=metadata.steps,
             sampling_rate=metadata.sampling_rate,
+            slope=slope,
         )
 
     @property
@@ -66,8 +85,10 @@ class PairEvidence:
             return 0.0
         return sampling_variance(self.steps, self.sampling_rate)
 
-    def test(self) -> ShiftTest:
+    def test(self) -> ShiftTest | SlopeTest:
         """The exact test of the shift."""
+        if self.slope is not None:
+            return self.slope
         present, absent = self.present, self.absent
         return ShiftTest(
             present=(present.count, present.mean, present.sum_of_squares),

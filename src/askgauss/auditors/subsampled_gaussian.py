@@ -19,13 +19,13 @@ from askgauss.auditors.base import Auditor
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import GroupMoments
-from askgauss.stats import gaussian, noncentral_t
+from askgauss.stats import gaussian
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
-from askgauss.stats.shift import ShiftTest, lower_noncentrality
+from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.transcript import Transcript
 
-__all__ = ["CountRegression", "StepEvidence", "SubsampledGaussian"]
+__all__ = ["StepEvidence", "SubsampledGaussian"]
 
 # Shares of the error: the rate is measured far more sharply than the noise, so it needs little; a
 # leak in one tensor is looked for with a fifth of what is left.
@@ -58,57 +58,11 @@ class Stratum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountRegression:
-    """Least squares of the summed observations on how often each canary was planted.
-
-    Given the planting counts the slope is the contribution of one planting, whatever the sampling:
-    its t statistic is exactly noncentral t.
-    """
-
-    canaries: int
-    slope: float
-    spread: float
-    residual: float
-    steps: int
-
-    def lower(self, error: float) -> float:
-        """Lower bound on the signal-to-noise ratio of one step."""
-        if self.slope <= 0.0 or self.spread == 0.0:
-            return 0.0
-        if self.residual == 0.0:
-            return math.inf
-        return lower_noncentrality(self._statistic, self._freedom, error) / self._scale
-
-    def p_value(self, signal_to_noise: float) -> float:
-        """The p-value of "the ratio is at most this"."""
-        if self.spread == 0.0 or math.isinf(signal_to_noise):
-            return 1.0
-        if self.residual == 0.0:
-            return 0.0 if self.slope > 0.0 else 1.0
-        return float(
-            noncentral_t.survival(self._statistic, self._freedom, signal_to_noise * self._scale)
-        )
-
-    @property
-    def _freedom(self) -> int:
-        return self.canaries - 2
-
-    @property
-    def _statistic(self) -> float:
-        return self.slope * math.sqrt(self.spread * self._freedom / self.residual)
-
-    @property
-    def _scale(self) -> float:
-        """Noncentrality for each unit of the ratio: the sums carry the noise of all steps."""
-        return math.sqrt(self.spread / self.steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvidence:
     """Moments of single steps, and what is needed to compose them."""
 
     strata: tuple[Stratum, ...]
-    counts: CountRegression
+    counts: SlopeTest
     steps: int
     sampling_rate: float | None
     plantings: int
@@ -153,10 +107,11 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 f"Expected at least 2 plantings, got {plantings}: nothing to measure. Plant more "
                 "canaries, or run more steps."
             )
-        facts = data.facts
+        facts, root = data.facts, math.sqrt(data.number_of_steps)
         return StepEvidence(
             strata=_strata(data),
-            counts=_count_regression(data),
+            # Given how often each canary was planted, its sum is a straight line in that number.
+            counts=SlopeTest.fit(data.canaries.planted / root, data.canaries.total / root),
             steps=data.number_of_steps,
             sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
             plantings=plantings,
@@ -347,19 +302,3 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
     if worth.size < 2:
         return (whole,)
     return (whole, *(stratum(names[index], np.array([index])) for index in worth))
-
-
-def _count_regression(transcript: Transcript) -> CountRegression:
-    counts = transcript.canaries.planted.astype(np.float64)
-    sums = transcript.canaries.total
-    centred = counts - counts.mean()
-    spread = float(centred @ centred)
-    slope = float(centred @ sums) / spread if spread else 0.0
-    residuals = sums - sums.mean() - slope * centred
-    return CountRegression(
-        canaries=counts.size,
-        slope=slope,
-        spread=spread,
-        residual=float(residuals @ residuals),
-        steps=transcript.number_of_steps,
-    )

@@ -55,9 +55,15 @@ class CanaryCoordinates:
         """Number of coordinates of one canary."""
         return int(self._local.shape[1])
 
-    def tensors_of(self, canary: int) -> NDArray[np.int64]:
-        """Index of the tensor of each coordinate of one canary."""
-        return np.asarray(self._owner[canary])
+    def clipped_apart(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What is left along each canary when every tensor clips its own part to its own norm.
+
+        A tensor leaves its clip norm of the part in it; along the canary that counts with the
+        root of the share of coordinates the part has.
+        """
+        counts = np.zeros((len(self._owner), norms.size))
+        np.add.at(counts, (np.arange(len(self._owner))[:, None], self._owner), 1.0)
+        return np.asarray(np.sqrt(counts / self.width) @ norms)
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""

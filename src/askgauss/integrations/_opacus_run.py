@@ -30,6 +30,7 @@ __all__ = [
     "Sampling",
     "adapts_clipping",
     "audited_parameters",
+    "background_known",
     "check_optimizer",
     "find_accountant",
     "find_sampling",
@@ -129,6 +130,17 @@ def find_sampling(
         "record: accounting for Poisson sampling does not describe it."
     )
     return Sampling(rate=rate, poisson=False, notes=(note, *_differs(rate, accounted)))
+
+
+def background_known(background: str, sampling: Sampling) -> bool:
+    """Whether the clean sum of the other records may, and shall, be subtracted."""
+    if background == "known" and sampling.poisson is False:
+        raise UnsupportedError(
+            "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
+            "records' batches give a record's own away. Use background='unknown', or make_private "
+            "with poisson_sampling=True."
+        )
+    return background == "known" or (background == "auto" and sampling.poisson is not False)
 
 
 def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:

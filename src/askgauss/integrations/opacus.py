@@ -33,7 +33,7 @@ from askgauss.auditing import audit as run_audit
 from askgauss.auditors.base import Auditor
 from askgauss.canaries import BlockCanaries, DiracCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.exceptions import MissingExtraError, RecordingError
 from askgauss.recorder import Recorder
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
@@ -160,7 +160,7 @@ class CanaryAudit:
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = run.Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
-        self._known = _background_known(background, self._sampling)
+        self._known = run.background_known(background, self._sampling)
         self._names = run.tensor_names(optimizer, self._parameters, model)
         self._canaries = choose_canaries(
             canaries,
@@ -428,28 +428,13 @@ class CanaryAudit:
                 "to the gradients than the accountant's multiplier says."
             )
         if isinstance(self._optimizer, DPPerLayerOptimizer) and self._inject == "sample":
+            norms = np.asarray(self._optimizer.max_grad_norms) / self._optimizer.max_grad_norm
+            share = self._coordinates.clipped_apart(norms)[self._canaries.member].max(initial=0.0)
             notes.append(
-                "each layer clips its own part of a canary: at most "
-                f"{self._largest_contribution():.3g} of the whole clip norm gets through."
+                f"each layer clips its own part of a canary: at most {share:.3g} of the whole clip "
+                "norm gets through."
             )
         return notes
-
-    def _largest_contribution(self) -> float:
-        """What clipping layer by layer leaves of a canary, along it, in clip norms; the largest.
-
-        A layer leaves its own clip norm of the canary's part in it; along the canary that counts
-        with the share the part has of the whole.
-        """
-        norms = np.asarray(self._optimizer.max_grad_norms, dtype=np.float64)
-        norms = norms / self._optimizer.max_grad_norm
-        width = self._coordinates.width
-        largest = 0.0
-        for canary in np.flatnonzero(self._canaries.member):
-            layers, counts = np.unique(
-                self._coordinates.tensors_of(int(canary)), return_counts=True
-            )
-            largest = max(largest, float((norms[layers] * np.sqrt(counts / width)).sum()))
-        return largest
 
     def result(
         self,
@@ -541,16 +526,6 @@ class CanaryAudit:
         """
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
         self.load_state_dict({**arrays, "state": content["state"], "audit": content["audit"]})
-
-
-def _background_known(background: str, sampling: run.Sampling) -> bool:
-    if background == "known" and sampling.poisson is False:
-        raise UnsupportedError(
-            "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
-            "records' batches give a record's own away. Use background='unknown', or make_private "
-            "with poisson_sampling=True."
-        )
-    return background == "known" or (background == "auto" and sampling.poisson is not False)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -53,7 +53,7 @@ _SLACK = 46.0
 # Rounding errs in delta by far less than this, relatively; giving it up keeps the errors on the
 # safe side. Where components stand apart, on a plateau of delta, an ulp could be worth a whole gap.
 _ROUNDING = 1e-12
-# A shift of so many noise widths is no noise at all.
+# Inclusions that move the score by so many noise widths are met by no noise at all.
 _NO_NOISE = 1e100
 # Elements held at once when a sum over counts is taken at many points.
 _BLOCK = 1_000_000
@@ -176,7 +176,8 @@ class _Pair:
     """N(0, 1) against a binomial mixture of N(shift k / (q T), 1), in units of the noise.
 
     Counts outside the window are left out, which takes mass from the mixture and so can only lower
-    its divergence from N(0, 1); by at most 2 exp(-budget).
+    its divergence from N(0, 1), by at most 2 exp(-budget); what renormalising gives back is far
+    below rounding.
     """
 
     __slots__ = ("_counts", "_logs", "_scale", "_weights")
@@ -287,6 +288,10 @@ def _check(steps: int, sampling_rate: float, shift: float = 0.0) -> None:
     _validate.within(0.0, 1.0, closed="right", sampling_rate=sampling_rate)
 
 
+def _largest_shift(steps: int, sampling_rate: float) -> float:
+    return _NO_NOISE * min(1.0, steps * sampling_rate)
+
+
 def _log_sampled(steps: int, sampling_rate: float) -> float:
     """Log of the probability that the canary is sampled at all."""
     if sampling_rate == 1.0:
@@ -328,7 +333,7 @@ def subsampled_shift_epsilon(
     if shift == 0.0:
         return 0.0
     goal = math.log(delta) + _ROUNDING
-    if shift > _NO_NOISE:
+    if shift > _largest_shift(steps, sampling_rate):
         return 0.0 if _log_sampled(steps, sampling_rate) <= goal else math.inf
     target = _probit(goal)
     pair = _Pair(steps, sampling_rate, _SLACK - goal)
@@ -373,7 +378,7 @@ def subsampled_shift_delta(
     _check(steps, sampling_rate, shift)
     if shift == 0.0:
         return 0.0
-    if shift > _NO_NOISE:
+    if shift > _largest_shift(steps, sampling_rate):
         return math.exp(_log_sampled(steps, sampling_rate) - _ROUNDING)
     # How many counts matter depends on the answer. Leaving some out only lowers it, so a window
     # chosen by a first, possibly low, answer is wide enough for the second.
@@ -426,9 +431,10 @@ def subsampled_shift(epsilon: float, delta: float, *, steps: int, sampling_rate:
 
     # Right for a Gaussian far from its mean, and near enough elsewhere.
     start = max(delta, target + math.sqrt(target * target + 2.0 * epsilon))
-    if newton(_NO_NOISE) > 0.0:
+    largest = _largest_shift(steps, sampling_rate)
+    if newton(largest) > 0.0:
         return math.inf
-    return float(_solve(newton, start, _NO_NOISE, 0.0))
+    return float(_solve(newton, min(start, 0.5 * largest), largest, 0.0))
 
 
 # --- the law of the score ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from scipy.special import ndtri, ndtri_exp
 from askgauss.stats import noncentral_t
 from askgauss.stats.search import close_bracket
 
-__all__ = ["ShiftTest", "lower_noncentrality", "sampling_variance"]
+__all__ = ["ShiftTest", "SlopeTest", "lower_noncentrality", "sampling_variance"]
 
 # With kappa > 0 the p-value need not increase with the shift, so its first crossing is looked for
 # on a grid.
@@ -148,6 +148,70 @@ class ShiftTest:
         # Under the true shift the statistic is wider by the ratio of the two spreads.
         scaled = critical * spread / true_spread
         return float(noncentral_t.survival(scaled, freedom, true_shift / true_spread))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlopeTest:
+    """The same inference where each score has a known weight: score = m + slope * weight + noise.
+
+    With weight 1 for present scores and 0 for absent ones this is `ShiftTest` without added
+    variance. The slope's t statistic is exactly noncentral t whatever the weights.
+
+    Attributes:
+        count: Number of scores.
+        slope: Least-squares slope.
+        spread: Sum of squared deviations of the weights.
+        residual: Sum of squared residuals.
+    """
+
+    count: int
+    slope: float
+    spread: float
+    residual: float
+
+    @classmethod
+    def fit(cls, weights: NDArray[np.float64], scores: NDArray[np.float64]) -> SlopeTest:
+        """Least squares of the scores on their weights."""
+        centred = weights - weights.mean()
+        spread = float(centred @ centred)
+        slope = float(centred @ scores) / spread if spread else 0.0
+        residuals = scores - scores.mean() - slope * centred
+        return cls(
+            count=scores.size, slope=slope, spread=spread, residual=float(residuals @ residuals)
+        )
+
+    @property
+    def degrees_of_freedom(self) -> int:
+        """Degrees of freedom of the residual variance."""
+        return self.count - 2
+
+    @property
+    def _statistic(self) -> float:
+        return self.slope * math.sqrt(self.spread * self.degrees_of_freedom / self.residual)
+
+    def lower(self, error: float) -> float:
+        """Lower bound on the slope in units of the noise."""
+        if self.slope <= 0.0 or self.spread == 0.0:
+            return 0.0
+        if self.residual == 0.0:
+            return math.inf
+        noncentrality = lower_noncentrality(self._statistic, self.degrees_of_freedom, error)
+        return noncentrality / math.sqrt(self.spread)
+
+    def p_value(self, shift: float) -> float:
+        """The p-value of "the slope is at most this many units of the noise"."""
+        if self.spread == 0.0 or math.isinf(shift):
+            return 1.0
+        if self.residual == 0.0:
+            return 0.0 if self.slope > 0.0 else 1.0
+        noncentrality = shift * math.sqrt(self.spread)
+        return float(noncentral_t.survival(self._statistic, self.degrees_of_freedom, noncentrality))
+
+    def power(self, *, shift: float, true_shift: float, error: float) -> float:
+        """Probability that "the slope is at most ``shift``" is rejected at a true shift."""
+        root, freedom = math.sqrt(self.spread), self.degrees_of_freedom
+        critical = _critical(error, freedom, shift * root)
+        return float(noncentral_t.survival(critical, freedom, true_shift * root))
 
 
 def lower_noncentrality(statistic: float, freedom: int, error: float) -> float:
