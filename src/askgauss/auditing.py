@@ -149,12 +149,12 @@ def _decide(
     failed = [item for item in findings if item.status is Status.FAIL]
     breaches = [item for item in failed if item.consequence is Consequence.BREACH]
     broken = [item for item in failed if item.consequence is Consequence.INVALIDATES]
-    gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
     if breaches:
         return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
     if broken:
         return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
-    if gate > claim.epsilon:
+    if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
+        gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
         reason = (
             f"the run leaks at least epsilon {number(gate)} at confidence {1.0 - share:g}, more "
             f"than the {claim.epsilon:g} it claims."

@@ -557,10 +557,10 @@ class Recorder:
             drawn = _part(state, "drawn", self._present[:0])
             if not np.isin(drawn, self._present).all():
                 raise FileFormatError("Expected drawn to name present canaries.")
-        rows = {name: item.rows()[:0] for name, item in self._rows.items()}
-        rows["watch_values"] = np.empty((0, progress.watched or 0))
-        steps = np.shape(state.get("rows.clip_norm", ()))[0]
-        rows = {name: _part(state, f"rows.{name}", old, steps) for name, old in rows.items()}
+        likes = {name: item.rows()[:0] for name, item in self._rows.items()}
+        likes["watch_values"] = np.empty((0, progress.watched or 0))
+        steps = len(_part(state, "rows.clip_norm", likes["clip_norm"]))
+        rows = {name: _part(state, f"rows.{name}", like, steps) for name, like in likes.items()}
         coin = random_stream(self._canaries.root_seed, Stream.PLANTING)
         try:
             coin.bit_generator.state = _text_as_integers(progress.coin)

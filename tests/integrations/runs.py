@@ -64,9 +64,7 @@ def make_run(
     if data is None:
         data = TensorDataset(torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % CLASSES)
     if model is None:
-        model = nn.Sequential(
-            nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)
-        )
+        model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
     trainable = [item for item in model.parameters() if item.requires_grad]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,13 +73,15 @@ def make_run(
             module=model,
             optimizer=torch.optim.SGD(trainable, lr=learning_rate, momentum=0.5),
             data_loader=DataLoader(data, batch_size=batch_size),
-            criterion=nn.CrossEntropyLoss(),
+            criterion=nn.CrossEntropyLoss(reduction=options.get("loss_reduction", "mean")),
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             grad_sample_mode=mode,
             **options,
         )
-    criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss(
-        reduction=options.get("loss_reduction", "mean")
+    criterion = (
+        made[2]
+        if len(made) == 4
+        else nn.CrossEntropyLoss(reduction=options.get("loss_reduction", "mean"))
     )
     return Run(made[0], made[1], criterion, made[-1], engine)

@@ -54,6 +54,12 @@ class Auditor(abc.ABC, Generic[Evidence]):
         """Probability of evidence this strong were the run (epsilon, delta)-private."""
         raise NotDefinedError(f"{type(self).__name__} does not define p-values.")
 
+    def rejects(
+        self, evidence: Evidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the evidence contradicts ``epsilon`` at this error."""
+        return self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+
     def ceiling(self, evidence: Evidence, *, delta: float, confidence: float) -> float:
         """The most the method could report from this many canaries."""
         return float("inf")

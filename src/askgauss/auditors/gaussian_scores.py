@@ -159,7 +159,8 @@ class GaussianShift(Auditor[PairEvidence]):
     Assumes:
         Scores are independent and Gaussian with one noise variance in both groups; with Poisson
         sampling at a known rate over known steps, present ones follow the exact law of the
-        subsampled sum.
+        subsampled sum. Where the rate or the steps are unknown, that a present canary is sampled
+        at all with a probability of at least three deltas.
 
     Guarantee:
         ``epsilon_lower`` exceeds the epsilon of the score pair, and so that of the mechanism, in
@@ -194,6 +195,12 @@ class GaussianShift(Auditor[PairEvidence]):
         """The p-value of "epsilon of the score pair is at most this"."""
         self._check_delta(evidence, delta)
         return evidence.test().p_value(evidence.shift_of_epsilon(epsilon, delta))
+
+    def rejects(
+        self, evidence: PairEvidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the p-value is below the error: the same as the bound, without searching it."""
+        return self.p_value(evidence, epsilon=epsilon, delta=delta) < error
 
     def power(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,7 +174,9 @@ def _behind(hook: Any, depth: int) -> tuple[Any, float | None]:
     """The accountant a hook closes over, also behind hooks that call another one."""
     if depth == 0 or not inspect.isfunction(hook):
         return None, None
-    nonlocals = inspect.getclosurevars(hook).nonlocals
+    cells = zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)
+    # A cell may still be empty: a hook can close over the audit that is being made.
+    nonlocals = {name: cell.cell_contents for name, cell in cells if _filled(cell)}
     accountant, rate = nonlocals.get("self"), nonlocals.get("sample_rate")
     if isinstance(accountant, IAccountant):
         return accountant, None if rate is None else float(rate)
@@ -182,6 +185,14 @@ def _behind(hook: Any, depth: int) -> tuple[Any, float | None]:
         if found[0] is not None:
             return found
     return None, None
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 class Ledger:

@@ -13,8 +13,8 @@ Epsilon never falls when either grows:
 
 So the least epsilon in a region lies on its front: the least h at each x. Along the front h falls
 while x grows, and between two points of it epsilon is at least that of the later h with the earlier
-x. Cells that this bound cannot rule out are divided until none is left: the minimum is verified,
-not merely found. The regions are those of "Let's Ask Gauss", section 4.3.
+x. Cells that this bound cannot rule out are divided further, and what is returned is the proved
+bound, which a search alone could not give. The regions are those of "Let's Ask Gauss", section 4.3.
 """
 
 from __future__ import annotations

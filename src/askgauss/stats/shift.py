@@ -26,7 +26,7 @@ __all__ = ["ShiftTest", "SlopeTest", "lower_noncentrality", "sampling_variance"]
 # on a grid.
 _SCAN = 192
 _STEADY = 1.0
-_TOLERANCE = 1e-12
+_TOLERANCE = 1e-10
 
 
 def sampling_variance(steps: int, sampling_rate: float) -> float:
@@ -267,9 +267,10 @@ def _critical(error: float, freedom: int, noncentrality: float) -> float:
         return float(ndtri_exp(log_tail)) - quantile
 
     width = math.sqrt(1.0 + 0.5 * noncentrality**2 / freedom)
-    low = high = max(noncentrality - quantile * width, 0.0)
-    while margin(low) <= 0.0:
-        low -= width
+    low = noncentrality - quantile * width
+    high = low + 0.05 * width
+    while (at_low := margin(low)) <= 0.0:
+        low, high = low - width, low
     while (at_high := margin(high)) > 0.0:
-        high += width
-    return close_bracket(margin, low, margin(low), high, at_high)
+        low, at_low, high = high, at_high, high + width
+    return close_bracket(margin, low, at_low, high, at_high, 1e-6)

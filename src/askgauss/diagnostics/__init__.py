@@ -1,0 +1,5 @@
+"""Checks of what a bound rests on, and direct probes of the mechanism; `diagnose` runs them all."""
+
+from askgauss.diagnostics.run import diagnose
+
+__all__ = ["diagnose"]

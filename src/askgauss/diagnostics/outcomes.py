@@ -1,0 +1,108 @@
+"""How a check speaks: passed or failed by its p-value, or not run for want of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from askgauss.results import Consequence, Finding, Status
+
+__all__ = ["apply_gate", "fact", "not_run", "tested"]
+
+# A p-value below this that the gate does not reject is worth a look, not an alarm.
+_SUSPICIOUS = 1e-3
+
+
+def tested(
+    check: str,
+    p_value: float,
+    summary: str,
+    *,
+    consequence: Consequence,
+    measured: float | None = None,
+    interval: tuple[float, float] | None = None,
+    claimed: float | None = None,
+    remedy: str = "",
+    tolerable: bool = False,
+) -> Finding:
+    """A check with a p-value; the gate decides later whether it failed.
+
+    Args:
+        check: Name of the check.
+        p_value: Probability of something at least as far off in a correct run.
+        summary: One sentence.
+        consequence: What a failure would mean.
+        measured: The measured value.
+        interval: Its confidence interval.
+        claimed: What it is compared with.
+        remedy: What to do about a failure.
+        tolerable: The difference is real or not, but too small to matter: it cannot fail.
+    """
+    return Finding(
+        check=check,
+        status=Status.PASS,
+        summary=summary,
+        consequence=consequence,
+        measured=measured,
+        interval=interval,
+        claimed=claimed,
+        p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0),
+        remedy=remedy,
+    )
+
+
+def fact(
+    check: str,
+    failed: bool,
+    summary: str,
+    *,
+    consequence: Consequence,
+    measured: float | None = None,
+    claimed: float | None = None,
+    remedy: str = "",
+) -> Finding:
+    """A check that needs no statistics: it holds or it does not."""
+    return Finding(
+        check=check,
+        status=_failed_status(consequence) if failed else Status.PASS,
+        summary=summary,
+        consequence=consequence,
+        measured=measured,
+        claimed=claimed,
+        remedy=remedy if failed else "",
+    )
+
+
+def not_run(check: str, needs: str) -> Finding:
+    """A check that could not be made; listed, so that it never passes silently."""
+    return Finding(check=check, status=Status.NOT_RUN, summary=f"not run: needs {needs}.")
+
+
+def _failed_status(consequence: Consequence) -> Status:
+    serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)
+    return Status.FAIL if serious else Status.WARN
+
+
+def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]:
+    """Decide all tested findings together, by Holm's procedure at ``error``.
+
+    A correct run has some finding fail with probability at most ``error``, however many there are
+    and however they depend on each other.
+    """
+    listed = list(findings)
+    order = sorted(
+        (index for index, item in enumerate(listed) if item.p_value is not None),
+        key=lambda index: listed[index].p_value or 0.0,
+    )
+    rejecting = True
+    for rank, index in enumerate(order):
+        item = listed[index]
+        assert item.p_value is not None
+        rejecting = rejecting and item.p_value <= error / (len(order) - rank)
+        if rejecting:
+            listed[index] = replace(item, status=_failed_status(item.consequence))
+        elif item.p_value < _SUSPICIOUS:
+            listed[index] = replace(item, status=Status.WARN)
+        else:
+            listed[index] = replace(item, remedy="")
+    return tuple(listed)

@@ -1,0 +1,56 @@
+"""A run killed again and again ends in the transcript of a run that never was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+
+# One of each kind of death: before any checkpoint, between noise and step, half-way through
+# writing a checkpoint; the steps between are any.
+DEATHS = [(1, "end"), (7, "mid"), (11, "save")]
+
+
+def worker(folder, kill_at=-1, where="never"):
+    return subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("resume_worker.py")),
+            str(folder),
+            str(kill_at),
+            where,
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no SIGKILL")
+def test_killed_and_resumed_is_the_same_transcript(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for place in (whole, broken):
+        place.mkdir()
+    done = worker(whole)
+    assert done.returncode == 0, done.stderr
+    for death in DEATHS:
+        done = worker(broken, *death)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not (broken / "transcript.npz").exists()
+    done = worker(broken)
+    assert done.returncode == 0, done.stderr
+    first, second = (ag.Transcript.load(place / "transcript.npz") for place in (whole, broken))
+    for name, array in first.arrays().items():
+        np.testing.assert_array_equal(array, second.arrays()[name], err_msg=name)
+    assert first.facts == second.facts
+    assert first.number_of_steps == first.facts.accounted_steps == 14
+    assert first.canaries.planted.sum() > 50

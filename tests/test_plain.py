@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from askgauss import PrivacyClaim, _plain
+from askgauss.exceptions import FileFormatError
+from askgauss.scores import ScoreMetadata
+from askgauss.transcript import RunFacts
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: float
+    whole: int = 0
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    colour: Colour
+    maybe: float | None = None
+    many: tuple[Inner, ...] = ()
+    pair: tuple[int, str] = (0, "")
+    named: Mapping[str, float] = field(default_factory=dict)
+    table: dict[str, Inner] = field(default_factory=dict)
+    mode: Literal["fast", "slow"] = "fast"
+    flag: bool = False
+    anything: Any = None
+    text: str = ""
+    hidden: int = field(init=False, default=3)
+
+
+floats = st.floats(allow_nan=False)
+inners = st.builds(Inner, number=floats, whole=st.integers())
+outers = st.builds(
+    Outer,
+    inner=inners,
+    colour=st.sampled_from(Colour),
+    maybe=st.none() | floats,
+    many=st.lists(inners, max_size=3).map(tuple),
+    pair=st.tuples(st.integers(), st.text()),
+    named=st.dictionaries(st.text(), floats, max_size=3),
+    table=st.dictionaries(st.text(), inners, max_size=3),
+    mode=st.sampled_from(["fast", "slow"]),
+    flag=st.booleans(),
+    anything=st.none() | st.booleans() | st.lists(st.integers(), max_size=2),
+    text=st.text(),
+)
+
+
+def through_json(value):
+    return json.loads(json.dumps(_plain.to_plain(value), allow_nan=False))
+
+
+@given(outers)
+def test_values_come_back(value):
+    assert _plain.from_plain(Outer, through_json(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RunFacts(),
+        RunFacts(sampling_rate=0.1, noise_multiplier=math.inf, tensors=("a", "b"), seed=2**80),
+        ScoreMetadata(steps=3, background="known", fair_coins=False),
+        PrivacyClaim(epsilon=8.0, delta=1e-5),
+    ],
+)
+def test_our_own_values_come_back(value):
+    assert _plain.from_plain(type(value), through_json(value)) == value
+
+
+def test_nan_and_infinity_are_words():
+    assert _plain.to_plain([math.inf, -math.inf, math.nan]) == ["inf", "-inf", "nan"]
+    assert _plain.from_plain(float, "-inf") == -math.inf
+    assert math.isnan(_plain.from_plain(float, "nan"))
+    assert math.isnan(_plain.from_plain(Outer, through_json(OUTER) | {"maybe": "nan"}).maybe)
+
+
+def test_numpy_becomes_plain():
+    plain = _plain.to_plain(
+        {1: np.float32(0.5), "whole": np.int64(3), "flag": np.True_, "row": np.array([1.0, np.inf])}
+    )
+    assert plain == {"1": 0.5, "whole": 3, "flag": True, "row": [1.0, "inf"]}
+    assert [type(plain[key]) for key in ("1", "whole", "flag")] == [float, int, bool]
+
+
+OUTER = Outer(inner=Inner(1.0), colour=Colour.RED)
+
+
+def test_a_whole_number_is_a_float_and_not_the_other_way_round():
+    assert isinstance(_plain.from_plain(float, 3), float)
+    with pytest.raises(FileFormatError, match=r"to be int, got 3\.0"):
+        _plain.from_plain(int, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inner": 5}, r"file\.inner to be an object, got 5"),
+        ({"inner": {}}, r"file\.inner as Inner: .*number"),
+        ({"inner": {"number": "much"}}, r"file\.inner\.number to be a number, got 'much'"),
+        ({"inner": {"number": True}}, r"file\.inner\.number to be a number, got True"),
+        ({"inner": {"number": 1.0, "whole": True}}, r"file\.inner\.whole to be int, got True"),
+        ({"inner": {"number": 1.0, "whole": "1"}}, r"file\.inner\.whole to be int, got '1'"),
+        ({"colour": "green"}, r"file\.colour to be Colour, got 'green'"),
+        ({"maybe": "much"}, r"file\.maybe"),
+        ({"many": 5}, r"file\.many to be a list, got 5"),
+        ({"many": [{"number": 1.0}, 2]}, r"file\.many\[1\] to be an object, got 2"),
+        ({"pair": [1]}, r"file\.pair to be a list of 2"),
+        ({"pair": ["a", 1]}, r"file\.pair\[0\] to be int"),
+        ({"named": [1]}, r"file\.named to be an object"),
+        ({"named": {"a": None}}, r"file\.named\.a to be a number, got None"),
+        ({"table": {"a": 1}}, r"file\.table\.a to be an object"),
+        ({"mode": "medium"}, r"file\.mode to be one of \('fast', 'slow'\), got 'medium'"),
+        ({"flag": 1}, r"file\.flag to be bool, got 1"),
+        ({"text": None}, r"file\.text to be str, got None"),
+        ({"text": ["x" * 500]}, r"file\.text to be str, got \['x+\.\.\."),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(FileFormatError, match=message):
+        _plain.from_plain(Outer, through_json(OUTER) | changes, "file")
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_take_their_default():
+    plain = {"inner": {"number": 1.0, "later": 2}, "colour": "red", "later": {}, "hidden": 9}
+    assert _plain.from_plain(Outer, plain) == OUTER
+
+
+def test_a_value_out_of_its_range_is_an_error_of_the_file():
+    with pytest.raises(FileFormatError, match=r"Cannot read value as ScoreMetadata.*steps"):
+        _plain.from_plain(ScoreMetadata, {"steps": 0})
+
+
+# --- text that says what it is -----------------------------------------------------------------
+
+
+def test_text_says_what_it_is():
+    text = _plain.dumps("things", 2, {"a": [1, 2]}, None)
+    assert text == '{"kind": "things", "schema": 2, "a": [1, 2]}'
+    assert _plain.loads(text, "things", 2) == {"kind": "things", "schema": 2, "a": [1, 2]}
+    assert _plain.loads(text.encode(), "things", 5)["a"] == [1, 2]
+    with pytest.raises(ValueError, match="JSON compliant"):
+        _plain.dumps("things", 2, {"a": math.inf})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Not JSON.*kind 'things'"),
+        ("{", "Not JSON"),
+        (b"\xff\xfe\x00", "Not JSON"),
+        ("[" * 200_000, "Not JSON"),
+        ("[]", "kind 'things', got 'list'"),
+        ("null", "kind 'things', got 'NoneType'"),
+        ("{}", "kind 'things', got None"),
+        ('{"kind": "stuff", "schema": 1}', "kind 'things', got 'stuff'"),
+        ('{"kind": "things"}', "schema to be a whole number >= 1, got None"),
+        ('{"kind": "things", "schema": "1"}', "schema to be a whole number >= 1, got '1'"),
+        ('{"kind": "things", "schema": true}', "schema to be a whole number >= 1, got True"),
+        ('{"kind": "things", "schema": 0}', "schema to be a whole number >= 1, got 0"),
+        ('{"kind": "things", "schema": 3}', r"schema <= 2, got 3: a newer askgauss.*Update"),
+    ],
+)
+def test_text_that_is_something_else_is_refused(text, message):
+    with pytest.raises(FileFormatError, match=message):
+        _plain.loads(text, "things", 2)

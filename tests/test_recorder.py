@@ -1,0 +1,1008 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from askgauss import BlockCanaries, DiracCanaries, Recorder, _files
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+    ScoresError,
+)
+from askgauss.transcript import StepStore, Transcript
+
+CANARIES = {
+    "one tensor": DiracCanaries(count=40, dimension=200, seed=1),
+    # The last tensors are too small to hold one of these canaries.
+    "many tensors": DiracCanaries(present=12, absent=29, tensors=[50, 3, 50, 2000, 9, 2], seed=3),
+    "blocks": BlockCanaries(present=9, absent=14, tensors=[40, 60, 40], block=4, seed=2),
+    "more than are kept": DiracCanaries(count=700, tensors=[900, 100], seed=4),
+    "nobody present": DiracCanaries(present=0, absent=20, tensors=[30, 30], seed=5),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose every step is a function of its number alone, so it can be taken up again."""
+
+    name: str = "many tensors"
+    own_coin: bool = True
+    background: bool = True
+    watch: bool = True
+    vary: bool = True
+
+    @property
+    def canaries(self):
+        return CANARIES[self.name]
+
+    def recorder(self, **changes):
+        rate = 0.3 if self.own_coin else None
+        return Recorder(
+            **{"canaries": self.canaries, "sampling_rate": rate, "clip_norm": 2.0} | changes
+        )
+
+    def sample(self, recorder, step):
+        if self.own_coin:
+            return recorder.sample()
+        present = np.flatnonzero(self.canaries.member)
+        generator = np.random.default_rng([77, step])
+        return generator.permutation(present)[: generator.integers(present.size + 1)]
+
+    def observe(self, recorder, step, planted):
+        """Record a step; returns what the recorder should have understood of it."""
+        generator = np.random.default_rng([78, step])
+        canaries, norm = self.canaries, 2.0
+        extra = {} if self.own_coin else {"planted": planted}
+        if self.vary:
+            norm = float(generator.uniform(0.5, 3.0))
+            extra |= {"clip_norm": norm, "noise_multiplier": norm / 2}
+        background = generator.normal(scale=3.0, size=canaries.size)
+        released = background + norm * generator.normal(scale=1.5, size=canaries.size)
+        released[planted] += norm
+        watch = generator.normal(size=canaries.watch.size)
+        if self.background:
+            extra["background"] = background
+        if self.watch:
+            extra["watch"] = watch
+        recorder.observe(released, **extra)
+        flags = np.zeros(canaries.size, dtype=bool)
+        flags[planted] = True
+        values = (released - background if self.background else released) / norm
+        return values, flags, watch / norm, norm
+
+    def record(self, recorder, first, last):
+        return [
+            self.observe(recorder, step, self.sample(recorder, step)) for step in range(first, last)
+        ]
+
+
+RUNS = [
+    Run(name, *switches)
+    for name in ("one tensor", "many tensors", "blocks", "more than are kept")
+    for switches in itertools.product([True, False], repeat=4)
+    if name == "many tensors" or switches[0] == switches[1]
+] + [Run("nobody present")]
+runs = st.sampled_from(RUNS)
+
+
+def same(one, other):
+    """Nested dictionaries of arrays and plain values, equal to the last bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return one == other
+
+
+def same_transcript(one, other):
+    return same(one.arrays(), other.arrays()) and one.facts == other.facts
+
+
+# --- the sums, against the whole matrix of observations ------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 14])
+@pytest.mark.parametrize("run", RUNS)
+def test_sums_are_those_of_the_whole_matrix(run, chunk, monkeypatch):
+    monkeypatch.setattr("askgauss.recorder._CHUNK", chunk)
+    recorder = run.recorder(noise_multiplier=1.25)
+    steps = run.record(recorder, 0, 70)
+    assert recorder.steps == 70
+    transcript = recorder.transcript()
+    values, flags, watch, norms = (np.array(part) for part in zip(*steps, strict=True))
+    close = {"rtol": 1e-12, "atol": 1e-11}
+
+    sums = transcript.canaries
+    np.testing.assert_array_equal(sums.planted, flags.sum(axis=0))
+    np.testing.assert_allclose(sums.total, values.sum(axis=0), **close)
+    np.testing.assert_allclose(sums.square, (values**2).sum(axis=0), **close)
+    np.testing.assert_allclose(sums.planted_total, (values * flags).sum(axis=0), **close)
+    np.testing.assert_allclose(sums.planted_square, (values**2 * flags).sum(axis=0), **close)
+    residuals = values - flags
+    np.testing.assert_allclose(sums.lag, (residuals[1:] * residuals[:-1]).sum(axis=0), **close)
+
+    rows = transcript.steps
+    np.testing.assert_array_equal(rows.clip_norm, norms)
+    claimed = norms / 2 if run.vary else np.full(70, 1.25)
+    np.testing.assert_array_equal(rows.noise_multiplier, claimed)
+    assert rows.planted.shape == (70, transcript.tensor.max() + 1)
+    for step, tensor in itertools.product(range(70), range(rows.planted.shape[1])):
+        here = transcript.tensor == tensor
+        planted = values[step, here & flags[step]]
+        others = values[step, here & ~flags[step]]
+        assert rows.planted[step, tensor] == planted.size
+        for name, expected in (
+            ("planted_total", planted.sum()),
+            ("planted_square", (planted**2).sum()),
+            ("total", others.sum()),
+            ("square", (others**2).sum()),
+        ):
+            assert getattr(rows, name)[step, tensor] == pytest.approx(
+                expected, rel=1e-12, abs=1e-11
+            )
+
+    np.testing.assert_array_equal(transcript.member, run.canaries.member)
+    np.testing.assert_array_equal(transcript.tensor, run.canaries.tensor)
+    assert transcript.kept.size == np.unique(transcript.kept).size == min(256, flags.shape[1])
+    np.testing.assert_array_equal(transcript.kept_values, values[:, transcript.kept])
+    np.testing.assert_array_equal(transcript.kept_planted, flags[:, transcript.kept])
+    if run.watch:
+        np.testing.assert_array_equal(transcript.watch_values, watch)
+        np.testing.assert_array_equal(transcript.watch_tensor, run.canaries.watch_tensor)
+    else:
+        assert transcript.watch_values.shape == (70, 0)
+        assert transcript.watch_tensor.shape == (0,)
+    assert transcript.finite
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_facts_are_those_of_the_run(run):
+    recorder = run.recorder(noise_multiplier=1.25)
+    run.record(recorder, 0, 2)
+    facts = recorder.transcript().facts
+    assert facts.sampling_rate == (0.3 if run.own_coin else None)
+    assert facts.sampling == ("own coin" if run.own_coin else "user's sampler")
+    assert facts.poisson == run.own_coin
+    assert facts.background == ("known" if run.background else "unknown")
+    assert facts.fair_coins == (run.canaries.count is not None)
+    assert facts.noise_multiplier == 1.25
+    assert facts.seed == run.canaries.root_seed
+    # There is a name for every tensor, also for those that only watched coordinates lie in.
+    assert len(facts.tensors) == len(run.canaries.tensor_sizes) > run.canaries.watch_tensor.max()
+
+
+def test_without_noise_the_sums_of_the_others_are_exactly_zero():
+    """Nothing is added and taken off again: a run without noise must show as one."""
+    canaries = CANARIES["many tensors"]
+    recorder = Recorder(canaries, sampling_rate=0.5, clip_norm=0.1)
+    for _ in range(20):
+        released = np.zeros(canaries.size)
+        released[recorder.sample()] += 0.1
+        recorder.observe(released)
+    transcript = recorder.transcript()
+    for sums in (transcript.steps.total, transcript.steps.square, transcript.canaries.lag):
+        assert not sums.any()
+    np.testing.assert_array_equal(transcript.canaries.total, transcript.canaries.planted_total)
+    np.testing.assert_array_equal(transcript.canaries.total, transcript.canaries.planted)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
+def test_any_number_format_is_read_in_double_precision(dtype):
+    canaries = CANARIES["one tensor"]
+    recorder = Recorder(canaries, clip_norm=3.0)
+    released = np.arange(40).astype(dtype)
+    background = (np.arange(40) * 3 + 1).astype(dtype)
+    recorder.observe(released, background=background, planted=[])
+    expected = (released.astype(np.float64) - background.astype(np.float64)) / 3.0
+    np.testing.assert_array_equal(recorder.transcript().canaries.total, expected)
+
+
+def test_what_the_caller_holds_is_neither_kept_nor_changed():
+    run = Run("one tensor", watch=False)
+    canaries = run.canaries
+    recorder = Recorder(canaries, sampling_rate=0.5)
+    drawn = recorder.sample()
+    chosen = drawn.copy()
+    released, background = np.ones(40), np.full(40, 0.25)
+    drawn[:] = np.flatnonzero(~canaries.member)[0]
+    recorder.observe(released, background=background)
+    np.testing.assert_array_equal(released, np.ones(40))
+    np.testing.assert_array_equal(background, np.full(40, 0.25))
+    released[:] = 7.0
+    first = recorder.transcript()
+    np.testing.assert_array_equal(np.flatnonzero(first.canaries.planted), chosen)
+    recorder.sample()
+    recorder.observe(released, background=background)
+    np.testing.assert_array_equal(first.canaries.total, np.full(40, 0.75))
+    assert first.number_of_steps == 1
+    np.testing.assert_array_equal(recorder.transcript().canaries.total, np.full(40, 7.5))
+
+
+# --- the coin ----------------------------------------------------------------------------------
+
+
+def test_the_coin_is_poisson():
+    """Rate, spread over steps and canaries, and lag of 300 x 400 coins at 5 standard deviations.
+
+    A correct implementation fails with probability 2.3e-6.
+    """
+    canaries = DiracCanaries(present=300, absent=100, dimension=500, seed=8)
+    recorder = Recorder(canaries, sampling_rate=0.2)
+    flags = np.zeros((400, 400))
+    for row in flags:
+        planted = recorder.sample()
+        row[planted] = 1.0
+        recorder.observe(np.zeros(400))
+    assert not flags[:, ~canaries.member].any()
+    coins = (flags[:, canaries.member] - 0.2) / 0.4
+    assert abs(coins.sum()) < 5 * np.sqrt(coins.size)
+    for axis in (0, 1):
+        sums = coins.sum(axis=axis) / np.sqrt(coins.shape[axis])
+        # The variance of a squared standardised sum is close to 2.
+        assert abs((sums**2 - 1).sum()) < 5 * np.sqrt(2.2 * sums.size)
+    assert abs((coins[1:] * coins[:-1]).sum()) < 5 * np.sqrt(coins.size)
+
+
+def test_a_rate_of_one_plants_everybody():
+    recorder = Recorder(CANARIES["one tensor"], sampling_rate=1)
+    np.testing.assert_array_equal(recorder.sample(), np.flatnonzero(CANARIES["one tensor"].member))
+
+
+def test_kept_canaries_do_not_depend_on_membership():
+    """Both groups are kept in proportion: z-test over 300 seeds, probability 6e-7 to fail."""
+    kept = 0
+    for seed in range(300):
+        canaries = DiracCanaries(present=256, absent=256, dimension=512, seed=seed)
+        recorder = Recorder(canaries)
+        recorder.observe(np.zeros(512), planted=[])
+        kept += int(canaries.member[recorder.transcript().kept].sum())
+    # Hypergeometric: 256 drawn of 512, half of them present.
+    deviation = np.sqrt(256 * 0.25 * 256 / 511)
+    assert abs(kept - 300 * 128) < 5 * deviation * np.sqrt(300)
+
+
+# --- bad input, out of order: typed errors and nothing recorded ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"canaries": 5000}, r"canaries to be canaries, got 5000\. Make them"),
+        ({"sampling_rate": 0.0}, r"sampling_rate in \(0, 1\], got 0\.0"),
+        ({"sampling_rate": 1.1}, r"sampling_rate in \(0, 1\], got 1\.1"),
+        ({"sampling_rate": np.nan}, r"sampling_rate in \(0, 1\], got nan"),
+        ({"sampling_rate": "0.1"}, r"sampling_rate in \(0, 1\], got '0\.1'"),
+        ({"clip_norm": 0.0}, r"clip_norm > 0 and finite, got 0\.0"),
+        ({"clip_norm": np.inf}, r"clip_norm > 0 and finite, got inf"),
+        ({"clip_norm": None}, r"clip_norm > 0, got None"),
+        ({"noise_multiplier": -1.0}, r"noise_multiplier >= 0 and finite, got -1\.0"),
+        ({"noise_multiplier": "big"}, r"noise_multiplier >= 0, got 'big'"),
+    ],
+)
+def test_bad_settings_are_named(change, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Run().recorder(**change)
+
+
+SIZE, WATCH = CANARIES["many tensors"].size, CANARIES["many tensors"].watch.size
+PRESENT = np.flatnonzero(CANARIES["many tensors"].member)
+ABSENT = np.flatnonzero(~CANARIES["many tensors"].member)
+OWN = {"noisy_sum": np.zeros(SIZE), "background": np.zeros(SIZE), "watch": np.zeros(WATCH)}
+USER = OWN | {"planted": PRESENT[:2]}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noisy_sum": np.zeros(SIZE - 1)}, r"noisy_sum .* canaries.*project\(\)"),
+        ({"noisy_sum": np.zeros((SIZE, 1))}, r"noisy_sum .* canaries.*project\(\)"),
+        ({"noisy_sum": 0.0}, r"noisy_sum .* got shape \(\)"),
+        ({"noisy_sum": ["a"] * SIZE}, r"noisy_sum .* dtype <U1"),
+        ({"noisy_sum": [None] * SIZE}, r"noisy_sum .* dtype object"),
+        ({"noisy_sum": np.zeros(SIZE, dtype=complex)}, r"noisy_sum .* dtype complex"),
+        ({"background": np.zeros(SIZE + 1)}, r"background .* canaries.*project\(\)"),
+        ({"background": ["a"] * SIZE}, r"background .* dtype <U1"),
+        ({"clip_norm": 0.0}, r"clip_norm > 0 and finite, got 0\.0"),
+        ({"clip_norm": np.nan}, r"clip_norm > 0 and finite, got nan"),
+        ({"clip_norm": "one"}, r"clip_norm > 0, got 'one'"),
+        ({"noise_multiplier": -2.0}, r"noise_multiplier >= 0 and finite, got -2\.0"),
+        ({"noise_multiplier": "one"}, r"noise_multiplier >= 0, got 'one'"),
+        ({"watch": np.zeros(WATCH + 1)}, r"watch to hold .* canaries\.watch"),
+        ({"watch": []}, r"watch to hold .* canaries\.watch"),
+        ({"watch": ["a"] * WATCH}, r"watch to hold .* dtype <U1"),
+        ({"planted": [-1]}, r"planted in \[0, 41\), got -1 to -1\. Number"),
+        ({"planted": [SIZE]}, r"planted in \[0, 41\), got 41 to 41\. Number"),
+        ({"planted": [2**64 - 1]}, r"planted in \[0, 41\)"),
+        ({"planted": [PRESENT[0], PRESENT[0]]}, r"planted to name each canary once.*drop"),
+        ({"planted": [PRESENT[0], ABSENT[0]]}, rf"present canaries only, got {ABSENT[0]}.*Plant"),
+        ({"planted": np.ones(SIZE, dtype=bool)}, r"planted to be indices .* bool.*flatnonzero"),
+        ({"planted": [0.0]}, r"planted to be indices .* float64"),
+        ({"planted": [[PRESENT[0]]]}, r"planted to be indices .* \(1, 1\)"),
+    ],
+)
+def test_bad_observations_are_named_and_nothing_is_recorded(change, message, steps):
+    run = Run(own_coin="planted" not in change)
+    recorder = run.recorder()
+    run.record(recorder, 0, steps)
+    if run.own_coin:
+        recorder.sample()
+    before = recorder.state_dict()
+    good = OWN if run.own_coin else USER
+    with pytest.raises(InvalidArgumentError, match=message):
+        recorder.observe(**good | change)
+    assert same(recorder.state_dict(), before)
+    recorder.observe(**good)
+    assert recorder.steps == steps + 1
+
+
+def sampled_twice(recorder):
+    recorder.sample()
+    with pytest.raises(RecordingError, match=r"called twice for one step: observe\(\) it first"):
+        recorder.sample()
+
+
+def observed_before_sampled(recorder):
+    with pytest.raises(RecordingError, match=r"observe\(\) came before sample\(\)"):
+        recorder.observe(**OWN)
+
+
+def planted_after_sample(recorder):
+    recorder.sample()
+    with pytest.raises(RecordingError, match=r"planted=None after sample\(\)|sampled the same way"):
+        recorder.observe(**USER)
+
+
+def planted_after_own_coin(recorder):
+    recorder.sample()
+    recorder.observe(**OWN)
+    with pytest.raises(RecordingError, match="sampled the same way"):
+        recorder.observe(**USER)
+
+
+def background_left_out(recorder):
+    recorder.sample()
+    recorder.observe(**OWN)
+    recorder.sample()
+    with pytest.raises(RecordingError, match="background to stay known, got it unknown in step"):
+        recorder.observe(**OWN | {"background": None})
+
+
+def watch_left_out(recorder):
+    recorder.sample()
+    recorder.observe(**OWN)
+    recorder.sample()
+    with pytest.raises(RecordingError, match="watch in every step or in none, got 0 numbers"):
+        recorder.observe(**OWN | {"watch": None})
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        sampled_twice,
+        observed_before_sampled,
+        planted_after_sample,
+        planted_after_own_coin,
+        background_left_out,
+        watch_left_out,
+    ],
+)
+def test_steps_out_of_order_are_refused_and_nothing_is_recorded(mistake, steps):
+    """The mistaken recorder ends like a twin that got the same good calls and none of the bad."""
+    run = Run()
+    recorder, twin = run.recorder(), run.recorder()
+    for each in (recorder, twin):
+        run.record(each, 0, steps)
+    mistake(recorder)
+    while twin.steps < recorder.steps:
+        twin.sample()
+        twin.observe(**OWN)
+    if recorder.state_dict().keys() != twin.state_dict().keys():
+        twin.sample()
+    assert same(recorder.state_dict(), twin.state_dict())
+
+
+def test_what_was_left_out_at_first_is_refused_later():
+    run = Run(background=False, watch=False, own_coin=False)
+    for name, message in (("background", "stay unknown"), ("watch", "every step or in none")):
+        recorder = run.recorder()
+        run.record(recorder, 0, 2)
+        before = recorder.state_dict()
+        with pytest.raises(RecordingError, match=message):
+            recorder.observe(np.zeros(SIZE), planted=[], **{name: OWN[name]})
+        assert same(recorder.state_dict(), before)
+
+
+def test_a_sampler_of_ones_own_cannot_change_its_mind():
+    run = Run(own_coin=False)
+    recorder = run.recorder(sampling_rate=0.5)
+    run.record(recorder, 0, 1)
+    before = recorder.state_dict()
+    with pytest.raises(RecordingError, match=r"after steps that were given planted="):
+        recorder.sample()
+    assert same(recorder.state_dict(), before)
+    run.record(recorder, 1, 2)
+
+
+def test_sampling_needs_a_rate():
+    with pytest.raises(RecordingError, match=r"sampling_rate .* planted= to observe\(\)"):
+        Recorder(CANARIES["one tensor"]).sample()
+
+
+def test_there_is_no_transcript_of_nothing():
+    with pytest.raises(RecordingError, match="at least one observed step"):
+        Run().recorder().transcript()
+
+
+def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
+    run = Run()
+    recorder, twin = run.recorder(), run.recorder()
+    run.record(recorder, 0, 3)
+    checkpoint = recorder.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr("askgauss.recorder._by_tensor", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.record(recorder, 3, 4)
+    for call in (
+        recorder.sample,
+        recorder.transcript,
+        recorder.state_dict,
+        lambda: recorder.observe(**OWN),
+        lambda: recorder.save("never written"),
+    ):
+        with pytest.raises(RecordingError, match="interrupted half way"):
+            call()
+    recorder.load_state_dict(checkpoint)
+    run.record(recorder, 3, 6)
+    run.record(twin, 0, 6)
+    assert same_transcript(recorder.transcript(), twin.transcript())
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+# --- observations that are no numbers ------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 1e200])
+def test_odd_observations_are_kept_and_said(odd):
+    run = Run("one tensor", watch=False, vary=False)
+    recorder, twin = run.recorder(), run.recorder()
+    run.record(recorder, 0, 3)
+    run.record(twin, 0, 3)
+    victim = int(np.flatnonzero(run.canaries.member)[0])
+    for _ in range(2):
+        for each in (recorder, twin):
+            each.sample()
+        each_value = np.zeros(40)
+        twin.observe(each_value, background=np.zeros(40))
+        each_value[victim] = odd
+        recorder.observe(each_value, background=np.zeros(40))
+    transcript, clean = recorder.transcript(), twin.transcript()
+    assert clean.finite
+    assert not transcript.finite
+    assert not np.isfinite(transcript.canaries.square[victim])
+    others = np.arange(40) != victim
+    for name in ("total", "square", "planted_total", "planted_square", "lag", "planted"):
+        ours, theirs = (getattr(item.canaries, name)[others] for item in (transcript, clean))
+        np.testing.assert_array_equal(ours, theirs)
+    if not np.isfinite(odd):
+        with pytest.raises(ScoresError, match="finite"):
+            transcript.scores()
+
+
+def test_an_odd_planted_value_stays_out_of_the_sums_of_the_others():
+    canaries = CANARIES["one tensor"]
+    recorder = Recorder(canaries)
+    planted = np.flatnonzero(canaries.member)[:1]
+    released = np.ones(40)
+    released[planted] = np.nan
+    recorder.observe(released, planted=planted)
+    rows = recorder.transcript().steps
+    assert np.isnan(rows.planted_total[0, 0])
+    assert rows.total[0, 0] == rows.square[0, 0] == 39.0
+
+
+def test_an_odd_watched_value_is_said():
+    canaries = CANARIES["one tensor"]
+    recorder = Recorder(canaries)
+    recorder.observe(np.zeros(40), planted=[], watch=np.full(canaries.watch.size, np.nan))
+    assert not recorder.transcript().finite
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    run=runs,
+    at=st.integers(0, 70),
+    between=st.booleans(),
+    through_file=st.booleans(),
+    stored=st.booleans(),
+)
+def test_a_run_taken_up_again_is_the_same_to_the_last_bit(run, at, between, through_file, stored):
+    """Also across the growth of the rows at 64, and between sample() and observe()."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, store = Path(folder, "checkpoint.npz"), Path(folder, "steps")
+        options = {"store": store} if stored else {}
+        whole = run.recorder()
+        steps = run.record(whole, 0, 72)
+        first = run.recorder(**options)
+        run.record(first, 0, at)
+        planted = run.sample(first, at) if between else None
+        if through_file:
+            first.save(path)
+        state = first.state_dict()
+        # The run goes on for a while before it dies.
+        run.observe(first, at, run.sample(first, at) if planted is None else planted)
+        run.record(first, at + 1, min(at + 3, 72))
+        if at < 70:
+            first.transcript()
+        second = run.recorder(**options)
+        if through_file:
+            second.load(path)
+            assert same(second.state_dict(), state)
+        else:
+            second.load_state_dict(state)
+        assert second.steps == at
+        if planted is not None:
+            run.observe(second, at, planted)
+        run.record(second, at + between, 72)
+        assert same_transcript(second.transcript(), whole.transcript())
+        if stored:
+            values = np.array([step[0] for step in steps], dtype=np.float32)
+            kept = StepStore(store)
+            np.testing.assert_array_equal(kept.values, values)
+            np.testing.assert_array_equal(kept.planted, [step[1] for step in steps])
+            del kept
+
+
+def test_a_state_is_a_copy():
+    run = Run()
+    recorder = run.recorder()
+    run.record(recorder, 0, 3)
+    state = recorder.state_dict()
+    kept = {key: np.copy(value) for key, value in state.items() if key != "state"}
+    run.record(recorder, 3, 6)
+    assert same({key: state[key] for key in kept}, kept)
+    other = run.recorder()
+    other.load_state_dict(state)
+    run.record(other, 3, 6)
+    assert same({key: state[key] for key in kept}, kept)
+
+
+def test_a_state_is_plain_json_and_arrays():
+    run = Run()
+    recorder = run.recorder()
+    run.record(recorder, 0, 2)
+    state = recorder.state_dict()
+    assert json.loads(json.dumps(state["state"])) == state["state"]
+    assert all(isinstance(value, np.ndarray) for key, value in state.items() if key != "state")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"canaries": DiracCanaries(count=41, tensors=[50, 3, 50, 2000, 9, 2], seed=4)}, "finger"),
+        ({"canaries": DiracCanaries(present=12, absent=29, dimension=2114, seed=3)}, "fingerp"),
+        ({"canaries": CANARIES["blocks"]}, "fingerprint"),
+        ({"sampling_rate": 0.31}, "sampling_rate is 0.3 where this run has 0.31"),
+        ({"sampling_rate": None}, "sampling_rate is 0.3 where this run has None"),
+        ({"clip_norm": 2.1}, "clip_norm is 2.0 where this run has 2.1"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
+    run = Run()
+    recorder, other = run.recorder(), run.recorder(**change)
+    run.record(recorder, 0, 3)
+    recorder.save(tmp_path / "checkpoint.npz")
+    before = other.state_dict()
+    with pytest.raises(RecordingError, match=f"checkpoint of this run.*{message}.*Start"):
+        other.load(tmp_path / "checkpoint.npz")
+    assert same(other.state_dict(), before)
+
+
+def written(tmp_path, steps=3, *, drawn=True, **options):
+    run = Run()
+    recorder = run.recorder(**options)
+    run.record(recorder, 0, steps)
+    if drawn:
+        recorder.sample()
+    path = tmp_path / "checkpoint.npz"
+    recorder.save(path)
+    return path
+
+
+def refused(path, message, error=FileFormatError, **options):
+    """Loading raises, and the recorder stays as it was."""
+    run = Run()
+    recorder = run.recorder(**options)
+    run.record(recorder, 0, 2)
+    before = recorder.state_dict()
+    with pytest.raises(error, match=message):
+        recorder.load(path)
+    assert same(recorder.state_dict(), before)
+
+
+ARRAYS = [
+    "sums.planted",
+    "sums.lag",
+    "rows.clip_norm",
+    "rows.square",
+    "rows.kept_values",
+    "rows.watch_values",
+    "previous",
+]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
+    path = written(tmp_path)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    del arrays[name]
+    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    refused(path, f"{name} of the checkpoint .* got None.*older checkpoint")
+
+
+@pytest.mark.parametrize("name", [*ARRAYS, "drawn"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda array: array[..., None],
+        lambda array: array[0],
+        lambda array: array.astype(np.float32),
+        lambda array: array[:-1],
+        lambda array: np.concatenate([array, array]),
+    ],
+)
+def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_path):
+    path = written(tmp_path)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays[name] = change(arrays[name])
+    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    run = Run()
+    recorder = run.recorder()
+    if name == "drawn" and arrays[name].dtype == np.int64 and arrays[name].ndim == 1:
+        # Fewer or repeated coins are indices all the same; only strangers among them are refused.
+        recorder.load(path)
+        return
+    with pytest.raises(FileFormatError, match="of the checkpoint"):
+        recorder.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coin": {}}, "state of a generator"),
+        ({"coin": {"bit_generator": "MT19937"}}, "state of a generator"),
+        ({"coin": 5}, "state.coin to be an object, got 5"),
+        ({"watched": 5}, f"watched to be 0 or {WATCH}, got 5"),
+        ({"watched": 0}, "rows.watch_values"),
+        ({"own_coin": "yes"}, "state.own_coin"),
+        ({"background": "dark"}, "state.background"),
+        ({"clip_norm": None}, "state.clip_norm"),
+        ({"fingerprint": 7}, "state.fingerprint"),
+    ],
+)
+def test_a_checkpoint_with_odd_plain_values_is_refused(change, message, tmp_path):
+    path = written(tmp_path)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"] | change})
+    refused(path, message)
+
+
+def test_a_checkpoint_that_drew_an_absent_canary_is_refused(tmp_path):
+    path = written(tmp_path)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays["drawn"] = ABSENT[:1]
+    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    refused(path, "drawn to name present canaries")
+
+
+def test_files_that_are_no_checkpoints_are_refused(tmp_path):
+    path = written(tmp_path)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    odd = tmp_path / "odd.npz"
+
+    _files.write_arrays(odd, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    refused(odd, r"schema <= 1, got 2.*newer askgauss.*Update")
+    _files.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
+    refused(odd, "kind 'askgauss-recorder', got 'askgauss-scores'")
+    _files.write_arrays(odd, "askgauss-recorder", 1, arrays, {})
+    refused(odd, "state to be an object")
+    np.savez(odd, **arrays)
+    refused(odd, "no header")
+    odd.write_bytes(b"not a checkpoint at all")
+    refused(odd, "truncated, corrupt or not an npz file")
+    odd.write_bytes(b"")
+    refused(odd, "truncated, corrupt or not an npz file")
+    refused(tmp_path / "absent.npz", "absent.npz", FileNotFoundError)
+    with pytest.raises(FileFormatError, match="state to be an object"):
+        Run().recorder().load_state_dict({})
+
+
+def test_a_checkpoint_cut_short_anywhere_is_refused(tmp_path):
+    path = written(tmp_path)
+    content = path.read_bytes()
+    for length in np.linspace(0, len(content) - 1, 60).astype(int):
+        path.write_bytes(content[:length])
+        refused(path, "truncated, corrupt or not an npz file")
+
+
+def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    """Half of the new file is written when the disk is full, or the process is interrupted."""
+    path = written(tmp_path)
+    before = path.read_bytes()
+    save = np.savez
+
+    def half(stream, **arrays):
+        save(stream, **arrays)
+        stream.truncate(stream.tell() // 2)
+        raise failure
+
+    run = Run()
+    recorder = run.recorder()
+    run.record(recorder, 0, 9)
+    monkeypatch.setattr(np, "savez", half)
+    for failure in (OSError("No space left on device"), KeyboardInterrupt()):
+        with pytest.raises(type(failure)):
+            recorder.save(path)
+        assert path.read_bytes() == before
+        assert [item.name for item in tmp_path.iterdir()] == ["checkpoint.npz"]
+    monkeypatch.undo()
+    recorder.save(path)
+    again = run.recorder()
+    again.load(path)
+    assert again.steps == 9
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pending", [1, 500, 1 << 20])
+@pytest.mark.parametrize("run", RUNS)
+def test_the_store_holds_every_step(run, pending, tmp_path, monkeypatch):
+    monkeypatch.setattr("askgauss.recorder._PENDING", pending)
+    recorder = run.recorder(store=tmp_path / "steps", noise_multiplier=1.25)
+    steps = run.record(recorder, 0, 9)
+    transcript = recorder.transcript()
+    store = StepStore(tmp_path / "steps")
+    assert store.number_of_steps == 9
+    assert store.values.dtype == np.float32
+    assert not store.values.flags.writeable
+    assert isinstance(store.values, np.memmap)
+    np.testing.assert_array_equal(
+        store.values, np.array([step[0] for step in steps], dtype=np.float32)
+    )
+    np.testing.assert_array_equal(store.planted, [step[1] for step in steps])
+    np.testing.assert_array_equal(store.member, run.canaries.member)
+    assert store.facts == transcript.facts
+    assert store.fingerprint == run.canaries.fingerprint()
+    assert repr(store).endswith("steps', steps=9)")
+    # The transcript does not notice that it is stored.
+    twin = run.recorder(noise_multiplier=1.25)
+    run.record(twin, 0, 9)
+    assert same_transcript(transcript, twin.transcript())
+
+
+def test_the_store_keeps_odd_values(tmp_path):
+    canaries = CANARIES["one tensor"]
+    recorder = Recorder(canaries, store=tmp_path / "steps")
+    odd = np.zeros(40)
+    odd[:4] = np.nan, np.inf, -np.inf, 1e300
+    recorder.observe(odd, planted=[])
+    recorder.transcript()
+    np.testing.assert_array_equal(
+        StepStore(tmp_path / "steps").values[0, :5], [np.nan, np.inf, -np.inf, np.inf, 0]
+    )
+
+
+def test_a_new_run_does_not_write_over_an_old_store(tmp_path):
+    path = tmp_path / "steps"
+    path.write_bytes(b"my thesis")
+    run = Run()
+    recorder = run.recorder(store=path)
+    recorder.sample()
+    before = recorder.state_dict()
+    for _ in range(2):
+        with pytest.raises(RecordingError, match="not to exist when a run begins"):
+            recorder.observe(**OWN)
+        assert same(recorder.state_dict(), before)
+    assert path.read_bytes() == b"my thesis"
+    path.unlink()
+    recorder.observe(**OWN)
+    assert recorder.transcript().number_of_steps == 1
+
+
+def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_path, monkeypatch):
+    run, path = Run(), tmp_path / "steps"
+    monkeypatch.setattr("askgauss.recorder._PENDING", 500)
+    recorder, twin = run.recorder(store=path), run.recorder()
+    steps = run.record(twin, 0, 12)
+    failures, planted = 0, None
+    opened = Path.open
+
+    def full(self, mode="r", **options):
+        """A disk that takes some of the bytes before it is full."""
+        if mode != "r+b":
+            return opened(self, mode, **options)
+        with opened(self, "ab") as stream:
+            stream.write(b"torn")
+        raise OSError("No space left on device")
+
+    step = 0
+    while step < 12:
+        planted = recorder.sample() if planted is None else planted
+        with monkeypatch.context() as patch:
+            if failures <= step < 12:
+                patch.setattr(Path, "open", full)
+            try:
+                run.observe(recorder, step, planted)
+            except OSError:
+                failures += 1
+                assert recorder.steps == step
+                continue
+        planted, step = None, step + 1
+    assert failures >= 3
+    assert same_transcript(recorder.transcript(), twin.transcript())
+    store = StepStore(path)
+    np.testing.assert_array_equal(store.planted, [each[1] for each in steps])
+
+
+def test_a_store_that_something_else_cut_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("askgauss.recorder._PENDING", 1)
+    run, path = Run(), tmp_path / "steps"
+    recorder = run.recorder(store=path)
+    run.record(recorder, 0, 3)
+    os.truncate(path, path.stat().st_size - 1)
+    recorder.sample()
+    with pytest.raises(RecordingError, match="something else cut it"):
+        recorder.observe(**OWN)
+    assert recorder.steps == 3
+
+
+def test_a_killed_run_leaves_a_torn_row_that_only_a_checkpoint_explains(tmp_path):
+    run, path = Run(), tmp_path / "steps"
+    checkpoint = written(tmp_path, 3, store=path)
+    whole = path.read_bytes()
+    values = np.array(StepStore(path).values)
+    path.write_bytes(whole + whole[-57:])
+    with pytest.raises(FileFormatError, match=r"57 bytes more than 3 steps.*Pass steps="):
+        StepStore(path)
+    np.testing.assert_array_equal(StepStore(path, steps=3).values, values)
+    np.testing.assert_array_equal(StepStore(path, steps=2).values, values[:2])
+    with pytest.raises(FileFormatError, match=r"at least 4 steps .* got 3.*Read fewer"):
+        StepStore(path, steps=4)
+    recorder = run.recorder(store=path)
+    recorder.load(checkpoint)
+    assert path.read_bytes() == whole
+
+
+def test_a_store_that_lost_steps_of_its_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "steps"
+    checkpoint = written(tmp_path, 3, store=path)
+    whole = path.read_bytes()
+    for damage in (lambda: path.write_bytes(whole[:-1]), path.unlink):
+        damage()
+        recorder = Run().recorder(store=path)
+        before = recorder.state_dict()
+        with pytest.raises(RecordingError, match=r"hold the 3 steps of the checkpoint.*Restore"):
+            recorder.load(checkpoint)
+        assert same(recorder.state_dict(), before)
+
+
+def test_a_store_of_another_run_is_neither_cut_nor_removed(tmp_path):
+    path, foreign = tmp_path / "steps", tmp_path / "thesis"
+    other = Recorder(CANARIES["one tensor"], store=path)
+    other.observe(np.zeros(40), planted=[])
+    other.transcript()
+    foreign.write_bytes(b"my thesis")
+    for steps in (0, 3):
+        run = Run()
+        recorder = run.recorder(store=tmp_path / f"own {steps}")
+        run.record(recorder, 0, steps)
+        state = recorder.state_dict()
+        for mistaken, error, message in (
+            (path, RecordingError, "to be of this run"),
+            (foreign, FileFormatError, "thesis"),
+        ):
+            before = mistaken.read_bytes()
+            with pytest.raises(error, match=message):
+                run.recorder(store=mistaken).load_state_dict(state)
+            assert mistaken.read_bytes() == before
+
+
+def test_a_run_with_a_store_goes_on_with_one_and_a_run_without_goes_on_without(tmp_path):
+    path = tmp_path / "steps"
+    checkpoint = written(tmp_path, 3, store=path)
+    with pytest.raises(RecordingError, match="exactly if the run began with one"):
+        Run().recorder().load(checkpoint)
+    plain = Run().recorder()
+    Run().record(plain, 0, 1)
+    with pytest.raises(RecordingError, match="exactly if the run began with one"):
+        Run().recorder(store=path).load_state_dict(plain.state_dict())
+    assert StepStore(path).number_of_steps == 3
+
+
+# --- real processes, really killed ---------------------------------------------------------------
+
+SCRIPT = """
+import sys, pathlib, numpy as np
+from askgauss import DiracCanaries, Recorder
+
+folder, last = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+canaries = DiracCanaries(count=300, tensors=[1000, 500, 1000], seed=5)
+recorder = Recorder(canaries, sampling_rate=0.2, clip_norm=0.5, store=folder / "steps")
+checkpoint, drawn = folder / "checkpoint.npz", folder / "drawn.npy"
+if checkpoint.exists():
+    recorder.load(checkpoint)
+else:
+    recorder.save(checkpoint)
+while recorder.steps < last:
+    noise = np.random.default_rng([recorder.steps, 9])
+    vector = noise.normal(size=canaries.total_dimension)
+    if "drawn" in recorder.state_dict():
+        planted = recorder.state_dict()["drawn"]
+    else:
+        planted = recorder.sample()
+        recorder.save(checkpoint)
+    canaries.plant(vector, planted, 0.5)
+    recorder.observe(canaries.project(vector), watch=vector[canaries.watch])
+    recorder.save(checkpoint)
+    print(recorder.steps, flush=True)
+    sys.stdin.readline()
+recorder.transcript().save(folder / "transcript.npz")
+"""
+
+
+def test_killed_processes_resume_to_the_same_transcript(tmp_path):
+    """Killed three times at a random moment within a step; a line on stdin lets one step pass."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for folder in (whole, killed):
+        folder.mkdir()
+    generator = np.random.default_rng(6)
+    for _ in range(3):
+        command = [sys.executable, "-c", SCRIPT, str(killed), "40"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        ) as process:
+            # Eleven steps may pass, so that it cannot be done before it is killed.
+            process.stdin.write(b"\n" * 11)
+            process.stdin.flush()
+            for _ in range(int(generator.integers(1, 10))):
+                assert process.stdout.readline()
+            process.kill()
+        assert process.returncode != 0
+        assert not (killed / "transcript.npz").exists()
+    for folder in (whole, killed):
+        command = [sys.executable, "-c", SCRIPT, str(folder), "40"]
+        subprocess.run(command, input=b"\n" * 40, env=environment, check=True, capture_output=True)
+    one, other = (Transcript.load(folder / "transcript.npz") for folder in (whole, killed))
+    assert one.number_of_steps == 40
+    assert same_transcript(one, other)
+    assert (whole / "steps").read_bytes() == (killed / "steps").read_bytes()
+
+
+def test_a_checkpoint_is_a_plain_zip_without_pickles(tmp_path):
+    path = written(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            assert b"'descr': '|O'" not in archive.read(name)[:128]
