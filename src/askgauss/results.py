@@ -49,6 +49,11 @@ class Assumption(enum.Enum):
     ESTIMATE = "estimate only"
     """No guarantee at all: a number to look at, never a verdict."""
 
+    def rests_on(self, other: Assumption) -> bool:
+        """Whether a bound of this level assumes at least as much as one of the other."""
+        levels = list(Assumption)
+        return levels.index(self) >= levels.index(other)
+
 
 class Status(enum.Enum):
     """How a check ended."""
@@ -82,6 +87,7 @@ class Finding:
         status: How it ended.
         summary: One sentence for a person.
         consequence: What a failure of this check means.
+        undermines: The least a bound must assume for a failure to make it too high.
         measured: The measured value.
         interval: Confidence interval of the measured value.
         claimed: The value it is compared with.
@@ -93,6 +99,7 @@ class Finding:
     status: Status
     summary: str
     consequence: Consequence = Consequence.INFORMS
+    undermines: Assumption = Assumption.DISTRIBUTION_FREE
     measured: float | None = None
     interval: tuple[float, float] | None = None
     claimed: float | None = None

@@ -54,9 +54,7 @@ class Auditor(abc.ABC, Generic[Evidence]):
         """Probability of evidence this strong were the run (epsilon, delta)-private."""
         raise NotDefinedError(f"{type(self).__name__} does not define p-values.")
 
-    def rejects(
-        self, evidence: Evidence, *, epsilon: float, delta: float, error: float
-    ) -> bool:
+    def rejects(self, evidence: Evidence, *, epsilon: float, delta: float, error: float) -> bool:
         """Whether the evidence contradicts ``epsilon`` at this error."""
         return self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
 

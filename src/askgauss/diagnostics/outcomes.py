@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from askgauss.results import Consequence, Finding, Status
+from askgauss.results import Assumption, Consequence, Finding, Status
 
-__all__ = ["apply_gate", "fact", "not_run", "tested"]
+__all__ = ["apply_gate", "fact", "judged", "not_run"]
 
 # A p-value below this that the gate does not reject is worth a look, not an alarm.
 _SUSPICIOUS = 1e-3
 
 
-def tested(
+def judged(
     check: str,
     p_value: float,
     summary: str,
@@ -24,6 +24,7 @@ def tested(
     claimed: float | None = None,
     remedy: str = "",
     tolerable: bool = False,
+    undermines: Assumption = Assumption.GAUSSIAN_SCORES,
 ) -> Finding:
     """A check with a p-value; the gate decides later whether it failed.
 
@@ -37,12 +38,14 @@ def tested(
         claimed: What it is compared with.
         remedy: What to do about a failure.
         tolerable: The difference is real or not, but too small to matter: it cannot fail.
+        undermines: The least a bound must assume for a failure to make it too high.
     """
     return Finding(
         check=check,
         status=Status.PASS,
         summary=summary,
         consequence=consequence,
+        undermines=undermines,
         measured=measured,
         interval=interval,
         claimed=claimed,
@@ -60,6 +63,7 @@ def fact(
     measured: float | None = None,
     claimed: float | None = None,
     remedy: str = "",
+    undermines: Assumption = Assumption.DISTRIBUTION_FREE,
 ) -> Finding:
     """A check that needs no statistics: it holds or it does not."""
     return Finding(
@@ -67,6 +71,7 @@ def fact(
         status=_failed_status(consequence) if failed else Status.PASS,
         summary=summary,
         consequence=consequence,
+        undermines=undermines,
         measured=measured,
         claimed=claimed,
         remedy=remedy if failed else "",
@@ -84,7 +89,7 @@ def _failed_status(consequence: Consequence) -> Status:
 
 
 def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]:
-    """Decide all tested findings together, by Holm's procedure at ``error``.
+    """Decide all judged findings together, by Holm's procedure at ``error``.
 
     A correct run has some finding fail with probability at most ``error``, however many there are
     and however they depend on each other.

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, ndtr
 
-from askgauss.diagnostics.outcomes import fact, not_run, tested
-from askgauss.results import Consequence, Finding
+from askgauss.diagnostics.outcomes import fact, judged, not_run
+from askgauss.results import Assumption, Consequence, Finding
 from askgauss.scores import CanaryScores
 from askgauss.stats import normality
 from askgauss.stats.shift import ShiftTest, sampling_variance
@@ -42,7 +42,7 @@ def _added_skewness(scores: CanaryScores) -> float:
     ratio = 1.0 + sampling_variance(steps, rate) * shift**2
     step_shift = shift / (rate * math.sqrt(steps))
     third = rate * (1.0 - rate) * (1.0 - 2.0 * rate) * step_shift**3
-    return third / (ratio**1.5 * math.sqrt(steps))
+    return float(third / (ratio**1.5 * math.sqrt(steps)))
 
 
 def _law(scores: CanaryScores) -> tuple[int, float, float] | None:
@@ -67,9 +67,7 @@ def _test(scores: CanaryScores, kappa: float | None = None) -> ShiftTest:
     )
 
 
-def _normality(
-    group: str, values: NDArray[np.float64], skewness: float = 0.0
-) -> Finding:
+def _normality(group: str, values: NDArray[np.float64], skewness: float = 0.0) -> Finding:
     name = f"normality of {group} scores"
     if values.size < _FEWEST_FOR_SHAPE:
         return not_run(name, f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
@@ -79,7 +77,7 @@ def _normality(
         # Few sampled steps: the law is a mixture by construction, and the bound reads it exactly.
         return not_run(name, f"more sampled steps; the exact law has skewness {skewness:.2f}")
     statistic, p_value = normality.anderson_darling(values)
-    return tested(
+    return judged(
         name,
         p_value,
         f"Anderson-Darling statistic {statistic:.2f}.",
@@ -102,7 +100,7 @@ def _equal_variance(scores: CanaryScores) -> Finding:
     freedom = present.count - 1, absent.count - 1
     tail = _f_tail(ratio, *freedom)
     above = ratio > 1.0
-    return tested(
+    return judged(
         "equal variance",
         2.0 * min(tail, 1.0 - tail),
         f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
@@ -138,7 +136,7 @@ def _drift(scores: CanaryScores) -> Finding:
     within = float((residual**2).sum()) - between
     freedom = _BLOCKS - 1, residual.size - _BLOCKS - 1
     ratio = (between / freedom[0]) / (within / freedom[1])
-    return tested(
+    return judged(
         "identical distribution",
         _f_tail(ratio, *freedom),
         f"the mean score varies along the canary index by {ratio:.2f} times what chance gives.",
@@ -165,6 +163,7 @@ def _duplicates(scores: CanaryScores) -> Finding:
         claimed=0.0,
         remedy="A canary counted twice, or one noise for several coordinates, makes the bound too "
         "high: make canaries distinct and look at how noise is drawn.",
+        undermines=Assumption.INDEPENDENT_CANARIES,
     )
 
 
@@ -180,7 +179,7 @@ def _placebo(scores: CanaryScores) -> Finding:
     gap = float(values[shuffled].mean() - values[~shuffled].mean())
     # Given the scores, a shuffled difference of means has exactly this variance.
     error = math.sqrt(spread * (1.0 / count + 1.0 / other))
-    return tested(
+    return judged(
         "placebo",
         2.0 * float(ndtr(-abs(gap) / error)),
         f"with membership shuffled the groups differ by {gap / error:+.2f} standard errors.",
@@ -189,4 +188,5 @@ def _placebo(scores: CanaryScores) -> Finding:
         claimed=0.0,
         remedy="Something other than membership separates the groups: look at how canaries were "
         "ordered and scored.",
+        undermines=Assumption.DISTRIBUTION_FREE,
     )

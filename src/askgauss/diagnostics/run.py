@@ -1,0 +1,48 @@
+"""All checks of a transcript or of scores, decided together."""
+
+from __future__ import annotations
+
+from askgauss import _validate
+from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.outcomes import apply_gate
+from askgauss.diagnostics.scores import score_checks
+from askgauss.diagnostics.transcript import transcript_checks
+from askgauss.results import Finding
+from askgauss.scores import CanaryScores
+from askgauss.transcript import Transcript
+
+__all__ = ["diagnose"]
+
+
+def diagnose(
+    data: CanaryScores | Transcript,
+    *,
+    claim: PrivacyClaim | None = None,
+    gate_error: float = 0.0005,
+) -> tuple[Finding, ...]:
+    """Test what a bound rests on, and every part of the mechanism that can be measured.
+
+    Args:
+        data: The scores of a run, or its transcript.
+        claim: What the run claims, to compare measurements with.
+        gate_error: Probability that a correct run has any check fail.
+
+    Returns:
+        One finding a check; those that could not be made say what they need.
+
+    Example:
+        >>> import askgauss as ag
+        >>> run = ag.simulate_dpsgd(steps=50, sampling_rate=0.2, noise_multiplier=2.0,
+        ...                         present=100, absent=100, seed=0)
+        >>> any(finding.status.value == "fail" for finding in diagnose(run))
+        False
+    """
+    _validate.within(0, 0.5, gate_error=gate_error)
+    findings: list[Finding] = []
+    if isinstance(data, Transcript):
+        findings += transcript_checks(data, claim)
+        if data.finite and data.auditable:
+            findings += score_checks(data.scores())
+    else:
+        findings += score_checks(data)
+    return apply_gate(findings, gate_error)
