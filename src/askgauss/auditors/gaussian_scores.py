@@ -283,8 +283,8 @@ class _RegionAuditor(Auditor[Evidence]):
         """The smallest error at which the least epsilon in the region exceeds ``epsilon``."""
         return smallest_error(
             lambda error: (
-                error < 1.0
-                and self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+                error >= 1.0
+                or self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
             )
         )
 

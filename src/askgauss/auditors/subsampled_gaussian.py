@@ -175,8 +175,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         if rate is None or epsilon == 0.0:
             return smallest_error(
                 lambda error: (
-                    error < 1.0
-                    and self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+                    error >= 1.0
+                    or self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
                 )
             )
         # With the rate known, the claim is one ratio, and every stratum tests it at its share.

@@ -1,0 +1,462 @@
+"""What auditors that count correct guesses share: fair coins, the guessing rule, the questions.
+
+The canaries with the highest scores are guessed present and, if the audit is two-sided, as many with
+the lowest scores absent; the auditor abstains on the rest. Which canaries are guessed depends on the
+scores alone, and how many on nothing that the guesses are tested with (`askgauss.selection`).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, betainc, betaincinv, logit
+
+from askgauss import _validate
+from askgauss.auditors.base import Auditor
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.results import Finding, Status
+from askgauss.scores import CanaryScores
+from askgauss.selection import (
+    DKW,
+    Combination,
+    CrossFit,
+    Fixed,
+    MultiSplit,
+    Selection,
+    Split,
+    UnionBound,
+    choosing_parts,
+    random_order,
+    stream,
+)
+from askgauss.stats import gaussian, order_statistics
+
+__all__ = ["Coins", "GuessEvidence", "GuessTrial", "GuessingAuditor", "accuracy_lower", "fair_coins"]
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# Group sizes that fair coins give less often than this were not made by fair coins.
+_IMPLAUSIBLE = 1e-6
+# A draw of fair coins exceeds its group less often than this.
+_OVERDRAWN = 1e-9
+# Numbers of guesses tried where the number is chosen; few, so that the choice follows no noise.
+_TRIED = 64
+# A fixed grid starts here: fewer guesses hardly reject anything.
+_FEWEST = 16
+_NODES = (np.arange(64) + 0.5) / 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessTrial:
+    """One test: so many guesses right.
+
+    Attributes:
+        canaries: Canaries whose coin was open, abstentions included.
+        guesses: How many of them were guessed.
+        correct: How many guesses were right.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The three counts as arguments."""
+        return {"canaries": self.canaries, "guesses": self.guesses, "correct": self.correct}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coins:
+    """What is known about how canaries were made present.
+
+    Attributes:
+        origin: Recorded as fair; not recorded but plausible; or a fair subset drawn from groups of
+            given sizes.
+        given: Number of canaries in the scores.
+        used: Number of canaries used.
+    """
+
+    origin: Literal["fair", "not recorded", "drawn"]
+    given: int
+    used: int
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What a reader should know."""
+        if self.origin == "fair":
+            return ()
+        if self.origin == "not recorded":
+            summary = (
+                f"not recorded; the group sizes allow them, so all {self.given:,} canaries are used."
+            )
+            remedy = "Set fair_coins in the metadata of the scores."
+        else:
+            summary = (
+                f"group sizes were fixed, so {self.used:,} of {self.given:,} canaries were drawn as "
+                "fair coins would have; exact unless a score depends on who else was present."
+            )
+            remedy = "Let a fair coin decide about every canary."
+        return (Finding(check="fair coins", status=Status.INFO, summary=summary, remedy=remedy),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessEvidence:
+    """Counts of one or several trials, and how they combine."""
+
+    trials: tuple[GuessTrial, ...]
+    combination: Combination
+    coins: Coins
+    steps: int | None = None
+    sampling_rate: float | None = None
+
+    def shift_of_mechanism(self, epsilon: float, delta: float) -> float:
+        """Shift of the scores when the whole mechanism has this epsilon (central limit)."""
+        return shift_of_mechanism(epsilon, delta, self.steps, self.sampling_rate)
+
+
+def shift_of_mechanism(
+    epsilon: float, delta: float, steps: int | None, sampling_rate: float | None
+) -> float:
+    """Shift of a summed score when the mechanism has this epsilon; the sum carries less."""
+    mu = gaussian.gdp_mu(epsilon, delta)
+    if steps is None or sampling_rate is None or sampling_rate == 1.0:
+        return mu
+    scale = sampling_rate**2 * steps
+    return math.sqrt(scale * math.log1p(mu**2 / scale))
+
+
+def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
+    """Scores and members of canaries that fair coins made present, each its own.
+
+    Where groups had fixed sizes, so many canaries are drawn that fair coins surely find enough in
+    each group: the number of present ones is binomial, and which ones is random.
+
+    Raises:
+        ScoresError: The groups are too small to draw anything from.
+    """
+    score, member = scores.score, scores.member
+    total, present = member.size, int(np.count_nonzero(member))
+    smaller = min(present, total - present)
+    recorded = scores.metadata.fair_coins
+    if recorded or (recorded is None and 2.0 * bdtr(smaller, total, 0.5) >= _IMPLAUSIBLE):
+        origin: Literal["fair", "not recorded"] = "fair" if recorded else "not recorded"
+        return score, member, Coins(origin=origin, given=total, used=total)
+    # Hoeffding's inequality: m / 2 + sqrt(m log(2 / overdrawn) / 2) stays below the group's size.
+    # Up to one group's size no draw can fail.
+    margin = math.sqrt(math.log(2.0 / _OVERDRAWN) / 2.0)
+    size = max(smaller, int((math.sqrt(margin**2 + 2.0 * smaller) - margin) ** 2))
+    generator = np.random.default_rng([0, *b"fair coins"])
+    drawn = min(max(int(generator.binomial(size, 0.5)), size - (total - present)), present)
+    kept = np.concatenate(
+        (
+            generator.permutation(np.flatnonzero(member))[:drawn],
+            generator.permutation(np.flatnonzero(~member))[: size - drawn],
+        )
+    )
+    return score[kept], member[kept], Coins(origin="drawn", given=total, used=size)
+
+
+def accuracy_lower(guesses: Array, correct: Array, error: float) -> Array:
+    """Lower limit of the accuracy; counts need not be whole."""
+    return np.asarray(betaincinv(correct, guesses - correct + 1.0, error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessingAuditor(Auditor[GuessEvidence]):
+    """Counts correct guesses of fair coins.
+
+    Args:
+        selection: How the number of guesses is chosen.
+        two_sided: Guess the lowest scores absent too, as many as the highest present.
+    """
+
+    evidence_type = GuessEvidence
+
+    selection: Selection = Split()
+    two_sided: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.selection, DKW):
+            raise UnsupportedError(
+                f"{type(self).__name__} counts guesses, and DKW() is a band around error rates. "
+                "Use Split(), CrossFit(), UnionBound() or Fixed(guesses=...)."
+            )
+        if not isinstance(self.selection, Selection):
+            raise InvalidArgumentError(
+                f"Expected selection to be Fixed, Split, MultiSplit, UnionBound or CrossFit, got "
+                f"{self.selection!r}."
+            )
+
+    @property
+    def _by_threshold(self) -> bool:
+        return isinstance(self.selection, Fixed) and self.selection.threshold is not None
+
+    @abc.abstractmethod
+    def _bound(
+        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+    ) -> float:
+        """Lower bound on epsilon from one trial."""
+
+    @abc.abstractmethod
+    def _p_value(
+        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+    ) -> float:
+        """The p-value of one trial."""
+
+    def _rejects(
+        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether one trial rejects; override where that is faster than the p-value."""
+        return self._p_value(trial, evidence, epsilon, delta) < error
+
+    def _ceiling(
+        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+    ) -> float:
+        """The bound from this many canaries and the best number of guesses, all right."""
+        perfect = GuessTrial(
+            canaries=trial.canaries, guesses=trial.canaries, correct=trial.canaries
+        )
+        return self._bound(perfect, evidence, delta, error)
+
+    def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
+        """A quick stand-in for the bound, to choose the number of guesses by."""
+        return np.asarray(logit(accuracy_lower(guesses, correct, error)))
+
+    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> GuessEvidence:
+        """Guess, and count."""
+        score, member, coins = fair_coins(data)
+        trials, combination = self._trials(score, member, 1.0 - confidence)
+        return GuessEvidence(
+            trials=trials,
+            combination=combination,
+            coins=coins,
+            steps=data.metadata.steps,
+            sampling_rate=data.metadata.sampling_rate,
+        )
+
+    def _trials(
+        self, score: Array, member: Flags, error: float
+    ) -> tuple[tuple[GuessTrial, ...], Combination]:
+        selection = self.selection
+        if isinstance(selection, Fixed) and selection.threshold is not None:
+            return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
+        ordered = member[random_order(score, stream(selection, "ties"))]
+        size = ordered.size
+        if isinstance(selection, Fixed | UnionBound):
+            counts = _stated(selection, size)
+            return tuple(self._trial(ordered, count) for count in counts), Combination.BEST
+        assert not isinstance(selection, DKW)
+        median = isinstance(selection, MultiSplit)
+        combination = Combination.MEDIAN if median else Combination.BEST
+        shares = selection.folds if isinstance(selection, CrossFit) else 1
+        level = combination.share(error, shares)
+        trials = []
+        for chosen in choosing_parts(selection, size):
+            rest = ordered[~chosen]
+            fraction = self._choose(ordered[chosen], rest.size, level)
+            trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
+        return tuple(trials), combination
+
+    def _sides(self, guesses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many are guessed present, and how many absent."""
+        absent = guesses // 2 if self.two_sided else np.zeros_like(guesses)
+        return guesses - absent, absent
+
+    def _trial(self, ordered: Flags, guesses: int) -> GuessTrial:
+        (high,), (low,) = self._sides(np.array([guesses]))
+        wrong_low = int(np.count_nonzero(ordered[:low]))
+        correct = int(np.count_nonzero(ordered[ordered.size - high :])) + int(low) - wrong_low
+        return GuessTrial(canaries=ordered.size, guesses=guesses, correct=correct)
+
+    def _choose(self, ordered: Flags, canaries: int, error: float) -> float:
+        """The share of guesses that promises the best bound from so many other canaries."""
+        size = ordered.size
+        counts = np.unique(np.geomspace(1.0, size, _TRIED).round().astype(np.int64))
+        high, low = self._sides(counts)
+        right_high = np.append(0, np.cumsum(ordered[::-1]))[high]
+        right_low = np.append(0, np.cumsum(~ordered))[low]
+        # One guess of each kind more, so that a handful of lucky guesses does not look perfect.
+        accuracy = (right_high + right_low + 1.0) / (counts + 2.0)
+        fraction = counts / size
+        guesses = fraction * canaries
+        promise = self._promise(fraction, guesses, accuracy * guesses, error)
+        return float(fraction[np.argmax(promise)])
+
+    def epsilon_lower(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
+        """The lower bound on epsilon."""
+        error = 1.0 - confidence
+        return self._combined(self._bound, evidence, delta, error)
+
+    def p_value(self, evidence: GuessEvidence, *, epsilon: float, delta: float) -> float:
+        """The p-value of "the run is (epsilon, delta)-private"."""
+        value = _each(evidence.trials, lambda t: self._p_value(t, evidence, epsilon, delta))
+        return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+
+    def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
+        """The bound had every guess been right."""
+        error = 1.0 - confidence
+        stated = isinstance(self.selection, Fixed | UnionBound) and not self._by_threshold
+
+        def most(
+            trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+        ) -> float:
+            if not stated:
+                return self._ceiling(trial, evidence, delta, error)
+            perfect = GuessTrial(
+                canaries=trial.canaries, guesses=trial.guesses, correct=trial.guesses
+            )
+            return self._bound(perfect, evidence, delta, error)
+
+        return self._combined(most, evidence, delta, error)
+
+    def _combined(
+        self,
+        answer: Callable[[GuessTrial, GuessEvidence, float, float], float],
+        evidence: GuessEvidence,
+        delta: float,
+        error: float,
+    ) -> float:
+        trials = evidence.trials
+        share = evidence.combination.share(error, len(trials))
+        value = _each(trials, lambda trial: answer(trial, evidence, delta, share))
+        return evidence.combination.largest([value[trial] for trial in trials])
+
+    def power(
+        self,
+        evidence: GuessEvidence,
+        *,
+        epsilon: float,
+        true_epsilon: float,
+        delta: float,
+        error: float,
+    ) -> float:
+        """Power of the rule as chosen, against Gaussian scores of a mechanism of ``true_epsilon``.
+
+        From the exact law of the guesses; for the best of several trials, that of the single most
+        powerful one.
+        """
+        shift = evidence.shift_of_mechanism(true_epsilon, delta)
+        share = evidence.combination.share(error, len(evidence.trials))
+
+        def chance(trial: GuessTrial) -> float:
+            def rejected(correct: int) -> bool:
+                counted = GuessTrial(
+                    canaries=trial.canaries, guesses=trial.guesses, correct=correct
+                )
+                return self._rejects(counted, evidence, epsilon, delta, share)
+
+            if not rejected(trial.guesses):
+                return 0.0
+            low, high = 0, trial.guesses  # not rejected, rejected
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if rejected(middle) else (middle, high)
+            accuracy = _accuracy(trial, shift, self.two_sided and not self._by_threshold)
+            return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
+
+        value = _each((_typical(trial) for trial in evidence.trials), chance)
+        return evidence.combination.largest([value[_typical(t)] for t in evidence.trials])
+
+    def findings(
+        self, evidence: GuessEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """How many guesses were made and right, and where the coins came from."""
+        trials = evidence.trials
+        parts = "" if len(trials) == 1 else f" in the first of {len(trials)} trials"
+        first = trials[0]
+        found = [
+            Finding(
+                check="guesses",
+                status=Status.INFO,
+                summary=(
+                    f"{first.correct:,} of {first.guesses:,} guesses right, from "
+                    f"{first.canaries:,} canaries{parts}."
+                ),
+                measured=first.correct / first.guesses,
+            )
+        ]
+        if self._by_threshold and delta > 0.0:
+            found.append(
+                Finding(
+                    check="number of guesses",
+                    status=Status.INFO,
+                    summary=(
+                        "a threshold leaves the number of guesses to the scores, where the theorem "
+                        "at delta above 0 has it fixed."
+                    ),
+                    remedy="Fixed(guesses=...) or Split() keep to the letter of the theorem.",
+                )
+            )
+        return (*found, *evidence.coins.findings())
+
+
+def _each(
+    trials: Iterable[GuessTrial], answer: Callable[[GuessTrial], float]
+) -> dict[GuessTrial, float]:
+    """The answer of each trial; equal trials, which splits often give, are asked once."""
+    return {trial: answer(trial) for trial in dict.fromkeys(trials)}
+
+
+def _typical(trial: GuessTrial) -> GuessTrial:
+    """The same trial whatever came out of it."""
+    return GuessTrial(canaries=trial.canaries, guesses=trial.guesses, correct=0)
+
+
+def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessTrial:
+    guessed = score >= threshold
+    guesses = int(np.count_nonzero(guessed))
+    if guesses == 0:
+        raise _validate.fail(
+            "threshold",
+            threshold,
+            f"<= {float(score.max()):.6g}, the highest score",
+            "No canary reaches it, so there is nothing to guess.",
+        )
+    correct = int(np.count_nonzero(guessed & member))
+    return GuessTrial(canaries=score.size, guesses=guesses, correct=correct)
+
+
+def _stated(selection: Fixed | UnionBound, canaries: int) -> list[int]:
+    """Numbers of guesses that depend on the number of canaries only."""
+    if isinstance(selection, UnionBound):
+        grid = np.geomspace(min(_FEWEST, canaries), canaries, selection.candidates)
+        return [int(count) for count in np.unique(grid.round())]
+    if selection.guesses is not None:
+        if selection.guesses > canaries:
+            raise _validate.fail(
+                "guesses",
+                selection.guesses,
+                f"<= {canaries}, the number of canaries in use",
+                "Guess for fewer, or plant more.",
+            )
+        return [selection.guesses]
+    assert selection.fraction is not None
+    return [max(1, round(selection.fraction * canaries))]
+
+
+def _accuracy(trial: GuessTrial, shift: float, two_sided: bool) -> Array:
+    """Accuracy of the guesses at equally likely positions of the best withheld score."""
+    withheld = trial.canaries - trial.guesses
+    kept = np.ones(1)
+    if withheld:
+        kept = np.asarray(betaincinv(trial.guesses + 1.0, float(withheld), _NODES))
+    if two_sided:
+        return _confident(kept, shift)
+    # The top of the scores is half of the most confident guesses at twice the depth; beyond the
+    # middle, everything but such a half from below.
+    above, below = np.minimum(kept, 0.5), np.minimum(1.0 - kept, 0.5)
+    top = _confident(2.0 * above, shift)
+    bottom = below * (1.0 - _confident(np.maximum(2.0 * below, 1e-12), shift))
+    return np.where(kept <= 0.5, top, (0.5 - bottom) / kept)
+
+
+def _confident(kept: Array, shift: float) -> Array:
+    channel = order_statistics.Gaussian(mu=shift)
+    return np.asarray(1.0 - channel.error_mass(kept) / kept)

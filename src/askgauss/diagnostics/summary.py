@@ -1,0 +1,555 @@
+"""What a report needs of the data and a result does not keep, in a few small tables.
+
+The tables have the same size for ten canaries and for ten million. They are kept with the result as
+plain JSON, their numbers as lines of text, so that a result read back draws the same pictures.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import typing
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, Literal
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from scipy.special import chdtri, ndtr
+
+from askgauss import _plain
+from askgauss.exceptions import FileFormatError
+from askgauss.scores import CanaryScores, GroupMoments
+from askgauss.transcript import Transcript
+
+__all__ = [
+    "GramSummary",
+    "NoiseSummary",
+    "RunSummary",
+    "ScoreSummary",
+    "Summary",
+    "TensorSummary",
+    "hexagon_centres",
+    "summarise",
+]
+
+Array = NDArray[np.float64]
+
+# How many numbers a table has, whatever the size of the run.
+BINS = 64
+PIT_POINTS = 200
+HEXAGONS = 30, 10
+STEPS = 200
+TENSORS = 24
+GRAM = 64
+_NOTES = 20
+_TEXT = 300
+
+# Scores are drawn this many standard deviations out, standardised ones this far.
+_REACH = 5.0
+_HEXAGON_REACH = 4.5
+_GRAM_STEPS = 2048
+_FEWEST_STEPS = 10
+_FEWEST_OBSERVATIONS = 20
+# Pointwise intervals of the noise scale.
+_INTERVAL_ERROR = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What is known of the run: its facts, without what grows with it.
+
+    Attributes:
+        source: Whether a transcript was audited, or scores alone.
+        steps: Steps recorded, or summed into a score.
+        sampling_rate: Probability that a present canary is planted in a step.
+        sampling: Who decided that.
+        poisson: Whether inclusions are independent.
+        clip_norm: Norm of a contribution, in the units of the scores.
+        noise_multiplier: The noise multiplier the run says it used.
+        background: Whether the other records' clean sum was subtracted.
+        fair_coins: Whether every canary was made present by a fair coin of its own.
+        accounted_steps: Steps the run's accountant counted.
+        accounted_sampling_rate: Sampling rate the run's accountant used.
+        unnoised_steps: Optimizer steps taken without noise.
+        tensors: Number of tensors.
+        exercised: Parts of the training pipeline the canaries went through.
+        precision: Number formats met.
+        seed: Root of the canaries' random choices.
+        notes: Anything a reader should know.
+    """
+
+    source: Literal["transcript", "scores"] = "scores"
+    steps: int | None = None
+    sampling_rate: float | None = None
+    sampling: str = ""
+    poisson: bool | None = None
+    clip_norm: float | None = None
+    noise_multiplier: float | None = None
+    background: str | None = None
+    fair_coins: bool | None = None
+    accounted_steps: int | None = None
+    accounted_sampling_rate: float | None = None
+    unnoised_steps: int = 0
+    tensors: int = 0
+    exercised: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreSummary:
+    """Scores of both groups, counted.
+
+    Attributes:
+        low: Lower end of the histograms.
+        high: Upper end.
+        present: Moments of the present scores.
+        absent: Moments of the absent scores.
+        present_counts: Histogram of the present scores; those outside are in the outermost bins.
+        absent_counts: Histogram of the absent scores.
+        outside: How many lay outside.
+        present_pit: Empirical minus fitted Gaussian distribution of the present scores, at evenly
+            spaced probabilities; empty where the scores do not vary.
+        absent_pit: The same of the absent scores.
+        density: Standardised scores by canary index, counted in hexagons; empty likewise.
+    """
+
+    low: float
+    high: float
+    present: GroupMoments
+    absent: GroupMoments
+    present_counts: Array
+    absent_counts: Array
+    outside: int
+    present_pit: Array
+    absent_pit: Array
+    density: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseSummary:
+    """Scale of the noise over the steps, in clip norms, with pointwise intervals.
+
+    Attributes:
+        step: First step of each group of neighbouring steps, from 1.
+        scale: Root of the mean square of what was released where nothing was planted.
+        low: Lower end of its interval.
+        high: Upper end.
+        claimed: The claimed noise multiplier there; nan where there is none.
+    """
+
+    step: Array
+    scale: Array
+    low: Array
+    high: Array
+    claimed: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorSummary:
+    """Scale of the noise by tensor, with intervals: those furthest from the rest.
+
+    Attributes:
+        names: Names of the tensors.
+        scale: Scale of their noise, in clip norms.
+        low: Lower end of its interval.
+        high: Upper end.
+        of: How many tensors there are in all.
+        overall: The scale over all of them.
+    """
+
+    names: tuple[str, ...]
+    scale: Array
+    low: Array
+    high: Array
+    of: int
+    overall: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GramSummary:
+    """Cosines between what the steps released about pairs of canaries, their plantings taken out.
+
+    Attributes:
+        size: Number of canaries, evenly spread over those that were kept.
+        steps: Number of steps they were computed from.
+        cosines: In hundredths, the upper triangle row by row, without the diagonal.
+    """
+
+    size: int
+    steps: int
+    cosines: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Summary:
+    """Everything a report reads from the data."""
+
+    run: RunSummary
+    scores: ScoreSummary | None = None
+    noise: NoiseSummary | None = None
+    tensors: TensorSummary | None = None
+    gram: GramSummary | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def to_metadata(self) -> dict[str, Any]:
+        """As a result's metadata keeps it."""
+        return {
+            "run": _plain.to_plain(self.run),
+            "figures": {
+                name: _to_plain(part)
+                for name in ("scores", "noise", "tensors", "gram")
+                if (part := getattr(self, name)) is not None
+            },
+            "environment": dict(self.environment),
+        }
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, Any]) -> Summary:
+        """Read what `to_metadata` made; what is not there is left out.
+
+        Raises:
+            FileFormatError: A table is not what it should be.
+        """
+        figures = _plain.from_plain(dict[str, Any], metadata.get("figures", {}), "figures")
+        environment = _plain.from_plain(
+            dict[str, str], metadata.get("environment", {}), "environment"
+        )
+        summary = cls(
+            run=_plain.from_plain(RunSummary, metadata.get("run", {}), "run"),
+            scores=_from_plain(ScoreSummary, figures.get("scores")),
+            noise=_from_plain(NoiseSummary, figures.get("noise")),
+            tensors=_from_plain(TensorSummary, figures.get("tensors")),
+            gram=_from_plain(GramSummary, figures.get("gram")),
+            environment=tuple(environment.items()),
+        )
+        summary._check()
+        return summary
+
+    def _check(self) -> None:
+        """That the tables have the sizes they were made with: a file may say anything."""
+        sizes: list[tuple[Array, tuple[int, ...]]] = []
+        if (scores := self.scores) is not None:
+            hexagons = hexagon_centres()[0].size
+            for counts in (scores.present_counts, scores.absent_counts):
+                sizes.append((counts, (BINS,)))
+            for pit in (scores.present_pit, scores.absent_pit):
+                sizes.append((pit, (0, PIT_POINTS)))
+            sizes.append((scores.density, (0, hexagons)))
+            if not (math.isfinite(scores.high - scores.low) and scores.low < scores.high):
+                raise FileFormatError("Expected the histogram of the scores to have a finite width.")
+            if min(scores.present.count, scores.absent.count) < 2:
+                raise FileFormatError("Expected at least 2 scores in each group.")
+        if (noise := self.noise) is not None:
+            count = min(noise.step.size, STEPS)
+            sizes += [
+                (item, (count,)) for item in (noise.step, noise.scale, noise.low, noise.high)
+            ]
+            sizes.append((noise.claimed, (count,)))
+        if (tensors := self.tensors) is not None:
+            count = min(len(tensors.names), TENSORS)
+            sizes += [(item, (count,)) for item in (tensors.scale, tensors.low, tensors.high)]
+        if (gram := self.gram) is not None:
+            size = min(max(gram.size, 0), GRAM)
+            sizes.append((gram.cosines, (size * (size - 1) // 2,)))
+        for array, allowed in sizes:
+            if array.size not in allowed:
+                raise FileFormatError(
+                    f"Expected a table of {' or '.join(map(str, allowed))} numbers for the report, "
+                    f"got {array.size}. The file was edited: audit again."
+                )
+
+
+def summarise(data: CanaryScores | Transcript) -> Summary:
+    """The small tables that the pictures of a report are drawn from.
+
+    Args:
+        data: What was audited.
+
+    Returns:
+        Tables whose size does not depend on the number of canaries, steps or tensors.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> scores = CanaryScores.from_groups(present=rng.normal(3, 1, 900), absent=rng.normal(
+        ...     0, 1, 800))
+        >>> summary = summarise(scores)
+        >>> int(summary.scores.present_counts.sum()), int(summary.scores.absent_counts.sum())
+        (900, 800)
+    """
+    environment = (
+        ("python", platform.python_version()),
+        ("numpy", np.__version__),
+        ("scipy", scipy.__version__),
+        ("platform", f"{platform.system()} {platform.machine()}"),
+    )
+    if isinstance(data, CanaryScores):
+        return Summary(
+            run=_run_of_scores(data), scores=_scores(data), environment=environment
+        )
+    readable = data.finite and data.auditable
+    return Summary(
+        run=_run_of_transcript(data),
+        scores=_scores(data.scores()) if readable else None,
+        noise=_noise(data) if data.finite else None,
+        tensors=_tensors(data) if data.finite else None,
+        gram=_gram(data) if data.finite else None,
+        environment=environment,
+    )
+
+
+def _run_of_scores(scores: CanaryScores) -> RunSummary:
+    known = scores.metadata
+    return RunSummary(
+        source="scores",
+        steps=known.steps,
+        sampling_rate=known.sampling_rate,
+        clip_norm=known.clip_norm,
+        noise_multiplier=known.noise_multiplier,
+        background=known.background,
+        fair_coins=known.fair_coins,
+    )
+
+
+def _run_of_transcript(transcript: Transcript) -> RunSummary:
+    facts = transcript.facts
+    return RunSummary(
+        source="transcript",
+        steps=transcript.number_of_steps,
+        sampling_rate=facts.sampling_rate,
+        sampling=facts.sampling,
+        poisson=facts.poisson,
+        clip_norm=1.0,  # scores of a transcript are in units of it
+        noise_multiplier=facts.noise_multiplier,
+        background=facts.background,
+        fair_coins=facts.fair_coins,
+        accounted_steps=facts.accounted_steps,
+        accounted_sampling_rate=facts.accounted_sampling_rate,
+        unnoised_steps=facts.unnoised_steps,
+        tensors=len(facts.tensors),
+        exercised=tuple(map(_short, facts.exercised[:_NOTES])),
+        precision=tuple(map(_short, facts.precision[:_NOTES])),
+        seed=facts.seed,
+        notes=tuple(map(_short, facts.notes[:_NOTES])),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+def _scores(scores: CanaryScores) -> ScoreSummary | None:
+    present, absent = scores.moments()
+    lowest, highest = float(scores.score.min()), float(scores.score.max())
+    spreads = present.standard_deviation, absent.standard_deviation
+    if not all(math.isfinite(value) for value in (*spreads, highest - lowest)):
+        return None  # nothing can be drawn to such a scale
+    ends = [
+        mean + side * _REACH * spread
+        for mean, spread in zip((present.mean, absent.mean), spreads, strict=True)
+        for side in (-1.0, 1.0)
+    ]
+    low, high = max(lowest, min(ends)), min(highest, max(ends))
+    if not low < high:
+        half = max(abs(low), 1.0) / 2.0
+        low, high = low - half, low + half
+    groups = scores.present, scores.absent
+    inside = [np.clip(values, low, high) for values in groups]
+    counts = [np.histogram(values, bins=BINS, range=(low, high))[0] for values in inside]
+    vary = min(spreads) > 0.0
+    empty = np.zeros(0)
+    pits = [
+        _pit((values - moments.mean) / moments.standard_deviation) if vary else empty
+        for values, moments in zip(groups, (present, absent), strict=True)
+    ]
+    return ScoreSummary(
+        low=low,
+        high=high,
+        present=present,
+        absent=absent,
+        present_counts=counts[0].astype(np.float64),
+        absent_counts=counts[1].astype(np.float64),
+        outside=int(np.count_nonzero((scores.score < low) | (scores.score > high))),
+        present_pit=pits[0],
+        absent_pit=pits[1],
+        density=_density(scores, present, absent) if vary else empty,
+    )
+
+
+def _pit(standard: Array) -> Array:
+    """Empirical minus uniform distribution of the Gaussian probabilities, by counting."""
+    # Point j lies at (j + 1/2) / points, so the values up to it are those in the cells up to j.
+    cell = np.ceil(ndtr(standard) * PIT_POINTS - 0.5).astype(np.int64)
+    below = np.cumsum(np.bincount(cell, minlength=PIT_POINTS + 1))[:PIT_POINTS]
+    return np.asarray(below / standard.size - (np.arange(PIT_POINTS) + 0.5) / PIT_POINTS)
+
+
+def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) -> Array:
+    """Standardised scores against the canary index, each counted in its nearest hexagon."""
+    columns, rows = HEXAGONS
+    mean = np.where(scores.member, present.mean, absent.mean)
+    deviation = np.where(
+        scores.member, present.standard_deviation, absent.standard_deviation
+    )
+    standard = (scores.score - mean) / deviation
+    standard = np.clip(standard, -_HEXAGON_REACH, _HEXAGON_REACH)
+    x = (np.arange(len(scores)) + 0.5) * (columns / len(scores))
+    y = (standard + _HEXAGON_REACH) * (rows / (2.0 * _HEXAGON_REACH))
+    # The centres form two rectangular lattices, one half a cell off the other; rows are the root
+    # of 3 times as far apart as columns.
+    whole = np.rint(x), np.rint(y)
+    half = np.minimum(np.floor(x), columns - 1), np.minimum(np.floor(y), rows - 1)
+    first = (x - whole[0]) ** 2 + 3.0 * (y - whole[1]) ** 2
+    second = (x - half[0] - 0.5) ** 2 + 3.0 * (y - half[1] - 0.5) ** 2
+    index = np.where(
+        first <= second,
+        whole[0] * (rows + 1) + whole[1],
+        (columns + 1) * (rows + 1) + half[0] * rows + half[1],
+    )
+    return np.bincount(index.astype(np.int64), minlength=hexagon_centres()[0].size).astype(float)
+
+
+def hexagon_centres() -> tuple[Array, Array]:
+    """Centres of the hexagons of `ScoreSummary.density`: share of the index, standardised score."""
+    columns, rows = HEXAGONS
+    whole = np.mgrid[0 : columns + 1, 0 : rows + 1].reshape(2, -1).astype(np.float64)
+    half = np.mgrid[0:columns, 0:rows].reshape(2, -1) + 0.5
+    x, y = np.concatenate([whole, half], axis=1)
+    return x / columns, (2.0 * y / rows - 1.0) * _HEXAGON_REACH
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+def _scale(square: Array, freedom: Array) -> tuple[Array, Array, Array]:
+    """Scale of noise of mean zero, and the ends of its interval."""
+    ends = (chdtri(freedom, side) for side in (0.5 * _INTERVAL_ERROR, 1.0 - 0.5 * _INTERVAL_ERROR))
+    low, high = (np.sqrt(square / end) for end in ends)
+    return np.sqrt(square / freedom), low, high
+
+
+def _noise(transcript: Transcript) -> NoiseSummary | None:
+    steps, count = transcript.steps, transcript.number_of_steps
+    starts = np.unique(np.linspace(0, count, min(STEPS, count), endpoint=False).astype(np.int64))
+    square = np.add.reduceat(steps.square.sum(axis=1), starts)
+    others = transcript.member.size - steps.planted.sum(axis=1)
+    freedom = np.add.reduceat(others.astype(np.float64), starts)
+    widths = np.diff(starts, append=count)
+    claimed = np.add.reduceat(steps.noise_multiplier, starts) / widths
+    seen = freedom > 0.0
+    if not seen.any():
+        return None
+    scale, low, high = _scale(square[seen], freedom[seen])
+    return NoiseSummary(
+        step=starts[seen] + 1.0, scale=scale, low=low, high=high, claimed=claimed[seen]
+    )
+
+
+def _tensors(transcript: Transcript) -> TensorSummary | None:
+    steps, names = transcript.steps, transcript.facts.tensors
+    columns, watch = steps.square.shape[1], transcript.watch_tensor
+    count = max(columns, len(names), int(watch.max(initial=-1)) + 1)
+    square, freedom = np.zeros(count), np.zeros(count)
+    in_tensor = np.bincount(transcript.tensor, minlength=columns)
+    if in_tensor[1:].any() or count == 1:  # canaries of blocks are all counted in the first
+        square[:columns] = steps.square.sum(axis=0)
+        observed = transcript.number_of_steps * in_tensor - steps.planted.sum(axis=0)
+        freedom[:columns] = observed
+    if transcript.watch_values.size:
+        square += np.bincount(watch, (transcript.watch_values**2).sum(axis=0), minlength=count)
+        freedom += transcript.number_of_steps * np.bincount(watch, minlength=count)
+    seen = np.flatnonzero(freedom >= _FEWEST_OBSERVATIONS)
+    if seen.size == 0:
+        return None
+    square, freedom = square[seen], freedom[seen]
+    overall = math.sqrt(square.sum() / freedom.sum())
+    scale, low, high = _scale(square, freedom)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = np.abs(np.log(scale / overall)) * np.sqrt(freedom)
+    furthest = np.argsort(-np.nan_to_num(distance, nan=0.0, posinf=np.inf), kind="stable")
+    shown = np.sort(furthest[:TENSORS])
+    return TensorSummary(
+        names=tuple(
+            _short(names[index]) if index < len(names) else f"tensor {index}"
+            for index in seen[shown].tolist()
+        ),
+        scale=scale[shown],
+        low=low[shown],
+        high=high[shown],
+        of=int(seen.size),
+        overall=overall,
+    )
+
+
+def _gram(transcript: Transcript) -> GramSummary | None:
+    steps, kept = transcript.kept_values.shape
+    if steps < _FEWEST_STEPS or kept < 2:
+        return None
+    rows = _spread(steps, _GRAM_STEPS)
+    columns = _spread(kept, GRAM)
+    values = transcript.kept_values[rows][:, columns]
+    values = values - transcript.kept_planted[rows][:, columns]
+    norms = np.sqrt((values**2).sum(axis=0))
+    if not np.isfinite(norms).all():
+        return None
+    unit = values / np.where(norms > 0.0, norms, 1.0)
+    cosines = np.rint(100.0 * (unit.T @ unit))
+    return GramSummary(
+        size=columns.size, steps=rows.size, cosines=cosines[np.triu_indices(columns.size, 1)]
+    )
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """So many indices at most, spread evenly."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+# --- plain ---------------------------------------------------------------------------------------
+
+
+def _to_plain(part: Any) -> dict[str, Any]:
+    """A table whose arrays are lines of numbers: one line each, however the JSON is laid out."""
+    plain = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, np.ndarray):
+            plain[field.name] = " ".join(f"{item:.5g}" for item in value.tolist())
+        else:
+            plain[field.name] = _plain.to_plain(value)
+    return plain
+
+
+def _from_plain(kind: type[Any], value: Any) -> Any:
+    if value is None:
+        return None
+    content = _plain.from_plain(dict[str, Any], value, kind.__name__)
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for field in fields(kind):
+        where = f"{kind.__name__}.{field.name}"
+        if field.name not in content:
+            raise FileFormatError(f"Expected {where} in the metadata of a result.")
+        hint, item = hints[field.name], content[field.name]
+        if _is_array(hint):
+            arguments[field.name] = _numbers(_plain.from_plain(str, item, where), where)
+        else:
+            arguments[field.name] = _plain.from_plain(hint, item, where)
+    return kind(**arguments)
+
+
+def _is_array(hint: Any) -> bool:
+    return not isinstance(hint, UnionType) and typing.get_origin(hint) is np.ndarray
+
+
+def _numbers(text: str, where: str) -> Array:
+    try:
+        return np.array([float(item) for item in text.split()], dtype=np.float64)
+    except ValueError as error:
+        raise FileFormatError(f"Expected {where} to be numbers: {error}.") from error

@@ -1,0 +1,411 @@
+"""What a run with correlated noise released about each canary: DP-FTRL and its trees.
+
+A canary enters one step (or a few), and from then on every release carries it. The best score is a
+matched filter over all of them: exactly Gaussian, with the noise of one node, moved by presence as
+far as the canary's *information* says. Everything is in units of the clip norm.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zipfile
+from dataclasses import dataclass, fields, replace
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _files, _plain, _validate
+from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
+from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.transcript import Transcript
+
+__all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan", "load_transcript"]
+
+_KIND = "askgauss-linear-transcript"
+_SCHEMA = 1
+# The header of a file of ours is a few kilobytes of JSON.
+_HEADER = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreePlan:
+    """A tree mechanism as it was planned and accounted for.
+
+    Attributes:
+        steps: Leaves in all.
+        estimator: How prefixes are put together from nodes, see `askgauss.mechanisms.tree`.
+        release: What the audit sees: every complete node, or only the prefixes.
+        restart_every: Leaves of one tree; None for a single tree.
+        completion: Trees that are left are first filled with empty leaves.
+        participations: Most leaves one record enters.
+        min_separation: Least distance between two of them.
+    """
+
+    steps: int
+    estimator: Literal["plain", "honaker", "full"] = "plain"
+    release: Literal["nodes", "prefixes"] = "nodes"
+    restart_every: int | None = None
+    completion: bool = False
+    participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer(
+            1,
+            steps=self.steps,
+            participations=self.participations,
+            min_separation=self.min_separation,
+        )
+        _validate.one_of(("plain", "honaker", "full"), estimator=self.estimator)
+        _validate.one_of(("nodes", "prefixes"), release=self.release)
+        if self.restart_every is not None:
+            _validate.integer(1, restart_every=self.restart_every)
+        elif self.completion:
+            raise _validate.fail(
+                "completion", True, "to come with restart_every", "Trees end at restarts."
+            )
+        if self.completion and self.estimator == "full":
+            raise _validate.fail(
+                "completion", True, "to come with the plain or the honaker estimator"
+            )
+
+    @property
+    def period(self) -> int:
+        """Leaves of one tree."""
+        return self.steps if self.restart_every is None else self.restart_every
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether empty leaves are ever added: trees are completed, and need to be."""
+        return self.completion and self.period & (self.period - 1) != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearFacts:
+    """What is known about the run.
+
+    Attributes:
+        steps: Steps taken.
+        clip_norm: Norm of a canary's contribution.
+        noise_multiplier: The noise of one node the run claims, in clip norms.
+        background: Whether the other records' clean sum was subtracted.
+        fair_coins: Whether every canary was made present by a fair coin of its own.
+        tensors: Names of the tensors.
+        exercised: Parts of the training pipeline the canaries went through.
+        precision: Names of the number formats met.
+        seed: Root of the canaries' random choices.
+        notes: Anything a reader of the report should know.
+    """
+
+    steps: int
+    clip_norm: float = 1.0
+    noise_multiplier: float | None = None
+    background: Literal["known", "unknown"] = "known"
+    fair_coins: bool = False
+    tensors: tuple[str, ...] = ()
+    exercised: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSums:
+    """The pieces the release was taken apart into, one row each, summed over absent canaries.
+
+    A piece is a node where nodes are released, and what a prefix says that those before it did not
+    where prefixes are: the node of its last binary digit, with independent noise. Each is scaled
+    so that its noise is that of one node. (Prefixes of completed trees are left whole, and those
+    of the ``full`` estimator are taken apart into nodes: scaled alike, but not independent.)
+
+    Attributes:
+        tree: Which tree, counted from 0.
+        level: Level of the node; the leaves are level 0, and a whole prefix is -1.
+        index: Place of the node in its level of its tree; of a whole prefix, its step.
+        total: Sum over the absent canaries.
+        square: Sum of squares over the absent canaries.
+    """
+
+    tree: NDArray[np.int64]
+    level: NDArray[np.int64]
+    index: NDArray[np.int64]
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinearTranscript:
+    """Everything an audit reads from a run of a tree mechanism.
+
+    The arrays are made read-only, those given to it too.
+
+    Attributes:
+        member: True where the canary was present.
+        leaves: The steps a present canary enters, one row a canary.
+        score: The matched filter of each canary: noise of one node, whatever its leaves.
+        information: What presence adds to each score.
+        largest_information: The most it adds to that of any record of this mechanism.
+        pieces: The noise of the release, piece by piece.
+        kept: Indices of the absent canaries of which every piece was kept.
+        kept_values: Those pieces, one row each.
+        cosine: The largest cosine of each canary with a released prefix; None if not recorded.
+        round_cosine: The largest cosine with the change from one prefix to the next.
+        plan: The mechanism.
+        facts: What is known about the run.
+    """
+
+    member: NDArray[np.bool_]
+    leaves: NDArray[np.int64]
+    score: NDArray[np.float64]
+    information: NDArray[np.float64]
+    largest_information: float
+    pieces: PieceSums
+    kept: NDArray[np.int64]
+    kept_values: NDArray[np.float64]
+    cosine: NDArray[np.float64] | None = None
+    round_cosine: NDArray[np.float64] | None = None
+    plan: TreePlan
+    facts: LinearFacts
+
+    def __post_init__(self) -> None:
+        for array in self._arrays().values():
+            array.setflags(write=False)
+        if self.member.size == 0 or self.pieces.tree.size == 0:
+            raise RecordingError(
+                "Expected at least one observed step with a canary in it, got none."
+            )
+
+    @property
+    def number_of_steps(self) -> int:
+        """Number of steps observed."""
+        return self.facts.steps
+
+    @property
+    def finite(self) -> bool:
+        """Whether every observation was a finite number."""
+        parts = (self.score, self.pieces.total, self.pieces.square, self.kept_values)
+        return all(bool(np.isfinite(part).all()) for part in parts)
+
+    @property
+    def auditable(self) -> bool:
+        """Whether there are enough canaries of both kinds to compare their scores."""
+        present = int(np.count_nonzero(self.member))
+        return min(present, self.member.size - present) >= 2
+
+    def __repr__(self) -> str:
+        present = int(np.count_nonzero(self.member))
+        return (
+            f"LinearTranscript(steps={self.number_of_steps}, release={self.plan.release!r}, "
+            f"present={present}, absent={self.member.size - present}, "
+            f"background={self.facts.background!r})"
+        )
+
+    def scores(self) -> CanaryScores:
+        """The matched-filter scores, and how far presence moves each.
+
+        Relative shifts are against the record that the mechanism protects least, so that a bound
+        read from them speaks of that one.
+        """
+        relative = np.minimum(self.information / self.largest_information, 1.0)
+        return CanaryScores(
+            score=self.score,
+            member=self.member,
+            relative_shift=None if np.all(relative > 1.0 - 1e-12) else relative,
+            metadata=ScoreMetadata(
+                steps=self.number_of_steps,
+                # A present canary is in its leaves for sure: nothing is sampled.
+                sampling_rate=1.0,
+                clip_norm=self.facts.clip_norm,
+                noise_multiplier=self.facts.noise_multiplier,
+                background=self.facts.background,
+                fair_coins=self.facts.fair_coins,
+            ),
+        )
+
+    def cosines(self, kind: Literal["cumulative", "round"] = "cumulative") -> CanaryScores:
+        """Largest cosines with what was released, the score of arXiv 2302.03098.
+
+        Args:
+            kind: With the prefixes, or with the change of each round.
+
+        Raises:
+            NotDefinedError: The run did not record cosines.
+        """
+        _validate.one_of(("cumulative", "round"), kind=kind)
+        cosine = self.cosine if kind == "cumulative" else self.round_cosine
+        if cosine is None:
+            raise NotDefinedError("This run recorded no cosines; scores() needs none.")
+        return CanaryScores(
+            score=cosine,
+            member=self.member,
+            # Neither Gaussian nor free of the others' gradients: what is left out stays unknown.
+            metadata=ScoreMetadata(
+                clip_norm=self.facts.clip_norm,
+                noise_multiplier=self.facts.noise_multiplier,
+                background="unknown",
+                fair_coins=self.facts.fair_coins,
+            ),
+        )
+
+    def measured_noise(self, where: NDArray[np.bool_] | None = None) -> tuple[float, int]:
+        """The noise multiplier that the absent canaries show, in all pieces or in some.
+
+        Args:
+            where: Which pieces, for example ``pieces.level == 2``; all if not given.
+
+        Returns:
+            The root mean square, and the number of observations in it. Over independent pieces of a
+            correct run with known background, the number times its squared ratio to the claim is
+            chi-square with that many degrees of freedom.
+        """
+        squares = self.pieces.square if where is None else self.pieces.square[where]
+        count = squares.size * int(np.count_nonzero(~self.member))
+        if not count:
+            raise _validate.fail("where", where, "to choose a piece some absent canary is in")
+        return math.sqrt(float(squares.sum()) / count), count
+
+    def restart_correlation(self) -> tuple[float, int]:
+        """Correlation of a node's noise with that of the same node one tree earlier.
+
+        Returns:
+            The correlation over the kept canaries, and the number of pairs in it: 0 on average in a
+            correct run, with a variance of one over that number; 1 where restarted trees draw the
+            same noise again.
+
+        Raises:
+            NotDefinedError: The run has a single tree.
+        """
+        rows = zip(self.pieces.tree, self.pieces.level, self.pieces.index, strict=True)
+        place = {(int(t), int(level), int(index)): row for row, (t, level, index) in enumerate(rows)}
+        pairs = [
+            (row, place[tree - 1, level, index])
+            for (tree, level, index), row in place.items()
+            if (tree - 1, level, index) in place
+        ]
+        if not pairs:
+            raise NotDefinedError("A single tree has nothing to compare its noise with.")
+        after, before = (self.kept_values[list(side)].ravel() for side in zip(*pairs, strict=True))
+        norm = math.sqrt(float(after @ after) * float(before @ before))
+        return (float(after @ before) / norm if norm else 0.0), after.size
+
+    def with_facts(self, facts: LinearFacts) -> LinearTranscript:
+        """The same transcript with other facts."""
+        return replace(self, facts=facts)
+
+    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write an npz file (no pickles), whole or not at all."""
+        metadata = {
+            "plan": _plain.to_plain(self.plan),
+            "facts": _plain.to_plain(self.facts),
+            "largest_information": _plain.to_plain(self.largest_information),
+        }
+        _files.write_arrays(target, _KIND, _SCHEMA, self._arrays(), metadata)
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        result: dict[str, NDArray[Any]] = {}
+        for prefix, part in (("", self), ("pieces.", self.pieces)):
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, np.ndarray):
+                    result[prefix + item.name] = value
+        return result
+
+    @classmethod
+    def load(cls, source: _files.Source) -> LinearTranscript:
+        """Read what `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+        """
+        arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
+        pieces = {
+            name.removeprefix("pieces."): array
+            for name, array in arrays.items()
+            if name.startswith("pieces.")
+        }
+        own = {item.name for item in fields(cls)} - {"pieces", "plan", "facts"}
+        known = {item.name for item in fields(PieceSums)}
+        try:
+            transcript = cls(
+                pieces=PieceSums(**{name: pieces[name] for name in known if name in pieces}),
+                largest_information=_plain.from_plain(
+                    float, content.get("largest_information"), "largest_information"
+                ),
+                plan=_plain.from_plain(TreePlan, content.get("plan"), "plan"),
+                facts=_plain.from_plain(LinearFacts, content.get("facts"), "facts"),
+                **{name: array for name, array in arrays.items() if name in own},  # type: ignore[arg-type]
+            )
+        except (TypeError, RecordingError) as error:
+            raise FileFormatError(f"Expected a whole transcript: {error}") from error
+        transcript._check_shapes()
+        return transcript
+
+    def _check_shapes(self) -> None:
+        """What a file says fits together; arrays of the recorder always do."""
+        canaries, pieces = self.member.size, self.pieces.tree.size
+        shapes: dict[str, tuple[int, ...]] = {
+            **dict.fromkeys(
+                ("member", "score", "information", "cosine", "round_cosine"), (canaries,)
+            ),
+            "leaves": (canaries, self.leaves.shape[-1] if self.leaves.ndim else 0),
+            **{f"pieces.{item.name}": (pieces,) for item in fields(PieceSums)},
+            "kept": (self.kept.size,),
+            "kept_values": (pieces, self.kept.size),
+        }
+        whole = ("leaves", "kept", "pieces.tree", "pieces.level", "pieces.index")
+        kinds = {"member": "b"} | dict.fromkeys(whole, "i")
+        for name, array in self._arrays().items():
+            kind = kinds.get(name, "f")
+            if array.shape != shapes[name] or array.dtype.kind != kind:
+                raise FileFormatError(
+                    f"Expected {name} to have shape {shapes[name]} and numbers of kind {kind!r}, "
+                    f"got shape {array.shape} and dtype {array.dtype}."
+                )
+        for name, array, bound in (
+            ("kept", self.kept, canaries),
+            ("leaves", self.leaves, self.plan.steps),
+        ):
+            if array.size and not (array.min() >= 0 and array.max() < bound):
+                raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
+        # A larger shift of the worst record than there is would raise the bound.
+        largest = float(self.information.max())
+        if not (self.information.min() > 0.0 and largest <= self.largest_information * (1 + 1e-9)):
+            raise FileFormatError(
+                f"Expected information in (0, {self.largest_information:g}], the largest one, got "
+                f"{self.information.min():g} to {largest:g}."
+            )
+
+
+def load_transcript(source: _files.Source) -> Transcript | LinearTranscript:
+    """Read a transcript of either kind.
+
+    Args:
+        source: A file that `Transcript.save` or `LinearTranscript.save` wrote, or a binary stream.
+
+    Raises:
+        FileFormatError: The file is corrupt, foreign, or of a newer schema.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        source = io.BytesIO(source.read())
+    linear = _kind(source) == _KIND
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
+    return LinearTranscript.load(source) if linear else Transcript.load(source)
+
+
+def _kind(source: _files.Source) -> Any:
+    """What a file says it is; None where it says nothing, and its reader knows the reason best."""
+    try:
+        with zipfile.ZipFile(source) as archive, archive.open("askgauss.npy") as stream:
+            header = stream.read(_HEADER)
+        # One line about the array, then the JSON; nothing is allocated on the word of that line.
+        content = json.loads(header[header.index(b"\n") + 1 :])
+    except (ValueError, EOFError, KeyError, RecursionError, NotImplementedError):
+        return None
+    except zipfile.BadZipFile:
+        return None
+    return content.get("kind") if isinstance(content, dict) else None

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.results import Consequence, Status
+from askgauss.simulation import simulate_scores
+from askgauss.stats import gaussian
+
+PAPER = {"steps": 2500, "sampling_rate": 4096 / 50000}
+CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+REGIONS = [
+    ag.GaussianRectangle(),
+    ag.GaussianRectangle(pooled=True),
+    ag.GaussianEllipsoid(resamples=400),
+    ag.GaussianEllipsoid(resamples=400, pooled=True),
+]
+
+
+def scores(noise_multiplier=2.576, seed=0, present=2500, absent=2500, **sampling):
+    return simulate_scores(
+        **{**PAPER, **sampling},
+        noise_multiplier=noise_multiplier,
+        present=present,
+        absent=absent,
+        seed=seed,
+    )
+
+
+def test_shift_beats_the_ellipsoid_and_the_ellipsoid_the_rectangle():
+    """The order of the means over a dozen runs; single runs may differ."""
+    means = {
+        auditor: np.mean(
+            [ag.audit(scores(seed=s), delta=1e-5, auditor=auditor).epsilon_lower for s in range(12)]
+        )
+        for auditor in (ag.GaussianShift(), *REGIONS)
+    }
+    shift, rectangle, rectangle_pooled, ellipsoid, ellipsoid_pooled = means.values()
+    assert 8 > shift > ellipsoid_pooled > rectangle_pooled > 6
+    assert shift > ellipsoid > rectangle > 6
+
+
+@pytest.mark.parametrize("auditor", REGIONS, ids=lambda a: f"{a.name} pooled={a.pooled}")
+class TestRegions:
+    def test_bound_grows_as_confidence_falls(self, auditor):
+        run = scores()
+        bounds = [
+            ag.audit(run, delta=1e-5, auditor=auditor, confidence=c).epsilon_lower
+            for c in (0.51, 0.95, 0.999)
+        ]
+        assert bounds == sorted(bounds, reverse=True)
+
+    def test_p_value_and_bound_agree(self, auditor):
+        result = ag.audit(scores(), delta=1e-5, auditor=auditor)
+        lower = result.epsilon_lower
+        assert result.p_value(epsilon=lower * 0.999) < 0.05 < result.p_value(epsilon=lower * 1.001)
+
+    def test_verdicts(self, auditor):
+        kept = ag.audit(scores(), claim=CLAIM, auditor=auditor)
+        # Four intervals that share the gate's error leave the rectangle too wide to see 10 for 8.
+        narrow = isinstance(auditor, ag.GaussianEllipsoid)
+        assert (kept.verdict is ag.Verdict.CONSISTENT) == narrow
+        assert (kept.power > 0.8) == narrow
+        broken = ag.audit(scores(2.576 / 2), claim=CLAIM, auditor=auditor)
+        assert broken.verdict is ag.Verdict.VIOLATION
+        weak = ag.audit(scores(present=6, absent=6), claim=CLAIM, auditor=auditor)
+        assert weak.verdict is ag.Verdict.INCONCLUSIVE
+
+    def test_power_is_about_what_simulation_says(self, auditor):
+        """Against epsilon 12 with 200 canaries a group, where power is middling."""
+        claim = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)
+        runs = [
+            ag.audit(
+                scores(3.6, seed, present=300, absent=300),
+                claim=claim,
+                auditor=auditor,
+                gate_error=0.05,
+                diagnostics=False,
+            )
+            for seed in range(60)
+        ]
+        evidence = runs[0].evidence
+        shift = math.sqrt(2500) * PAPER["sampling_rate"] / 3.6
+        true_epsilon = gaussian.gdp_epsilon(1e-5, shift) * 1.01
+        power = auditor.power(
+            evidence, epsilon=4.0, true_epsilon=true_epsilon, delta=1e-5, error=0.05
+        )
+        found = np.mean([run.verdict is ag.Verdict.VIOLATION for run in runs])
+        assert abs(found - power) < 0.3
+
+    def test_where_the_pair_exceeds_the_law_the_result_is_invalid(self, auditor):
+        run = scores(0.25, steps=1, sampling_rate=0.5, present=500, absent=500)
+        result = ag.audit(run, claim=CLAIM, auditor=auditor)
+        assert result.verdict is ag.Verdict.INVALID
+        assert any(item.check == "Gaussian pair" for item in result.findings)
+        if not auditor.pooled:  # one pooled deviation is wide enough here to stay below the truth
+            law = ag.ScoreLaw(steps=1, sampling_rate=0.5, noise_multiplier=0.25)
+            assert result.epsilon_lower > law.epsilon_at(1e-5)
+
+    def test_no_noise_is_unbounded(self, auditor):
+        run = ag.CanaryScores.from_groups(present=[1.0, 1.0, 1.0], absent=[0.0, 0.0, 0.0])
+        result = ag.audit(run, claim=CLAIM, auditor=auditor)
+        assert result.epsilon_lower == math.inf
+        assert result.verdict is ag.Verdict.VIOLATION
+
+
+def test_ellipsoid_is_the_same_for_the_same_seed():
+    run = scores(present=200, absent=200)
+    bounds = [
+        ag.audit(
+            run, delta=1e-5, auditor=ag.GaussianEllipsoid(resamples=200, seed=seed)
+        ).epsilon_lower
+        for seed in (1, 1, 2)
+    ]
+    assert bounds[0] == bounds[1] != bounds[2]
+
+
+def test_ellipsoid_options_are_checked():
+    with pytest.raises(InvalidArgumentError, match="resamples"):
+        ag.GaussianEllipsoid(resamples=1)
+    with pytest.raises(InvalidArgumentError, match="seed"):
+        ag.GaussianEllipsoid(seed=-1)
+
+
+class TestExactLaw:
+    def test_few_steps_read_the_exact_law(self):
+        """At one step the Gaussian pair would over-report; the exact law keeps below the truth."""
+        law = ag.ScoreLaw(steps=1, sampling_rate=0.5, noise_multiplier=0.25)
+        truth = law.epsilon_at(delta=1e-5)
+        above = sum(
+            ag.audit(
+                scores(0.25, seed, steps=1, sampling_rate=0.5, present=500, absent=500),
+                delta=1e-5,
+                diagnostics=False,
+            ).epsilon_lower
+            > truth
+            for seed in range(60)
+        )
+        assert above <= 11  # 60 audits at 5 %: more has a probability below 1e-4
+
+    def test_unknown_sampling_falls_back_to_the_plain_shift(self):
+        run = scores()
+        plain = ag.CanaryScores.from_groups(present=run.present, absent=run.absent)
+        known, unknown = (ag.audit(s, delta=1e-5).epsilon_lower for s in (run, plain))
+        assert unknown < known < 1.03 * unknown
+
+    def test_full_sampling_is_exactly_gaussian_privacy(self):
+        generator = np.random.default_rng(0)
+        run = ag.CanaryScores.from_groups(
+            present=generator.normal(1, 1, 400),
+            absent=generator.normal(0, 1, 400),
+            steps=10,
+            sampling_rate=1.0,
+        )
+        result = ag.audit(run, delta=1e-5)
+        shift = result.evidence.test().lower(0.05)
+        assert result.epsilon_lower == gaussian.gdp_epsilon(1e-5, shift)
+
+
+class TestRelativeShift:
+    """Canaries that presence moves by different, known amounts."""
+
+    generator = np.random.default_rng(1)
+    member = np.arange(4000) % 2 == 0
+    relative = np.where(np.arange(4000) % 4 < 2, 1.0, 0.35)
+
+    def make(self, generator):
+        score = np.where(self.member, 1.5 * self.relative, 0.0) + generator.normal(0, 1, 4000)
+        return ag.CanaryScores(score=score, member=self.member, relative_shift=self.relative)
+
+    def test_the_bound_speaks_of_the_largest_shift(self):
+        result = ag.audit(self.make(np.random.default_rng(0)), delta=1e-5)
+        truth = gaussian.gdp_epsilon(1e-5, 1.5)
+        assert 0.9 * truth < result.epsilon_lower < truth
+
+    def test_ignoring_the_shifts_only_loosens_it(self):
+        run = self.make(np.random.default_rng(0))
+        blind = ag.CanaryScores(score=run.score, member=run.member)
+        assert ag.audit(blind, delta=1e-5).epsilon_lower < ag.audit(run, delta=1e-5).epsilon_lower
+
+    def test_files_and_json_keep_it(self, tmp_path):
+        run = self.make(np.random.default_rng(0))
+        run.save(tmp_path / "s.npz")
+        again = ag.CanaryScores.load(tmp_path / "s.npz")
+        result = ag.audit(again, claim=CLAIM)
+        assert result == ag.audit(run, claim=CLAIM)
+        assert ag.AuditResult.from_json(result.to_json()) == result
+
+    def test_it_does_not_mix_with_subsampling(self):
+        run = self.make(np.random.default_rng(0))
+        mixed = ag.CanaryScores(
+            score=run.score,
+            member=run.member,
+            relative_shift=run.relative_shift,
+            metadata=scores(present=3, absent=3).metadata,
+        )
+        with pytest.raises(UnsupportedError, match="relative_shift"):
+            ag.audit(mixed, delta=1e-5)
+
+
+def test_failed_checks_carry_their_consequence():
+    """Heavy tails make a Gaussian bound INVALID and say what to do."""
+    generator = np.random.default_rng(0)
+    run = ag.CanaryScores.from_groups(
+        present=generator.standard_t(2, 2000) + 1, absent=generator.standard_t(2, 2000)
+    )
+    result = ag.audit(run, claim=CLAIM)
+    assert result.verdict is ag.Verdict.INVALID
+    failed = [item for item in result.findings if item.status is Status.FAIL]
+    assert {item.consequence for item in failed} == {Consequence.INVALIDATES}
+    assert all(item.remedy for item in failed)

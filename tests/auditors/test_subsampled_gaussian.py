@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import askgauss as ag
+from askgauss import accounting
+from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum
+from askgauss.exceptions import ScoresError, UnsupportedError
+from askgauss.scores import GroupMoments
+from askgauss.stats.shift import SlopeTest
+from askgauss.transcript import RunFacts
+
+RATE = 4096 / 50000
+NOISE = {1: 15.3718, 2: 8.2333, 4: 4.5116, 8: 2.5760}
+
+
+def draw_evidence(generator, noise, *, present=2500, absent=2500, steps=2500, known_rate=True):
+    """Sufficient statistics of a run, drawn from their exact law."""
+    chances = present * steps
+    planted = int(generator.binomial(chances, RATE))
+    others = (present + absent) * steps - planted
+
+    def moments(count, mean):
+        return GroupMoments(
+            count=count,
+            mean=float(generator.normal(mean, noise / math.sqrt(count))),
+            sum_of_squares=float(noise**2 * generator.chisquare(count - 1)),
+        )
+
+    counts = generator.binomial(steps, RATE, present) / math.sqrt(steps)
+    weights = np.concatenate([counts, np.zeros(absent)])
+    sums = weights + noise * generator.standard_normal(weights.size)
+    return StepEvidence(
+        strata=(Stratum(tensor="all", planted=moments(planted, 1.0), other=moments(others, 0.0)),),
+        counts=SlopeTest.fit(weights, sums),
+        steps=steps,
+        sampling_rate=RATE if known_rate else None,
+        plantings=planted,
+        opportunities=chances,
+        poisson=True,
+        finite=True,
+    )
+
+
+def small_run(seed=0, noise=2.0, present=200, absent=200, steps=100, rate=0.2):
+    return ag.simulate_dpsgd(
+        steps=steps,
+        sampling_rate=rate,
+        noise_multiplier=noise,
+        present=present,
+        absent=absent,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "known", "unknown"),
+    [(1, 0.945, 0.93), (2, 1.94, 1.92), (4, 3.93, 3.90), (8, 7.91, 7.87)],
+)
+def test_mean_bound_is_as_tight_as_promised(epsilon, known, unknown):
+    """Forty audits drawn from the exact law of the evidence."""
+    generator = np.random.default_rng(epsilon)
+    for wanted, known_rate in ((known, True), (unknown, False)):
+        bounds = [
+            ag.SubsampledGaussian().epsilon_lower(
+                draw_evidence(generator, NOISE[epsilon], known_rate=known_rate),
+                delta=1e-5,
+                confidence=0.95,
+            )
+            for _ in range(40)
+        ]
+        assert np.mean(bounds) >= wanted
+
+
+@pytest.mark.parametrize(("present", "wanted"), [(8, 6.7), (1, 4.9)])
+def test_a_handful_of_present_canaries_is_enough(present, wanted):
+    generator = np.random.default_rng(present)
+    bounds = [
+        ag.SubsampledGaussian().epsilon_lower(
+            draw_evidence(generator, NOISE[8], present=present, absent=2500),
+            delta=1e-5,
+            confidence=0.95,
+        )
+        for _ in range(60)
+    ]
+    assert np.mean(bounds) >= wanted
+
+
+@pytest.mark.parametrize("counts_only", [False, True])
+@pytest.mark.parametrize("known_rate", [False, True])
+def test_it_is_above_the_truth_at_most_nominally(counts_only, known_rate):
+    """Epsilon grows with the ratio and the rate, so it is enough to look at those two."""
+    generator = np.random.default_rng(7)
+    auditor = ag.SubsampledGaussian(counts_only=counts_only)
+    truth = accounting.dpsgd_epsilon(
+        noise_multiplier=2.576, sampling_rate=RATE, steps=50, delta=1e-5
+    )
+    above = 0
+    for _ in range(300):
+        evidence = draw_evidence(
+            generator, 2.576, present=100, absent=100, steps=50, known_rate=known_rate
+        )
+        above += auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95) > truth
+    assert above <= stats.binom.isf(1e-5, 300, 0.05)
+
+
+def test_evidence_equals_brute_force():
+    """The moments against those of every single observation, planted and not."""
+    present, absent, steps = 30, 40, 25
+    canaries = ag.DiracCanaries(present=present, absent=absent, tensors=(50, 60), seed=3)
+    recorder = ag.Recorder(canaries, sampling_rate=0.3)
+    generator = np.random.default_rng(0)
+    values, flags = [], []
+    for _ in range(steps):
+        planted = recorder.sample()
+        row = generator.normal(0, 1.5, canaries.size)
+        row[planted] += 1.0
+        recorder.observe(row, background=np.zeros(canaries.size))
+        values.append(row)
+        flags.append(np.isin(np.arange(canaries.size), planted))
+    values, flags = np.array(values), np.array(flags)
+    evidence = ag.SubsampledGaussian().gather(recorder.transcript(), delta=1e-5, confidence=0.95)
+    assert len(evidence.strata) == 3
+    for stratum, columns in zip(
+        evidence.strata,
+        (np.ones(canaries.size, bool), canaries.tensor == 0, canaries.tensor == 1),
+        strict=True,
+    ):
+        for moments, chosen in ((stratum.planted, flags), (stratum.other, ~flags)):
+            expected = values[chosen & columns[None, :]]
+            assert moments.count == expected.size
+            assert moments.mean == pytest.approx(expected.mean(), rel=1e-10)
+            assert moments.variance == pytest.approx(expected.var(ddof=1), rel=1e-9)
+    slope, intercept = np.polyfit(flags.sum(axis=0), values.sum(axis=0), 1)
+    assert evidence.counts.slope == pytest.approx(slope, rel=1e-9)
+    assert intercept == pytest.approx(0.0, abs=5.0)
+
+
+def test_verdicts_of_whole_runs():
+    rate, steps = 0.2, 100
+    noise = accounting.dpsgd_noise_multiplier(
+        epsilon=8.0, delta=1e-5, sampling_rate=rate, steps=steps
+    )
+    claim = ag.PrivacyClaim(
+        epsilon=8.0, delta=1e-5, noise_multiplier=noise, sampling_rate=rate, steps=steps
+    )
+    kept = ag.audit(small_run(noise=noise), claim=claim)
+    assert kept.verdict is ag.Verdict.CONSISTENT
+    assert 7.2 < kept.epsilon_lower < 8.0
+    broken = ag.audit(small_run(noise=0.75 * noise), claim=claim)
+    assert broken.verdict is ag.Verdict.VIOLATION
+    assert any(item.check == "noise scale" for item in broken.findings)
+    assert ag.AuditResult.from_json(kept.to_json()) == kept
+
+
+def test_p_value_and_bound_agree():
+    for auditor in (ag.SubsampledGaussian(), ag.SubsampledGaussian(counts_only=True)):
+        result = ag.audit(small_run(), delta=1e-5, auditor=auditor)
+        lower = result.epsilon_lower
+        assert result.p_value(epsilon=0.999 * lower) < 0.05
+        assert result.p_value(epsilon=1.001 * lower) > 0.05
+
+
+def test_a_quiet_tensor_speaks_for_the_run():
+    """Half the noise in one of two tensors: the pooled fit hides it, the tensor's own does not."""
+    canaries = ag.DiracCanaries(present=400, absent=400, tensors=(1000, 1000), seed=0)
+    recorder = ag.Recorder(canaries, sampling_rate=0.2)
+    generator = np.random.default_rng(0)
+    scale = np.where(canaries.tensor == 0, 1.0, 2.0)
+    for _ in range(100):
+        row = scale * generator.standard_normal(canaries.size)
+        row[recorder.sample()] += 1.0
+        recorder.observe(row, background=np.zeros(canaries.size))
+    result = ag.audit(recorder.transcript(), delta=1e-5, diagnostics=False)
+    exact = accounting.dpsgd_epsilon(noise_multiplier=1.0, sampling_rate=0.2, steps=100, delta=1e-5)
+    assert 0.85 * exact < result.epsilon_lower < exact
+    assert result.epsilon_point < 0.7 * exact
+
+
+def test_no_noise_is_unbounded():
+    result = ag.audit(small_run(noise=0.0), claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+    assert result.epsilon_lower == math.inf
+    assert result.verdict is ag.Verdict.VIOLATION
+
+
+def test_nan_is_a_verdict_and_nothing_is_dropped():
+    canaries = ag.DiracCanaries(present=20, absent=20, dimension=60, seed=0)
+    recorder = ag.Recorder(canaries, sampling_rate=0.5)
+    for step in range(10):
+        planted = recorder.sample()
+        row = np.random.default_rng(step).normal(0, 1, 40)
+        row[planted] += 1.0
+        row[3] = np.nan if step == 5 else row[3]
+        recorder.observe(row, background=np.zeros(40))
+    result = ag.audit(recorder.transcript(), claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+    assert result.verdict is ag.Verdict.INVALID
+    assert "nan or infinite" in str(result)
+    assert result.epsilon_lower == 0.0
+    ag.AuditResult.from_json(result.to_json())
+
+
+def test_batches_that_are_not_poisson_are_invalid():
+    run = small_run()
+    fixed = run.with_facts(RunFacts(sampling="user's sampler", poisson=False, sampling_rate=0.2))
+    result = ag.audit(fixed, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+    assert result.verdict is ag.Verdict.INVALID
+
+
+def test_it_needs_a_transcript_with_plantings():
+    with pytest.raises(UnsupportedError, match="reads a transcript"):
+        ag.audit(small_run().scores(), delta=1e-5, auditor=ag.SubsampledGaussian())
+    with pytest.raises(ScoresError, match="at least 2 plantings, got 0"):
+        ag.audit(small_run(rate=1e-9, present=3), delta=1e-5)
