@@ -211,9 +211,7 @@ def stream(selection: Selection, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose.encode()])
 
 
-def random_order(
-    scores: NDArray[np.float64], generator: np.random.Generator
-) -> NDArray[np.intp]:
+def random_order(scores: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
     """Indices that sort the scores upwards, with ties in random order.
 
     Example:

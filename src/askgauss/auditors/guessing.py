@@ -1,8 +1,8 @@
 """What auditors that count correct guesses share: fair coins, the guessing rule, the questions.
 
-The canaries with the highest scores are guessed present and, if the audit is two-sided, as many with
-the lowest scores absent; the auditor abstains on the rest. Which canaries are guessed depends on the
-scores alone, and how many on nothing that the guesses are tested with (`askgauss.selection`).
+The canaries with the highest scores are guessed present and, if the audit is two-sided, as many
+with the lowest scores absent; the auditor abstains on the rest. Which canaries are guessed depends
+on the scores alone, and how many on nothing the guesses are tested with (`askgauss.selection`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,14 @@ from askgauss.selection import (
 )
 from askgauss.stats import gaussian, order_statistics
 
-__all__ = ["Coins", "GuessEvidence", "GuessTrial", "GuessingAuditor", "accuracy_lower", "fair_coins"]
+__all__ = [
+    "Coins",
+    "GuessEvidence",
+    "GuessTrial",
+    "GuessingAuditor",
+    "accuracy_lower",
+    "fair_coins",
+]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -94,13 +101,13 @@ class Coins:
             return ()
         if self.origin == "not recorded":
             summary = (
-                f"not recorded; the group sizes allow them, so all {self.given:,} canaries are used."
+                f"not recorded; the group sizes allow them, so all {self.given:,} canaries count."
             )
             remedy = "Set fair_coins in the metadata of the scores."
         else:
             summary = (
-                f"group sizes were fixed, so {self.used:,} of {self.given:,} canaries were drawn as "
-                "fair coins would have; exact unless a score depends on who else was present."
+                f"group sizes were fixed, so {self.used:,} of {self.given:,} canaries were drawn "
+                "as fair coins would have; exact unless a score depends on who else was present."
             )
             remedy = "Let a fair coin decide about every canary."
         return (Finding(check="fair coins", status=Status.INFO, summary=summary, remedy=remedy),)
@@ -177,9 +184,9 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         two_sided: Guess the lowest scores absent too, as many as the highest present.
     """
 
-    evidence_type = GuessEvidence
+    evidence_type: ClassVar[type] = GuessEvidence
 
-    selection: Selection = Split()
+    selection: Selection = field(default_factory=Split)
     two_sided: bool = True
 
     def __post_init__(self) -> None:
@@ -304,9 +311,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         error = 1.0 - confidence
         stated = isinstance(self.selection, Fixed | UnionBound) and not self._by_threshold
 
-        def most(
-            trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
-        ) -> float:
+        def most(trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float) -> float:
             if not stated:
                 return self._ceiling(trial, evidence, delta, error)
             perfect = GuessTrial(

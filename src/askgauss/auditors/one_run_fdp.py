@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from askgauss import _validate, accounting
 from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, GuessTrial
@@ -174,10 +174,10 @@ class OneRunFDP(GuessingAuditor):
         True
     """
 
-    family: Family = GaussianFamily()
+    family: Family = field(default_factory=GaussianFamily)
 
     def __post_init__(self) -> None:
-        super(OneRunFDP, self).__post_init__()
+        GuessingAuditor.__post_init__(self)
         check_family(self.family)
 
     @property
@@ -189,7 +189,7 @@ class OneRunFDP(GuessingAuditor):
         """Guess, and count."""
         if isinstance(self.family, SubsampledFamily):
             self.family.run(data.metadata.steps, data.metadata.sampling_rate)
-        return super(OneRunFDP, self).gather(data, delta=delta, confidence=confidence)
+        return GuessingAuditor.gather(self, data, delta=delta, confidence=confidence)
 
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
@@ -197,9 +197,7 @@ class OneRunFDP(GuessingAuditor):
         confidence = 1.0 - error
         family = self.family
         if isinstance(family, EpsilonDeltaFamily):
-            return fdp.epsilon_delta_from_counts(
-                **trial.counts, delta=delta, confidence=confidence
-            )
+            return fdp.epsilon_delta_from_counts(**trial.counts, delta=delta, confidence=confidence)
         if isinstance(family, GaussianFamily):
             return epsilon_from_counts(**trial.counts, delta=delta, confidence=confidence)
         run = family.run(evidence.steps, evidence.sampling_rate)
@@ -236,7 +234,7 @@ class OneRunFDP(GuessingAuditor):
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
         if not isinstance(self.family, SubsampledFamily):
-            return super(OneRunFDP, self)._ceiling(trial, evidence, delta, error)
+            return GuessingAuditor._ceiling(self, trial, evidence, delta, error)
         # Near enough, and a hundred times faster: the Gaussian ceiling read as such a run.
         run = self.family.run(evidence.steps, evidence.sampling_rate)
         everything = dict.fromkeys(("canaries", "guesses", "correct"), trial.canaries)
@@ -247,7 +245,7 @@ class OneRunFDP(GuessingAuditor):
         self, evidence: GuessEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """What the counts were, and which family the bound rests on."""
-        found = super(OneRunFDP, self).findings(evidence, delta=delta, confidence=confidence)
+        found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
         return found + family_findings(self.family)
 
 

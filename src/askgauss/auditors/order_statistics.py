@@ -1,0 +1,145 @@
+"""Xiang et al. 2025: tight auditing in one run, from the most confident guesses (arXiv 2509.08704).
+
+With every canary guessed it is the audit as bits transmission of arXiv 2501.17750.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from askgauss import _validate
+from askgauss.auditors.guessing import (
+    GuessEvidence,
+    GuessingAuditor,
+    GuessTrial,
+    accuracy_lower,
+)
+from askgauss.auditors.one_run_fdp import (
+    EpsilonDeltaFamily,
+    GaussianFamily,
+    check_family,
+    family_findings,
+)
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.results import Assumption, Finding
+from askgauss.stats import gaussian, order_statistics
+from askgauss.stats.order_statistics import epsilon_from_counts
+
+__all__ = ["OrderStatistics", "epsilon_from_counts"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderStatistics(GuessingAuditor):
+    """The number of mistakes among the most confident guesses, against its exact law.
+
+    Assumes:
+        Each canary was made present by a fair coin of its own, and is seen through an independent
+        copy of one channel of the family. The independence is essential: a mechanism of the same
+        trade-off curve that couples the canaries is called a violation again and again.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the channel's epsilon in at most 1 - confidence of audits. Guesses
+        that are not the most confident ones can only be worse, so the rule needs no model.
+
+    Args:
+        selection: How the number of guesses is chosen; not by a threshold.
+        two_sided: Guess the lowest scores absent too, as many as the highest present.
+        family: `GaussianFamily` or `EpsilonDeltaFamily`.
+        sampling_rate: Probability that a present canary is in a single-step score at all; None for
+            always, and for scores summed over many steps.
+
+    Example:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500))
+        >>> 3.5 < ag.audit(scores, delta=1e-5, auditor=OrderStatistics()).epsilon_lower < 4.38
+        True
+    """
+
+    assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
+
+    family: GaussianFamily | EpsilonDeltaFamily = field(default_factory=GaussianFamily)
+    sampling_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        GuessingAuditor.__post_init__(self)
+        check_family(self.family)
+        if not isinstance(self.family, GaussianFamily | EpsilonDeltaFamily):
+            raise UnsupportedError(
+                "OrderStatistics has no channel for a whole sampled run. Use GaussianFamily(), with "
+                "sampling_rate= for the scores of a single step."
+            )
+        if self.sampling_rate is not None:
+            _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
+            if not isinstance(self.family, GaussianFamily):
+                raise InvalidArgumentError(
+                    f"Expected no sampling_rate with {self.family}, got {self.sampling_rate!r}. It "
+                    "belongs to the Gaussian channel."
+                )
+        if self._by_threshold:
+            raise UnsupportedError(
+                "OrderStatistics knows the law of a fixed number of most confident guesses, not of "
+                "those beyond a threshold. Use Fixed(guesses=...), or Split()."
+            )
+
+    def _bound(
+        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+    ) -> float:
+        counts = _mistakes(trial)
+        if isinstance(self.family, GaussianFamily):
+            return epsilon_from_counts(
+                **counts, delta=delta, confidence=1.0 - error, sampling_rate=self.sampling_rate
+            )
+        return order_statistics.strongest_rejected(
+            lambda epsilon: order_statistics.EpsilonDelta(epsilon=epsilon, delta=delta),
+            **counts,
+            confidence=1.0 - error,
+        )
+
+    def _p_value(
+        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+    ) -> float:
+        counts = _mistakes(trial)
+        if isinstance(self.family, EpsilonDeltaFamily):
+            pair = order_statistics.EpsilonDelta(epsilon=epsilon, delta=delta)
+            return order_statistics.p_value(pair, **counts)
+        rate = 1.0 if self.sampling_rate is None else self.sampling_rate
+        if delta >= rate:
+            return 1.0  # no noise is too small for such a delta
+        # The epsilon without sampling, log(1 + (e^epsilon - 1) / rate), without overflow.
+        always = epsilon + math.log((1.0 - (1.0 - rate) * math.exp(-epsilon)) / rate)
+        mu = gaussian.gdp_mu(always, delta / rate)
+        channel = order_statistics.Gaussian(mu=mu, sampling_rate=rate)
+        return order_statistics.p_value(channel, **counts)
+
+    def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
+        if isinstance(self.family, EpsilonDeltaFamily):
+            return GuessingAuditor._promise(self, fraction, guesses, correct, error)
+        # The shift at which so confident guesses are so accurate.
+        accuracy = accuracy_lower(guesses, correct, error)
+        reach = fraction if self.two_sided else np.minimum(2.0 * fraction, 1.0)
+        return np.asarray(ndtri(reach * accuracy) - ndtri(reach * (1.0 - accuracy)))
+
+    def findings(
+        self, evidence: GuessEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """What the counts were, and which family the bound rests on."""
+        found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
+        return found + family_findings(self.family)
+
+
+def _mistakes(trial: GuessTrial) -> dict[str, int]:
+    return {
+        "canaries": trial.canaries,
+        "guesses": trial.guesses,
+        "mistakes": trial.guesses - trial.correct,
+    }

@@ -1,0 +1,143 @@
+"""Text for a terminal, a pipe or a log: plain unless somebody is looking, and never in command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from askgauss.results import AuditResult
+
+__all__ = ["Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+
+_VERDICT_COLOURS = {
+    "VIOLATION": typer.colors.RED,
+    "CONSISTENT": typer.colors.GREEN,
+    "INCONCLUSIVE": typer.colors.YELLOW,
+    "INVALID": typer.colors.MAGENTA,
+}
+_STATUS_COLOURS = {"[fail]": typer.colors.RED, "[warn]": typer.colors.YELLOW}
+
+
+def printable(text: str) -> str:
+    r"""The text with everything that could command a terminal spelled out.
+
+    File names, tensor names and notes come from files that anybody may have written.
+
+    Example:
+        >>> printable("layer\x1b[31m\u202e\n")
+        'layer\\x1b[31m\\u202e\n'
+    """
+    return "".join(
+        character
+        if character == "\n" or character.isprintable()
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    """The text as one printable line."""
+    return printable(" ".join(text.split()))
+
+
+def colourful(*, error: bool = False) -> bool:
+    """Whether output may carry colours: a terminal, and nobody asked for none."""
+    stream = sys.stderr if error else sys.stdout
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and stream.isatty()
+
+
+def say(text: str = "", *, error: bool = False) -> None:
+    """Print text as it is, in letters the stream has."""
+    encoding = (sys.stderr if error else sys.stdout).encoding or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=error)
+
+
+def note(text: str) -> None:
+    """One line about what is going on, beside the output rather than in it."""
+    say(f"askgauss: {one_line(text)}", error=True)
+
+
+def say_result(result: AuditResult) -> None:
+    """The result as text; on a terminal its verdict and failed checks stand out."""
+    text = printable(str(result))
+    if colourful():
+        verdict = "" if result.verdict is None else result.verdict.value
+        if verdict and text.startswith(verdict):
+            shown = typer.style(verdict, fg=_VERDICT_COLOURS[verdict], bold=True)
+            text = shown + text.removeprefix(verdict)
+        for status, colour in _STATUS_COLOURS.items():
+            text = text.replace(f"\n  {status}", f"\n  {typer.style(status, fg=colour)}")
+    say(text)
+
+
+def as_table(rows: list[tuple[str, ...]]) -> str:
+    """Rows under each other in columns; numbers to the right, the first column to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+class Progress:
+    """How far a loop is, on stderr: a bar with the time left on a terminal, else a line a quarter.
+
+    Args:
+        label: What is being done.
+        total: Number of steps.
+        done: Steps that were done before.
+    """
+
+    def __init__(self, label: str, total: int, done: int = 0) -> None:
+        self._label, self._total, self._done = label, total, done
+        self._first, self._start = done, time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("steps,"),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("left"),
+                console=Console(stderr=True),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self._label, total=self._total, completed=self._done)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        elif 4 * self._done // self._total > 4 * (self._done - 1) // self._total:
+            pace = (time.monotonic() - self._start) / (self._done - self._first)
+            left = pace * (self._total - self._done)
+            note(f"{self._label}: {self._done} of {self._total} steps, {left:.0f} s left.")
