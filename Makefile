@@ -22,7 +22,7 @@ $(VENV)/base.stamp: pyproject.toml constraints.txt
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,sklearn,paper,test,dev]"
+	$(PIP) --editable ".[opacus,jax,sklearn,paper,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/base.stamp  ## audit a simulated DP-SGD run and print the verdict

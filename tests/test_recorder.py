@@ -844,7 +844,7 @@ def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_pat
         if mode != "r+b":
             return opened(self, mode, **options)
         with opened(self, "ab") as stream:
-            stream.write(b"torn")
+            stream.write(b"torn" * 1000)
         raise OSError("No space left on device")
 
     step = 0

@@ -13,9 +13,17 @@ Gauss, rather than threshold the scores into guesses, gives a far tighter lower 
 from askgauss._version import __version__
 from askgauss.auditing import audit
 from askgauss.auditors import (
+    AdaptiveOneRun,
+    Bayesian,
+    ClopperPearson,
+    GaussianDP,
     GaussianEllipsoid,
     GaussianRectangle,
     GaussianShift,
+    MaxCosine,
+    OneRun,
+    OneRunFDP,
+    OrderStatistics,
     SubsampledGaussian,
 )
 from askgauss.canaries import BlockCanaries, DiracCanaries
@@ -23,26 +31,41 @@ from askgauss.claims import PrivacyClaim
 from askgauss.recorder import Recorder
 from askgauss.results import Assumption, AuditResult, Finding, Verdict
 from askgauss.scores import CanaryScores
+from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
 from askgauss.simulation import simulate_dpsgd
 from askgauss.stats import gaussian
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.transcript import Transcript
 
-__all__ = [
+__all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
+    "AdaptiveOneRun",
     "Assumption",
     "AuditResult",
+    "Bayesian",
     "BlockCanaries",
     "CanaryScores",
+    "ClopperPearson",
+    "CrossFit",
+    "DKW",
     "DiracCanaries",
     "Finding",
+    "Fixed",
+    "GaussianDP",
     "GaussianEllipsoid",
     "GaussianRectangle",
     "GaussianShift",
+    "MaxCosine",
+    "MultiSplit",
+    "OneRun",
+    "OneRunFDP",
+    "OrderStatistics",
     "PrivacyClaim",
     "Recorder",
     "ScoreLaw",
+    "Split",
     "SubsampledGaussian",
     "Transcript",
+    "UnionBound",
     "Verdict",
     "__version__",
     "audit",

@@ -16,6 +16,7 @@ from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics import diagnose
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
     Assumption,
     AuditResult,
@@ -38,7 +39,7 @@ _REVERSED = -5.8
 
 
 def audit(
-    data: CanaryScores | Transcript,
+    data: CanaryScores | Transcript | LinearTranscript,
     *,
     claim: PrivacyClaim | None = None,
     delta: float | None = None,
@@ -53,8 +54,8 @@ def audit(
         data: The scores of one training run, or its transcript.
         claim: What the run claims; without one there is a bound and no verdict.
         delta: Where to state the bound when there is no claim.
-        auditor: The method; if not given, `GaussianShift` for scores and `SubsampledGaussian` for
-            transcripts.
+        auditor: The method; if not given, `SubsampledGaussian` for transcripts of DP-SGD and
+            `GaussianShift` for scores and for transcripts of DP-FTRL, whose scores say it all.
         confidence: The bound is above the truth in at most 1 - confidence of audits.
         gate_error: A correct run ends in VIOLATION or INVALID at most this often.
         diagnostics: Also test the assumptions the bound rests on.
@@ -86,6 +87,8 @@ def audit(
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
     method = auditor if auditor is not None else _default(data)
+    if isinstance(data, LinearTranscript):
+        data = data.scores()
     source = data
     if isinstance(data, Transcript) and method.reads == "scores":
         data = data.scores()
@@ -130,7 +133,7 @@ def _as_it_concerns(finding: Finding, assumption: Assumption) -> Finding:
     return replace(finding, status=Status.WARN) if harmless else finding
 
 
-def _default(data: CanaryScores | Transcript) -> Auditor[Any]:
+def _default(data: CanaryScores | Transcript | LinearTranscript) -> Auditor[Any]:
     return SubsampledGaussian() if isinstance(data, Transcript) else GaussianShift()
 
 

@@ -147,7 +147,7 @@ class LinearTranscript:
         member: True where the canary was present.
         leaves: The steps a present canary enters, one row a canary.
         score: The matched filter of each canary: noise of one node, whatever its leaves.
-        information: What presence adds to each score.
+        information: What presence adds to each score; 0 where the run stopped before its leaves.
         largest_information: The most it adds to that of any record of this mechanism.
         pieces: The noise of the release, piece by piece.
         kept: Indices of the absent canaries of which every piece was kept.
@@ -174,10 +174,8 @@ class LinearTranscript:
     def __post_init__(self) -> None:
         for array in self._arrays().values():
             array.setflags(write=False)
-        if self.member.size == 0 or self.pieces.tree.size == 0:
-            raise RecordingError(
-                "Expected at least one observed step with a canary in it, got none."
-            )
+        if not self.information.any():
+            raise RecordingError("Expected a step that some canary's leaf is in, got none.")
 
     @property
     def number_of_steps(self) -> int:
@@ -193,8 +191,9 @@ class LinearTranscript:
     @property
     def auditable(self) -> bool:
         """Whether there are enough canaries of both kinds to compare their scores."""
-        present = int(np.count_nonzero(self.member))
-        return min(present, self.member.size - present) >= 2
+        entered = self.member[self.information > 0.0]
+        present = int(np.count_nonzero(entered))
+        return min(present, entered.size - present) >= 2
 
     def __repr__(self) -> str:
         present = int(np.count_nonzero(self.member))
@@ -210,10 +209,12 @@ class LinearTranscript:
         Relative shifts are against the record that the mechanism protects least, so that a bound
         read from them speaks of that one.
         """
-        relative = np.minimum(self.information / self.largest_information, 1.0)
+        entered = self.information > 0.0
+        relative = np.minimum(self.information[entered] / self.largest_information, 1.0)
         return CanaryScores(
-            score=self.score,
-            member=self.member,
+            score=self.score[entered],
+            member=self.member[entered],
+            ids=None if entered.all() else np.flatnonzero(entered),
             relative_shift=None if np.all(relative > 1.0 - 1e-12) else relative,
             metadata=ScoreMetadata(
                 steps=self.number_of_steps,
@@ -239,9 +240,11 @@ class LinearTranscript:
         cosine = self.cosine if kind == "cumulative" else self.round_cosine
         if cosine is None:
             raise NotDefinedError("This run recorded no cosines; scores() needs none.")
+        entered = self.information > 0.0
         return CanaryScores(
-            score=cosine,
-            member=self.member,
+            score=cosine[entered],
+            member=self.member[entered],
+            ids=None if entered.all() else np.flatnonzero(entered),
             # Neither Gaussian nor free of the others' gradients: what is left out stays unknown.
             metadata=ScoreMetadata(
                 clip_norm=self.facts.clip_norm,
@@ -280,7 +283,9 @@ class LinearTranscript:
             NotDefinedError: The run has a single tree.
         """
         rows = zip(self.pieces.tree, self.pieces.level, self.pieces.index, strict=True)
-        place = {(int(t), int(level), int(index)): row for row, (t, level, index) in enumerate(rows)}
+        place = {
+            (int(t), int(level), int(index)): row for row, (t, level, index) in enumerate(rows)
+        }
         pairs = [
             (row, place[tree - 1, level, index])
             for (tree, level, index), row in place.items()
@@ -337,7 +342,7 @@ class LinearTranscript:
                 ),
                 plan=_plain.from_plain(TreePlan, content.get("plan"), "plan"),
                 facts=_plain.from_plain(LinearFacts, content.get("facts"), "facts"),
-                **{name: array for name, array in arrays.items() if name in own},  # type: ignore[arg-type]
+                **{name: array for name, array in arrays.items() if name in own},
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
@@ -373,9 +378,9 @@ class LinearTranscript:
                 raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
         # A larger shift of the worst record than there is would raise the bound.
         largest = float(self.information.max())
-        if not (self.information.min() > 0.0 and largest <= self.largest_information * (1 + 1e-9)):
+        if not 0.0 <= self.information.min() <= largest <= self.largest_information * (1 + 1e-9):
             raise FileFormatError(
-                f"Expected information in (0, {self.largest_information:g}], the largest one, got "
+                f"Expected information in [0, {self.largest_information:g}], the largest one, got "
                 f"{self.information.min():g} to {largest:g}."
             )
 

@@ -15,6 +15,7 @@ from askgauss.exceptions import FileFormatError
 
 if TYPE_CHECKING:
     from askgauss.auditors.base import Auditor
+    from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Status", "Verdict"]
 
@@ -176,6 +177,14 @@ class AuditResult:
         """
         _validate.non_negative(epsilon=epsilon)
         return self.auditor.p_value(self.evidence, epsilon=epsilon, delta=self.delta)
+
+    def tradeoff(self) -> TradeOff:
+        """The trade-off curve that the bound stands for.
+
+        Gaussian where the method takes noise for Gaussian; else the lowest curve that the bound's
+        (epsilon, delta) allows.
+        """
+        return self.auditor.tradeoff(self.evidence, delta=self.delta, confidence=self.confidence)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""

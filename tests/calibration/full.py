@@ -60,7 +60,7 @@ def section(title: str, note: str, counts: list[Count], full: bool) -> Iterable[
         cell = item.cell
         yield (
             f"| {cell.present} / {cell.absent} | {cell.epsilon:g} | {cell.sampling_rate:g} | "
-            f"{cell.steps} | {item.above / item.audits:.1%} | {item.invalid / item.audits:.0%} | "
+            f"{cell.steps} | {item.above / item.audits:.1%} | {item.invalid:.0%} | "
             f"{item.mean_bound:.3f} |"
         )
     yield ""
@@ -110,8 +110,8 @@ def main() -> None:
     lines = [
         "# Calibration",
         "",
-        "How often each bound lies above the true epsilon of the score pair, by its exact law, over a",
-        "grid of simulated audits: confidence "
+        "How often each bound lies above the true epsilon of the score pair, by its exact law, on",
+        "a grid of simulated audits: confidence "
         f"{grid.CONFIDENCE:g}, delta {grid.DELTA:g}. Written by `make calibration`.",
         "",
         *itertools.chain(*parts),

@@ -50,5 +50,8 @@ def test_the_count_would_notice_a_bound_that_is_too_high():
         def epsilon_lower(self, evidence, *, delta, confidence):
             return GaussianShift.epsilon_lower(self, evidence, delta=delta, confidence=0.6)
 
+        def rejects(self, evidence, *, epsilon, delta, error):
+            return self.epsilon_lower(evidence, delta=delta, confidence=1 - error) > epsilon
+
     result = count(Careless(), CELLS[5], audits=100, seed=6)
     assert result.above > result.allowed_among(2 * len(CELLS))

@@ -5,19 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from askgauss import _plain
+from askgauss.auditors.adaptive_one_run import AdaptiveOneRun
 from askgauss.auditors.base import Auditor
+from askgauss.auditors.bayesian import Bayesian
+from askgauss.auditors.calibrated_scores import calibrate
+from askgauss.auditors.clopper_pearson import ClopperPearson
+from askgauss.auditors.gaussian_dp import GaussianDP
 from askgauss.auditors.gaussian_scores import GaussianEllipsoid, GaussianRectangle, GaussianShift
+from askgauss.auditors.max_cosine import MaxCosine
+from askgauss.auditors.one_run import OneRun
+from askgauss.auditors.one_run_fdp import (
+    EpsilonDeltaFamily,
+    GaussianFamily,
+    OneRunFDP,
+    SubsampledFamily,
+)
+from askgauss.auditors.order_statistics import OrderStatistics
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import FileFormatError
 
 __all__ = [
+    "AdaptiveOneRun",
     "Auditor",
+    "Bayesian",
+    "ClopperPearson",
+    "EpsilonDeltaFamily",
+    "GaussianDP",
     "GaussianEllipsoid",
+    "GaussianFamily",
     "GaussianRectangle",
     "GaussianShift",
+    "MaxCosine",
+    "OneRun",
+    "OneRunFDP",
+    "OrderStatistics",
+    "SubsampledFamily",
     "SubsampledGaussian",
     "auditor_from_options",
     "auditor_types",
+    "calibrate",
 ]
 
 _TYPES: tuple[type[Auditor[Any]], ...] = (
@@ -25,6 +51,14 @@ _TYPES: tuple[type[Auditor[Any]], ...] = (
     GaussianRectangle,
     GaussianEllipsoid,
     SubsampledGaussian,
+    OneRun,
+    OneRunFDP,
+    AdaptiveOneRun,
+    OrderStatistics,
+    ClopperPearson,
+    GaussianDP,
+    Bayesian,
+    MaxCosine,
 )
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import abc
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from askgauss.exceptions import NotDefinedError
 from askgauss.results import Assumption, Finding
+from askgauss.stats import gaussian
+from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["Auditor", "Evidence"]
 
 Evidence = TypeVar("Evidence")
+
+# Assumptions under which one epsilon pins a whole Gaussian trade-off curve.
+_GAUSSIAN = (Assumption.GAUSSIAN_SCORES, Assumption.SUBSAMPLED_GAUSSIAN_STEPS)
+# A curve of a larger epsilon has no float between it and the axes.
+_STEEPEST = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,19 @@ class Auditor(abc.ABC, Generic[Evidence]):
     def rejects(self, evidence: Evidence, *, epsilon: float, delta: float, error: float) -> bool:
         """Whether the evidence contradicts ``epsilon`` at this error."""
         return self.epsilon_lower(evidence, delta=delta, confidence=1.0 - error) > epsilon
+
+    def tradeoff(self, evidence: Evidence, *, delta: float, confidence: float) -> TradeOff:
+        """The trade-off curve that the bound stands for.
+
+        Where noise is taken for Gaussian, the Gaussian one of that epsilon; else the lowest one
+        that (epsilon, delta) allows.
+        """
+        epsilon = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
+        if self.assumption not in _GAUSSIAN:
+            return TradeOff.epsilon_delta(min(epsilon, _STEEPEST), delta)
+        if math.isinf(epsilon):
+            return TradeOff.epsilon_delta(0.0, 1.0)
+        return TradeOff.gaussian(gaussian.gdp_mu(epsilon, delta))
 
     def ceiling(self, evidence: Evidence, *, delta: float, confidence: float) -> float:
         """The most the method could report from this many canaries."""

@@ -44,17 +44,20 @@ __all__ = [
     "GuessingAuditor",
     "accuracy_lower",
     "fair_coins",
+    "shift_of_mechanism",
+    "tried",
 ]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 # Group sizes that fair coins give less often than this were not made by fair coins.
 _IMPLAUSIBLE = 1e-6
 # A draw of fair coins exceeds its group less often than this.
 _OVERDRAWN = 1e-9
-# Numbers of guesses tried where the number is chosen; few, so that the choice follows no noise.
 _TRIED = 64
+_ONE_SIGMA = 0.16
 # A fixed grid starts here: fewer guesses hardly reject anything.
 _FEWEST = 16
 _NODES = (np.arange(64) + 0.5) / 64
@@ -170,9 +173,14 @@ def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
     return score[kept], member[kept], Coins(origin="drawn", given=total, used=size)
 
 
-def accuracy_lower(guesses: Array, correct: Array, error: float) -> Array:
-    """Lower limit of the accuracy; counts need not be whole."""
+def accuracy_lower(guesses: Array | Integers, correct: Array | Integers, error: float) -> Array:
+    """Lower limit of the accuracy; counts need not be whole, some must be right."""
     return np.asarray(betaincinv(correct, guesses - correct + 1.0, error))
+
+
+def tried(size: int) -> Integers:
+    """Numbers of guesses to choose from: few, so that the choice follows no noise."""
+    return np.unique(np.geomspace(1.0, size, _TRIED).round().astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +279,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
         return tuple(trials), combination
 
-    def _sides(self, guesses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _sides(self, guesses: Integers) -> tuple[Integers, Integers]:
         """How many are guessed present, and how many absent."""
         absent = guesses // 2 if self.two_sided else np.zeros_like(guesses)
         return guesses - absent, absent
@@ -284,13 +292,18 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     def _choose(self, ordered: Flags, canaries: int, error: float) -> float:
         """The share of guesses that promises the best bound from so many other canaries."""
-        size = ordered.size
-        counts = np.unique(np.geomspace(1.0, size, _TRIED).round().astype(np.int64))
+        counts = tried(ordered.size)
         high, low = self._sides(counts)
         right_high = np.append(0, np.cumsum(ordered[::-1]))[high]
         right_low = np.append(0, np.cumsum(~ordered))[low]
-        # One guess of each kind more, so that a handful of lucky guesses does not look perfect.
-        accuracy = (right_high + right_low + 1.0) / (counts + 2.0)
+        return self._best_share(right_high + right_low, ordered.size, canaries, error)
+
+    def _best_share(self, correct: Integers, size: int, canaries: int, error: float) -> float:
+        """The share of guesses that promises most, from the right ones at each number `tried`."""
+        counts = tried(size)
+        # The accuracy at one standard error, so that a few lucky guesses do not decide.
+        lower = accuracy_lower(counts, np.maximum(correct, 1), _ONE_SIGMA)
+        accuracy = np.where(correct > 0, lower, _ONE_SIGMA / (counts + 1.0))
         fraction = counts / size
         guesses = fraction * canaries
         promise = self._promise(fraction, guesses, accuracy * guesses, error)
@@ -341,7 +354,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         true_epsilon: float,
         delta: float,
         error: float,
-    ) -> float:
+    ) -> float | None:
         """Power of the rule as chosen, against Gaussian scores of a mechanism of ``true_epsilon``.
 
         From the exact law of the guesses; for the best of several trials, that of the single most

@@ -75,8 +75,8 @@ class OrderStatistics(GuessingAuditor):
         check_family(self.family)
         if not isinstance(self.family, GaussianFamily | EpsilonDeltaFamily):
             raise UnsupportedError(
-                "OrderStatistics has no channel for a whole sampled run. Use GaussianFamily(), with "
-                "sampling_rate= for the scores of a single step."
+                "OrderStatistics has no channel for a whole sampled run. Use GaussianFamily(), "
+                "with sampling_rate= for the scores of a single step."
             )
         if self.sampling_rate is not None:
             _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 
 from askgauss import _validate
-from askgauss.canaries import DiracCanaries, Stream, random_stream
+from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.recorder import Recorder
 from askgauss.scores import CanaryScores
+from askgauss.simulation.faults import Fault, find_fault
+from askgauss.simulation.mechanism import Mechanism, Run
 from askgauss.transcript import Transcript
 
 __all__ = ["simulate_dpsgd", "simulate_scores"]
+
+_BEFORE_THE_SUM = ("sampler", "per-sample gradient", "clipping", "sum")
 
 
 def simulate_dpsgd(
@@ -21,6 +28,8 @@ def simulate_dpsgd(
     present: int,
     absent: int,
     seed: int,
+    fault: str | Fault | None = None,
+    canaries: Literal["own coin", "data path", "spread"] | None = None,
 ) -> Transcript:
     """A DP-SGD run with canaries, step by step through the recorder.
 
@@ -34,27 +43,70 @@ def simulate_dpsgd(
         present: Number of present canaries.
         absent: Number of absent canaries.
         seed: Root of every random choice.
+        fault: A part of the mechanism to break, by name (`askgauss.simulation.FAULTS`) or as an
+            object. The arguments above are then what the run claims.
+        canaries: What canaries go through: ``"own coin"`` plants them in the clipped sum by the
+            recorder's coin; on the ``"data path"`` they are records, sampled and clipped by the
+            simulated training, and ``"spread"`` ones have gradients that reach into four tensors.
+            If not given, the first that meets the fault.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range, or there is no such fault.
 
     Example:
         >>> simulate_dpsgd(steps=5, sampling_rate=0.5, noise_multiplier=1.0,
         ...                present=10, absent=20, seed=0)
         Transcript(steps=5, present=10, absent=20, background='known')
+        >>> run = simulate_dpsgd(steps=5, sampling_rate=0.5, noise_multiplier=1.0,
+        ...                      present=10, absent=20, seed=0, fault="no-noise")
+        >>> float(run.canaries.square[~run.member].max())
+        0.0
     """
     _check(steps, sampling_rate, noise_multiplier, present, absent)
-    canaries = DiracCanaries(
-        present=present, absent=absent, dimension=present + absent + 32, seed=seed
+    broken = find_fault(fault)
+    path = canaries or ("own coin" if broken is None else broken.canaries)
+    _validate.one_of(("own coin", "data path", "spread"), canaries=path)
+    own_coin = path == "own coin"
+    several = broken is not None and broken.several_tensors
+    run = Run.begin(
+        _placed(present, absent, seed, several=several, spread=path == "spread"),
+        steps=steps,
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        clip_norm=1.0 if broken is None else broken.clip_norm,
     )
     recorder = Recorder(
-        canaries, sampling_rate=sampling_rate, clip_norm=1.0, noise_multiplier=noise_multiplier
+        run.canaries,
+        sampling_rate=sampling_rate if own_coin else None,
+        clip_norm=run.clip_norm,
+        noise_multiplier=noise_multiplier,
     )
-    noise = random_stream(seed, Stream.NOISE)
-    nothing = np.zeros(canaries.size)
-    for _ in range(steps):
-        vector = noise.standard_normal(canaries.total_dimension)
-        vector *= noise_multiplier
-        canaries.plant(vector, recorder.sample(), clip_norm=1.0)
-        recorder.observe(canaries.project(vector), background=nothing, watch=vector[canaries.watch])
-    return recorder.transcript()
+    mechanism = Mechanism() if broken is None else broken.apply(Mechanism())
+    mechanism.record(run, recorder, own_coin=own_coin)
+    recorded = recorder.transcript()
+    facts = replace(
+        recorded.facts,
+        # The recorder cannot know how another sampler works; this run claims that it is Poisson.
+        poisson=True,
+        accounted_steps=min(recorded.number_of_steps, steps),
+        accounted_sampling_rate=sampling_rate,
+        exercised=(*(() if own_coin else _BEFORE_THE_SUM), "noise", "reduction", "step count"),
+    )
+    return recorded.with_facts(facts)
+
+
+def _placed(
+    present: int, absent: int, seed: int, *, several: bool, spread: bool
+) -> DiracCanaries | BlockCanaries:
+    """Canaries with a little room around them, in one tensor or in as many as are needed."""
+    count = present + absent
+    if spread:
+        sizes = (count + 32,) * 4
+        return BlockCanaries(present=present, absent=absent, tensors=sizes, block=4, seed=seed)
+    if several:
+        sizes = (count // 2 + 32, count // 2 + 32, 32)
+        return DiracCanaries(present=present, absent=absent, tensors=sizes, seed=seed)
+    return DiracCanaries(present=present, absent=absent, dimension=count + 32, seed=seed)
 
 
 def simulate_scores(

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -415,6 +416,12 @@ def subsampled_shift(epsilon: float, delta: float, *, steps: int, sampling_rate:
     _validate.non_negative(epsilon=epsilon)
     _validate.probability(delta=delta)
     _check(steps, sampling_rate)
+    return _shift(float(epsilon), float(delta), int(steps), float(sampling_rate))
+
+
+# One claim is asked about again and again: by a gate, by power, by every audit of a sweep.
+@lru_cache(maxsize=1024)
+def _shift(epsilon: float, delta: float, steps: int, sampling_rate: float) -> float:
     goal = math.log(delta) + _ROUNDING
     if _log_sampled(steps, sampling_rate) <= goal:
         return math.inf

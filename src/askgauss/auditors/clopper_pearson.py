@@ -1,0 +1,67 @@
+"""Exact limits of both error rates (Jagielski et al. 2006.07709, Nasr et al. 2101.04535)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence
+from askgauss.results import Assumption
+from askgauss.stats.confusion import clopper_pearson_epsilon as epsilon_from_counts
+from askgauss.stats.tradeoff import TradeOff
+
+__all__ = ["ClopperPearson", "epsilon_from_counts"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClopperPearson(ConfusionAuditor):
+    """The epsilon that confident limits of both error rates contradict.
+
+    Assumes:
+        The scores of different canaries are independent, as those of separate runs are; nothing
+        about the mechanism or the law of the scores.
+
+    Guarantee:
+        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits. It
+        can never be more than about the logarithm of the number of canaries.
+
+    Args:
+        selection: How the threshold is chosen.
+
+    Example:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500))
+        >>> 1.0 < ag.audit(scores, delta=1e-5, auditor=ClopperPearson()).epsilon_lower < 4.38
+        True
+    """
+
+    assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
+
+    def epsilon_lower(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> float:
+        """The lower bound on epsilon."""
+        rates = np.array(evidence.limits(1.0 - confidence))
+        bounds = self._promise(rates[:, 0], rates[:, 1], delta)
+        return max(0.0, evidence.combination.largest(bounds.tolist()))
+
+    def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
+        return epsilon_of_rates(positive, negative, delta)
+
+    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
+        return TradeOff.epsilon_delta(epsilon, delta)
+
+
+def epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
+    """The epsilon that limits of the two error rates contradict, below 0 where there is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = np.log(np.maximum(1.0 - delta - negative, 0.0) / positive)
+        second = np.log(np.maximum(1.0 - delta - positive, 0.0) / negative)
+    return np.asarray(np.maximum(first, second))

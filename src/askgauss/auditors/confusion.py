@@ -1,0 +1,382 @@
+"""What auditors that read a confusion matrix share: the threshold, its price, the questions."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainccinv, ndtr, ndtri
+
+from askgauss.auditors.base import Auditor
+from askgauss.auditors.guessing import shift_of_mechanism
+from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
+from askgauss.results import Finding, Status
+from askgauss.scores import CanaryScores
+from askgauss.selection import (
+    DKW,
+    Combination,
+    CrossFit,
+    Fixed,
+    MultiSplit,
+    Selection,
+    Split,
+    UnionBound,
+    choosing_parts,
+    random_order,
+    stream,
+)
+from askgauss.stats import confusion
+from askgauss.stats.search import smallest_error
+from askgauss.stats.tradeoff import TradeOff
+
+__all__ = ["ConfusionAuditor", "ConfusionEvidence", "ConfusionMatrix"]
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+
+# Thresholds tried where one is chosen, from either end; few, so that the choice follows no noise.
+_TRIED = 64
+_ONE_SIGMA = 0.16
+_DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionMatrix:
+    """What a threshold said of the canaries, and what they were."""
+
+    true_positive: int
+    true_negative: int
+    false_positive: int
+    false_negative: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The four counts as arguments."""
+        return {
+            "true_positive": self.true_positive,
+            "true_negative": self.true_negative,
+            "false_positive": self.false_positive,
+            "false_negative": self.false_negative,
+        }
+
+    @property
+    def present(self) -> int:
+        """Number of present canaries."""
+        return self.true_positive + self.false_negative
+
+    @property
+    def absent(self) -> int:
+        """Number of absent canaries."""
+        return self.true_negative + self.false_positive
+
+    def perfect(self) -> ConfusionMatrix:
+        """The same canaries without a mistake."""
+        return ConfusionMatrix(
+            true_positive=self.present,
+            true_negative=self.absent,
+            false_positive=0,
+            false_negative=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionEvidence:
+    """Confusion matrices of one or several trials, and how they combine."""
+
+    trials: tuple[ConfusionMatrix, ...]
+    combination: Combination
+    steps: int | None = None
+    sampling_rate: float | None = None
+
+    def limits(self, error: float) -> list[tuple[float, float]]:
+        """Upper limits of the two error rates of each trial, at its share of the error."""
+        share = self.combination.share(error, len(self.trials))
+        return [limits(trial, self.combination, share) for trial in self.trials]
+
+
+def limits(trial: ConfusionMatrix, combination: Combination, error: float) -> tuple[float, float]:
+    """Upper limits of the false positive and the false negative rate, that hold together."""
+    if combination is not Combination.BAND:
+        return confusion.rate_limits(**trial.counts, confidence=1.0 - error)
+    positive = trial.false_positive / trial.absent + DKW.width(error, trial.absent)
+    negative = trial.false_negative / trial.present + DKW.width(error, trial.present)
+    return min(positive, 1.0), min(negative, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionAuditor(Auditor[ConfusionEvidence]):
+    """Counts on which side of a threshold present and absent canaries fall.
+
+    Args:
+        selection: How the threshold is chosen.
+    """
+
+    evidence_type: ClassVar[type] = ConfusionEvidence
+
+    selection: Selection = field(default_factory=Split)
+
+    def __post_init__(self) -> None:
+        selection = self.selection
+        if not isinstance(selection, Selection):
+            raise InvalidArgumentError(
+                "Expected selection to be Fixed, Split, MultiSplit, UnionBound, CrossFit or DKW, "
+                f"got {selection!r}."
+            )
+        if isinstance(selection, Fixed) and selection.threshold is None:
+            raise UnsupportedError(
+                f"{type(self).__name__} needs a threshold: a number of guesses leaves it to the "
+                "scores it is tested with. Use Fixed(threshold=...), or Split()."
+            )
+
+    @abc.abstractmethod
+    def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
+        """A stand-in for the bound from limits of the two rates, to choose a threshold by."""
+
+    @abc.abstractmethod
+    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
+        """The trade-off curve that the claim of this epsilon stands for."""
+
+    def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> ConfusionEvidence:
+        """Choose the threshold, and count."""
+        trials, combination = self._trials(data, delta, 1.0 - confidence)
+        return ConfusionEvidence(
+            trials=trials,
+            combination=combination,
+            steps=data.metadata.steps,
+            sampling_rate=data.metadata.sampling_rate,
+        )
+
+    def _trials(
+        self, data: CanaryScores, delta: float, error: float
+    ) -> tuple[tuple[ConfusionMatrix, ...], Combination]:
+        selection = self.selection
+        if isinstance(selection, Fixed):
+            assert selection.threshold is not None
+            threshold = np.array([selection.threshold])
+            return _matrices(data.score, data.member, threshold), Combination.BEST
+        if isinstance(selection, UnionBound):
+            left_out = _drawn(selection, data.score.size)
+            thresholds = np.unique(data.score[left_out])
+            score, member = data.score[~left_out], data.member[~left_out]
+            return _matrices(score, member, thresholds), Combination.BEST
+        if isinstance(selection, DKW):
+            return _hull(data), Combination.BAND
+        order = random_order(data.score, stream(selection, "ties"))
+        score, member = data.score[order], data.member[order]
+        median = isinstance(selection, MultiSplit)
+        combination = Combination.MEDIAN if median else Combination.BEST
+        shares = selection.folds if isinstance(selection, CrossFit) else 1
+        level = combination.share(error, shares)
+        trials: list[ConfusionMatrix] = []
+        for chosen in choosing_parts(selection, score.size):
+            rest = ~chosen
+            size = int(np.count_nonzero(rest))
+            cut = self._choose(score[chosen], member[chosen], size, delta, level)
+            trials += _matrices(score[rest], member[rest], np.array([cut]))
+        return tuple(trials), combination
+
+    def _choose(
+        self, score: Array, member: Flags, canaries: int, delta: float, error: float
+    ) -> float:
+        """The threshold among sorted scores that promises the best bound from other canaries."""
+        size = score.size
+        present, absent = _groups(member, "to choose a threshold on")
+        ends = np.geomspace(1.0, size, _TRIED).round().astype(np.int64)
+        cut = np.unique(np.concatenate((size - ends, ends - 1)))
+        # Everything from the cut on is guessed present.
+        missed = np.append(0, np.cumsum(member))[cut]
+        false = absent - (cut - missed)
+        positive = _expected_limit(false, absent, canaries * absent / size, error)
+        negative = _expected_limit(missed, present, canaries * present / size, error)
+        promise = self._promise(positive, negative, delta)
+        return float(score[cut[np.argmax(promise)]])
+
+    def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
+        """The smallest error at which the limits of the error rates contradict the claim."""
+        curve = self._curve(evidence, epsilon, delta).beta_at
+        if evidence.combination is Combination.BAND:
+            return smallest_error(
+                lambda error: (
+                    error < 1.0
+                    and any(
+                        negative < curve(positive) for positive, negative in evidence.limits(error)
+                    )
+                )
+            )
+        value = {
+            trial: confusion.p_value(curve, **trial.counts)
+            for trial in dict.fromkeys(evidence.trials)
+        }
+        return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+
+    def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
+        """The bound had every canary fallen on its side of the threshold."""
+        perfect = ConfusionEvidence(
+            trials=tuple(trial.perfect() for trial in evidence.trials),
+            combination=evidence.combination,
+            steps=evidence.steps,
+            sampling_rate=evidence.sampling_rate,
+        )
+        return self._ceiling(perfect, delta, confidence)
+
+    def _ceiling(self, perfect: ConfusionEvidence, delta: float, confidence: float) -> float:
+        return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
+
+    def power(
+        self,
+        evidence: ConfusionEvidence,
+        *,
+        epsilon: float,
+        true_epsilon: float,
+        delta: float,
+        error: float,
+    ) -> float:
+        """Power at the threshold as chosen, against Gaussian scores of ``true_epsilon``.
+
+        From a few hundred simulated confusion matrices, always the same ones; for the best of
+        several trials, that of the single most powerful one.
+        """
+        shift = shift_of_mechanism(true_epsilon, delta, evidence.steps, evidence.sampling_rate)
+        share = evidence.combination.share(error, len(evidence.trials))
+        rejects = self._test(evidence, epsilon, delta, share)
+        chances = {}
+        for trial in dict.fromkeys(evidence.trials):
+            generator = np.random.default_rng([0, *b"power"])
+            depth = -ndtri((trial.false_positive + 0.5) / (trial.absent + 1.0))
+            false = generator.binomial(trial.absent, ndtr(-depth), _DRAWS)
+            missed = generator.binomial(trial.present, ndtr(depth - shift), _DRAWS)
+            draws = (
+                ConfusionMatrix(
+                    true_positive=trial.present - int(misses),
+                    true_negative=trial.absent - int(falses),
+                    false_positive=int(falses),
+                    false_negative=int(misses),
+                )
+                for falses, misses in zip(false, missed, strict=True)
+            )
+            chances[trial] = sum(map(rejects, draws)) / _DRAWS
+        return evidence.combination.largest([chances[trial] for trial in evidence.trials])
+
+    def _test(
+        self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
+    ) -> Callable[[ConfusionMatrix], bool]:
+        """Whether a confusion matrix contradicts the claim at this error."""
+        curve = self._curve(evidence, epsilon, delta).beta_at
+
+        def rejects(trial: ConfusionMatrix) -> bool:
+            positive, negative = limits(trial, evidence.combination, error)
+            return negative < curve(positive)
+
+        return rejects
+
+    def findings(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """The confusion matrix."""
+        trials = evidence.trials
+        parts = "" if len(trials) == 1 else f" at the first of {len(trials)} thresholds"
+        first = trials[0]
+        return (
+            Finding(
+                check="confusion",
+                status=Status.INFO,
+                summary=(
+                    f"{first.false_positive:,} of {first.absent:,} absent canaries read as present "
+                    f"and {first.false_negative:,} of {first.present:,} present ones as "
+                    f"absent{parts}."
+                ),
+            ),
+        )
+
+
+def _expected_limit(mistakes: Integers, trials: int, more: float, error: float) -> Array:
+    """The upper limit of an error rate to expect from more trials, after so many mistakes.
+
+    The rate itself is taken at one standard error, so that a few lucky canaries do not decide.
+    """
+    rate = np.where(
+        mistakes < trials,
+        betainccinv(mistakes + 1.0, np.maximum(trials - mistakes, 1), _ONE_SIGMA),
+        1.0 - 1e-9,
+    )
+    return np.asarray(betainccinv(rate * more + 1.0, (1.0 - rate) * more, error / 2.0))
+
+
+def _groups(member: Flags, purpose: str) -> tuple[int, int]:
+    present = int(np.count_nonzero(member))
+    absent = member.size - present
+    if not (present and absent):
+        raise ScoresError(
+            f"Expected present and absent canaries {purpose}, got {present} present and {absent} "
+            "absent after splitting. Plant more canaries, or use Fixed(threshold=...)."
+        )
+    return present, absent
+
+
+def _matrices(score: Array, member: Flags, thresholds: Array) -> tuple[ConfusionMatrix, ...]:
+    """The matrix of each threshold: present if the score reaches it."""
+    _groups(member, "to test a threshold on")
+    ones, zeros = np.sort(score[member]), np.sort(score[~member])
+    missed = np.searchsorted(ones, thresholds, side="left")
+    cleared = np.searchsorted(zeros, thresholds, side="left")
+    return _from_counts(missed, zeros.size - cleared, ones.size, zeros.size)
+
+
+def _from_counts(
+    missed: Iterable[int], false: Iterable[int], present: int, absent: int
+) -> tuple[ConfusionMatrix, ...]:
+    return tuple(
+        ConfusionMatrix(
+            true_positive=present - int(misses),
+            true_negative=absent - int(falses),
+            false_positive=int(falses),
+            false_negative=int(misses),
+        )
+        for misses, falses in zip(missed, false, strict=True)
+    )
+
+
+def _drawn(selection: UnionBound, canaries: int) -> Flags:
+    """The canaries whose scores become thresholds."""
+    if selection.candidates > canaries - 2:
+        raise ScoresError(
+            f"Expected more canaries than {selection.candidates} candidates and two to test on, "
+            f"got {canaries}. Take fewer candidates, or plant more canaries."
+        )
+    left_out = np.zeros(canaries, dtype=np.bool_)
+    generator = stream(selection, "candidates")
+    left_out[generator.permutation(canaries)[: selection.candidates]] = True
+    return left_out
+
+
+def _hull(data: CanaryScores) -> tuple[ConfusionMatrix, ...]:
+    """The matrices at the corners of the convex hull of all thresholds.
+
+    A trade-off curve is convex, so no other threshold contradicts one that these do not.
+    """
+    ones, zeros = np.sort(data.present), np.sort(data.absent)
+    cuts = np.unique(ones)  # between two of them only absent canaries change sides
+    missed = np.searchsorted(ones, cuts, side="left")
+    false = zeros.size - np.searchsorted(zeros, cuts, side="left")
+    corners: list[tuple[int, int]] = []
+    for point in zip(false[::-1].tolist(), missed[::-1].tolist(), strict=True):
+        while len(corners) > 1 and _right_turn(corners[-2], corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    return _from_counts(
+        (misses for _, misses in corners),
+        (falses for falses, _ in corners),
+        ones.size,
+        zeros.size,
+    )
+
+
+def _right_turn(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:
+    """Whether the middle point lies on or above the line between the others."""
+    rise = (middle[1] - first[1]) * (last[0] - first[0])
+    return rise >= (last[1] - first[1]) * (middle[0] - first[0])

@@ -1,0 +1,82 @@
+"""All commands, put together; nothing here imports anything slow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from askgauss.cli.audit import audit, compare, diagnose, report
+from askgauss.cli.demo import demo
+from askgauss.cli.program import Command, Program, config_option, debug_option
+from askgauss.cli.selftest import selftest
+from askgauss.cli.simulate import faults, simulate
+from askgauss.cli.terminal import say
+from askgauss.cli.theory import plan, theory
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    cls=Program,
+    name="askgauss",
+    # Boxes and colours only for somebody who looks at a terminal.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML file with options: every key is the name of one.",
+            is_eager=True,
+            expose_value=False,
+            callback=config_option,
+        ),
+    ] = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the traceback of an error.",
+            is_eager=True,
+            expose_value=False,
+            callback=debug_option,
+        ),
+    ] = False,
+) -> None:
+    """Audit differentially private training from one run.
+
+    Start with `askgauss demo`, or without any training:
+    `askgauss simulate dpsgd --fault half-noise | askgauss audit - --epsilon 8 --delta 1e-5`.
+
+    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 inconclusive or invalid.
+    """
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+for command in (demo, audit, compare, diagnose, report, plan, theory, selftest):
+    app.command(cls=Command)(command)
+app.add_typer(simulate, name="simulate")
+app.add_typer(faults, name="faults")
+
+
+@app.command(cls=Command)
+def version() -> None:
+    """Print the version of askgauss and of what it stands on."""
+    from askgauss.cli.versions import versions
+
+    say("\n".join(f"{name} {number}" for name, number in versions().items()))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program and exit; the entry point of the command line."""
+    app(arguments)

@@ -1,0 +1,300 @@
+"""The demo: train a small private model with canaries in it, audit it, and report."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import threading
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from askgauss.cli.outputs import Outputs
+from askgauss.cli.program import ExitCode, Interrupted
+from askgauss.cli.shared import Seed
+from askgauss.cli.terminal import Progress, note, say, say_result
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from askgauss.cli.runs import Run, RunFolder
+    from askgauss.cli.training import Trainer
+
+__all__ = ["demo"]
+
+_KIND = "askgauss-demo"
+_SCHEMA = 1
+_SECONDS_BETWEEN_CHECKPOINTS = 5.0
+
+
+class Backend(StrEnum):
+    """What trains the demo's network."""
+
+    AUTO = "auto"
+    OPACUS = "opacus"
+    NUMPY = "numpy"
+
+
+def demo(
+    context: typer.Context,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of the run; made if need be.")
+    ] = Path("askgauss-demo"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped.")
+    ] = False,
+    epsilon: Annotated[float, typer.Option(help="Epsilon the run claims.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Delta the run claims.")] = 1e-5,
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 2000,
+    batches: Annotated[
+        int, typer.Option(help="Batches an epoch; the sampling rate is one over it.")
+    ] = 8,
+    clip_norm: Annotated[float, typer.Option(help="Clip norm.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.3,
+    hidden: Annotated[int, typer.Option(help="Width of the hidden layer.")] = 64,
+    noise_factor: Annotated[
+        float, typer.Option(help="Add only so much of the noise that is claimed: 0.5 is a fault.")
+    ] = 1.0,
+    backend: Annotated[
+        Backend, typer.Option(help="What trains; auto is Opacus where it is installed.")
+    ] = Backend.AUTO,
+    seed: Seed = 0,
+) -> None:
+    """Train a small private network with canaries in it, audit it, and write a report.
+
+    Trains on the digits of scikit-learn by Opacus' DP-SGD, in about a minute. Without those extras
+    it trains the same network in numpy. Ctrl-C keeps what was done; --resume goes on from there.
+
+    Exits like askgauss audit.
+    """
+    from askgauss.cli.runs import RunFolder
+
+    folder = RunFolder(run)
+    options = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "steps": steps,
+        "batches": batches,
+        "clip_norm": clip_norm,
+        "learning_rate": learning_rate,
+        "hidden": hidden,
+        "noise_factor": noise_factor,
+        "backend": backend.value,
+        "seed": seed,
+    }
+    if resume:
+        _check_resumable(folder, _given(context, options))
+    else:
+        _check_free(folder)
+        _check_options(options)
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.lock():
+        described = folder.read() if resume else _begin(folder, options)
+        _train(folder, described)
+        code = _finish(folder)
+    raise typer.Exit(code)
+
+
+def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that somebody gave, rather than the defaults."""
+    sources = {name: context.get_parameter_source(name) for name in options}
+    return {
+        name: options[name]
+        for name, source in sources.items()
+        if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+    }
+
+
+def _check_free(folder: RunFolder) -> None:
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        known = folder.description.exists()
+        step = "Go on with it by --resume, or name another folder." if known else "Name another."
+        raise InvalidArgumentError(
+            f"Expected {str(folder.path)!r} to be a new or empty folder, got "
+            f"{'one with a run in it' if known else 'something else'}. {step}"
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    from askgauss import _validate
+
+    _validate.integer(1, steps=options["steps"], hidden=options["hidden"])
+    _validate.integer(2, batches=options["batches"])
+    _validate.integer(0, seed=options["seed"])
+    _validate.positive(clip_norm=options["clip_norm"], learning_rate=options["learning_rate"])
+    _validate.non_negative(noise_factor=options["noise_factor"])
+
+
+def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:
+    if not folder.description.exists():
+        raise FileFormatError(
+            f"Expected a run in {str(folder.path)!r}, found no run.json. Start one without "
+            "--resume."
+        )
+    saved = folder.read().options
+    for name, value in given.items():
+        if saved.get(name) != value:
+            raise InvalidArgumentError(
+                f"Expected --{name.replace('_', '-')} {saved.get(name)} as the run was started "
+                f"with, got {value}. Leave options out when you resume."
+            )
+
+
+def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
+    """Choose what trains and how much noise the claim needs, and write it down."""
+    from askgauss import accounting
+    from askgauss.claims import PrivacyClaim
+    from askgauss.cli.runs import Run
+    from askgauss.cli.training import Plan
+
+    backend = _backend(options["backend"])
+    claim = PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
+    rate = 1.0 / options["batches"]
+    noise = accounting.dpsgd_noise_multiplier(
+        epsilon=claim.epsilon, delta=claim.delta, sampling_rate=rate, steps=options["steps"]
+    )
+    plan = Plan(
+        steps=options["steps"],
+        sampling_rate=rate,
+        noise_multiplier=noise,
+        noise_factor=options["noise_factor"],
+        clip_norm=options["clip_norm"],
+        learning_rate=options["learning_rate"],
+        hidden=options["hidden"],
+        seed=options["seed"],
+    )
+    run = Run(
+        command="demo",
+        claim=PrivacyClaim(
+            epsilon=claim.epsilon,
+            delta=claim.delta,
+            noise_multiplier=noise,
+            sampling_rate=rate,
+            steps=plan.steps,
+            clip_norm=plan.clip_norm,
+        ),
+        options=options,
+        seed=plan.seed,
+        steps=plan.steps,
+        facts={"backend": backend.value, "plan": asdict(plan)},
+    )
+    folder.write(run)
+    return run
+
+
+def _backend(wanted: str) -> Backend:
+    installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "opacus"))
+    if wanted == Backend.OPACUS and not installed:
+        raise MissingExtraError(
+            "--backend opacus needs torch and Opacus: pip install 'askgauss[opacus,sklearn]', or "
+            "take --backend numpy."
+        )
+    return Backend.OPACUS if installed and wanted != Backend.NUMPY else Backend.NUMPY
+
+
+def _train(folder: RunFolder, run: Run) -> None:
+    """Train to the end, or until Ctrl-C; what was done is kept either way."""
+    from askgauss import _files, _plain
+    from askgauss.cli.training import Plan, load_digits
+
+    plan: Plan = _plain.from_plain(Plan, run.facts.get("plan"), "plan")
+    digits = load_digits(plan.seed)
+    trainer = _trainer(Backend(run.facts.get("backend", "")), plan, digits)
+    if folder.checkpoint.exists():
+        arrays, values = _files.read_arrays(folder.checkpoint, _KIND, _SCHEMA)
+        trainer.restore(arrays, values)
+
+    def keep(status: str) -> None:
+        arrays, values = trainer.state()
+        _files.write_arrays(folder.checkpoint, _KIND, _SCHEMA, arrays, _plain.to_plain(values))
+        facts = {**run.facts, "data": digits.name, "test accuracy": trainer.accuracy()}
+        folder.update(status=status, done=trainer.done, facts=facts)
+
+    how = "Opacus" if run.facts["backend"] == Backend.OPACUS else "numpy (no Opacus involved)"
+    note(
+        f"training on {digits.name} with {how}, claiming {run.claim} with noise multiplier "
+        f"{plan.noise_multiplier:.4g}."
+    )
+    last = time.monotonic()
+    with _StopSign() as stop, Progress("training", plan.steps, trainer.done) as progress:
+        while trainer.done < plan.steps and not stop.seen:
+            trainer.step()
+            progress.advance()
+            if time.monotonic() - last > _SECONDS_BETWEEN_CHECKPOINTS:
+                keep("started")
+                last = time.monotonic()
+        keep("started")
+    if trainer.done < plan.steps:
+        folder.update(status="interrupted")
+        raise Interrupted(
+            f"stopped at step {trainer.done} of {plan.steps}, which are kept in "
+            f"{str(folder.path)!r}. Go on with: askgauss demo {folder.path} --resume"
+        )
+    transcript = trainer.transcript()
+    transcript.save(folder.transcript)
+    transcript.scores().save(folder.scores)
+    folder.update(status="finished")
+
+
+def _trainer(backend: Backend, plan: Any, digits: Any) -> Trainer:
+    if backend is Backend.OPACUS:
+        from askgauss.cli.training_opacus import OpacusTrainer
+
+        return OpacusTrainer(plan, digits)
+    from askgauss.cli.training import NumpyTrainer
+
+    return NumpyTrainer(plan, digits)
+
+
+def _finish(folder: RunFolder) -> int:
+    """Audit the finished run, and write what came of it."""
+    from askgauss.auditing import audit
+    from askgauss.transcript import Transcript
+
+    run = folder.read()
+    result = audit(Transcript.load(folder.transcript), claim=run.claim)
+    say_result(result)
+    say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
+    Outputs(json=str(folder.result)).write(result)
+    try:
+        Outputs(html=str(folder.report)).write(result)
+    except UnsupportedError as error:
+        note(str(error))
+    note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")
+    return ExitCode.of(result)
+
+
+class _StopSign:
+    """Catches Ctrl-C until the step at hand is done; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._previous: Any = None
+
+    def __enter__(self) -> _StopSign:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._raise)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True

@@ -1,0 +1,125 @@
+"""Where a command's documents go: a file, whole or not at all, or standard output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from askgauss.cli.program import explain_os_error
+from askgauss.exceptions import AskGaussError, InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from askgauss.results import AuditResult
+
+__all__ = ["Html", "Json", "Junit", "Markdown", "Outputs", "OutputError", "write_document", "write_text"]
+
+STANDARD = "-"
+
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="PATH|-", help="Write the result as JSON.")
+]
+Junit = Annotated[
+    str | None, typer.Option("--junit", metavar="PATH|-", help="Write JUnit XML for CI.")
+]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="PATH|-", help="Write the report as one HTML file.")
+]
+Markdown = Annotated[
+    str | None, typer.Option("--markdown", metavar="PATH|-", help="Write a Markdown summary.")
+]
+
+
+class OutputError(AskGaussError):
+    """A document could not be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The documents asked for, each by its path; ``-`` is standard output."""
+
+    json: str | None = None
+    junit: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+
+    def __post_init__(self) -> None:
+        standard = [f"--{name}" for name, path in self._asked() if path == STANDARD]
+        if len(standard) > 1:
+            raise InvalidArgumentError(
+                f"Expected one document on standard output, got {' and '.join(standard)}. Give all "
+                "but one a path."
+            )
+
+    def _asked(self) -> list[tuple[str, str]]:
+        paths = [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(name, path) for name, path in paths if path is not None]
+
+    @property
+    def on_stdout(self) -> bool:
+        """Whether standard output belongs to a document, and not to text for a person."""
+        return any(path == STANDARD for _, path in self._asked())
+
+    def write(self, result: AuditResult) -> None:
+        """Write every document asked for."""
+        # All are made before any is written: if one cannot be, none is.
+        documents = [(path, render(result, name)) for name, path in self._asked()]
+        for path, text in documents:
+            write_text(path, text)
+
+
+def render(result: AuditResult, form: str) -> str:
+    """A result as text of one of the forms that `Outputs` names."""
+    if form == "json":
+        return result.to_json() + "\n"
+    if form == "junit":
+        from askgauss.cli.junit import to_junit
+
+        return to_junit(result)
+    if form == "markdown":
+        from askgauss.cli.markdown import to_markdown
+
+        return to_markdown(result)
+    to_html: Callable[[], str] | None = getattr(result, "to_html", None)
+    if to_html is None:
+        raise UnsupportedError(
+            "This askgauss cannot write HTML reports. Take --markdown or --json, or update it."
+        )
+    return to_html()
+
+
+def write_text(path: str, text: str) -> None:
+    """Write text to a file, whole or not at all, or to standard output."""
+    write_document(path, lambda stream: stream.write(text.encode("utf-8")))
+
+
+def write_document(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """Let ``write`` fill a file, whole or not at all, or standard output.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if path == STANDARD:
+        stream = typer.get_binary_stream("stdout")
+        sys.stdout.flush()
+        write(stream)
+        stream.flush()
+        return
+    from askgauss import _files
+
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            # A device or a pipe is written to, never replaced; a folder fails here as it should.
+            with target.open("wb") as stream:
+                write(stream)
+        else:
+            # Of a link the file behind it is replaced, not the link.
+            with _files.atomic_write(target.resolve()) as stream:
+                write(stream)
+    except OSError as error:
+        raise OutputError(f"Cannot write {path!r}: {explain_os_error(error)}") from error

@@ -1,0 +1,216 @@
+"""How every command behaves: its exit codes, its errors, and the options they all share."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from askgauss.cli.config import apply_file
+from askgauss.cli.terminal import note, one_line
+from askgauss.exceptions import AskGaussError
+
+if TYPE_CHECKING:
+    from askgauss.results import AuditResult
+
+__all__ = [
+    "Command",
+    "ExitCode",
+    "Interrupted",
+    "Program",
+    "config_option",
+    "debug_option",
+    "explain_os_error",
+]
+
+_CONFIG = "askgauss.config"
+_DEBUG = "askgauss.debug"
+# What typer raises when it cannot read the command line; it exports only the leaf of the family.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+_NEXT_STEP = {
+    errno.ENOENT: "Check the path.",
+    errno.ENOTDIR: "Check the path.",
+    errno.EISDIR: "Name a file, not a folder.",
+    errno.EACCES: "Check its permissions, or choose another place.",
+    errno.EPERM: "Check its permissions, or choose another place.",
+    errno.EROFS: "Choose a place that can be written to.",
+    errno.ENOSPC: "The disk is full: make room, or choose another place.",
+}
+
+
+class ExitCode:
+    """What the process tells its caller."""
+
+    CONSISTENT = 0
+    VIOLATION = 1
+    FAILURE = 2
+    """Wrong usage, unreadable input, unwritable output: there is no answer."""
+    UNDECIDED = 3
+    """Inconclusive or invalid."""
+    INTERRUPTED = 130
+    """Stopped by Ctrl-C, as shells have it."""
+    CLOSED_PIPE = 141
+    """Stopped because nobody reads on, as shells have it."""
+
+    @classmethod
+    def of(cls, result: AuditResult) -> int:
+        """The code of a result; one without a claim has nothing to fail."""
+        if result.verdict is None:
+            return cls.CONSISTENT
+        codes = {"CONSISTENT": cls.CONSISTENT, "VIOLATION": cls.VIOLATION}
+        return codes.get(result.verdict.value, cls.UNDECIDED)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, met at a place that kept what was done; the message says how to go on."""
+
+
+class _Failures:
+    """Turns whatever a command raises into one line and an exit code.
+
+    Nothing leaves as a traceback, because Python then exits with 1, which means VIOLATION.
+    """
+
+    def __init__(self, context: Any = None) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        passing = (typer.Exit, typer.Abort, SystemExit, GeneratorExit, UsageError)
+        if error is None or isinstance(error, passing):
+            return
+        if self._context is not None and self._context.meta.get(_DEBUG):
+            traceback.print_exception(error)
+        if isinstance(error, BrokenPipeError):
+            _silence_stdout()
+            raise typer.Exit(ExitCode.CLOSED_PIPE) from error
+        if isinstance(error, KeyboardInterrupt):
+            note(str(error) or "interrupted.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+        note(_explain(error))
+        if isinstance(error, OSError):
+            _silence_stdout()
+        raise typer.Exit(ExitCode.FAILURE) from error
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, AskGaussError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
+        return place + explain_os_error(error)
+    if isinstance(error, MemoryError):
+        return "Out of memory. Use fewer canaries or steps, or a larger machine."
+    return (
+        f"Unexpected {type(error).__name__}: {one_line(str(error))} This is a bug in askgauss: "
+        "run again with --debug and report what it prints."
+    )
+
+
+def explain_os_error(error: OSError) -> str:
+    """What the system says, and what to do."""
+    return f"{error.strerror or error}. {_NEXT_STEP.get(error.errno or 0, '')}".rstrip()
+
+
+def _silence_stdout() -> None:
+    """Let what is still buffered go nowhere: Python would fail on it once more as it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class Program(TyperGroup):
+    """The whole program: the group of all commands."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the command line up to the command."""
+        with _Failures():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _Failures(ctx):
+            result = super().invoke(ctx)
+            # Here, so that a full disk or a closed pipe is met while it can still be reported.
+            sys.stdout.flush()
+            return result
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, and leave with an exit code."""
+        try:
+            code = super().main(
+                args, "askgauss", complete_var, False, windows_expand_args, **extra
+            )
+        except UsageError as error:
+            code = ExitCode.FAILURE
+            context: Any = getattr(error, "ctx", None)
+            path = "askgauss" if context is None else context.command_path
+            message: str = error.format_message()  # type: ignore[attr-defined]
+            end = "" if message.endswith((".", "?", "!")) else "."
+            note(f"{message}{end} Try '{path} --help'.")
+        except typer.Abort:
+            code = ExitCode.INTERRUPTED
+        sys.exit(code if isinstance(code, int) else ExitCode.CONSISTENT)
+
+
+class Command(TyperCommand):
+    """One command; it also takes the options that the program declares for all."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own parameters and the shared ones."""
+        own = super().get_params(ctx)
+        taken = {parameter.name for parameter in own}
+        shared = [
+            parameter
+            for parameter in ctx.find_root().command.params
+            if parameter.name in ("config", "debug") and parameter.name not in taken
+        ]
+        return [*own[:-1], *shared, *own[-1:]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; a file given to the program counts as given to the command."""
+        if _CONFIG in ctx.meta:
+            apply_file(ctx, ctx.meta[_CONFIG])
+        return super().parse_args(ctx, args)
+
+
+def config_option(context: typer.Context, path: Path | None) -> Path | None:
+    """Take options from a file; for a command at once, for the program when its command is known."""
+    if path is not None and not context.resilient_parsing:
+        context.meta[_CONFIG] = path
+        if context.parent is not None:
+            apply_file(context, path)
+    return path
+
+
+def debug_option(context: typer.Context, value: bool) -> bool:
+    """Remember that tracebacks are wanted."""
+    if value:
+        context.meta[_DEBUG] = True
+    return value

@@ -1,0 +1,154 @@
+"""A run is a folder: what was asked for, how far it came, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from askgauss import _files, _plain
+from askgauss.claims import PrivacyClaim
+from askgauss.cli.versions import versions
+from askgauss.exceptions import FileFormatError, RecordingError
+
+__all__ = ["Run", "RunFolder"]
+
+_KIND = "askgauss-run"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What ``run.json`` says.
+
+    Attributes:
+        command: The command that made the run.
+        claim: What the run claims.
+        options: The options it was started with.
+        seed: Root of every random choice.
+        status: How far it came.
+        done: Steps taken.
+        steps: Steps to take.
+        facts: What a reader should know: the model, the data, how well it learned.
+        versions: What the run was started with.
+    """
+
+    command: str
+    claim: PrivacyClaim
+    options: dict[str, Any]
+    seed: int
+    steps: int
+    status: Literal["started", "interrupted", "finished"] = "started"
+    done: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=versions)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of a run and the files in it."""
+
+    path: Path
+
+    @property
+    def description(self) -> Path:
+        """What was asked for, and how far it came."""
+        return self.path / "run.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Everything needed to go on."""
+        return self.path / "checkpoint.npz"
+
+    @property
+    def transcript(self) -> Path:
+        """What the run released about the canaries."""
+        return self.path / "transcript.npz"
+
+    @property
+    def scores(self) -> Path:
+        """The canary scores."""
+        return self.path / "scores.npz"
+
+    @property
+    def result(self) -> Path:
+        """The result of the audit."""
+        return self.path / "result.json"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    @classmethod
+    def at(cls, path: str) -> RunFolder | None:
+        """The run at a path, if there is one."""
+        folder = cls(Path(path))
+        return folder if folder.description.is_file() else None
+
+    def read(self) -> Run:
+        """What ``run.json`` says.
+
+        Raises:
+            FileFormatError: It is corrupt, foreign, or of a newer schema.
+        """
+        try:
+            content = _plain.loads(self.description.read_bytes(), _KIND, _SCHEMA)
+            run: Run = _plain.from_plain(Run, content, "run")
+        except FileFormatError as error:
+            raise FileFormatError(f"Cannot read {str(self.description)!r}: {error}") from error
+        return run
+
+    def write(self, run: Run) -> None:
+        """Write ``run.json``, whole or not at all."""
+        text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(run))
+        _files.write_text(self.description, text + "\n")
+
+    def update(self, **changes: Any) -> Run:
+        """Change what ``run.json`` says."""
+        run = replace(self.read(), **changes)
+        self.write(run)
+        return run
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out; the system lets go of the lock when this one dies.
+
+        Raises:
+            RecordingError: Another process holds it.
+        """
+        # The file stays: to remove it would let two processes lock two files of one name.
+        with (self.path / ".lock").open("a+b") as stream:
+            try:
+                _lock(stream)
+            except OSError as error:
+                stream.seek(0)
+                holder = stream.read(20).decode("ascii", "replace").strip()
+                raise RecordingError(
+                    f"Expected {str(self.path)!r} to be free, got it in use by process "
+                    f"{holder or 'unknown'}. Wait for it, stop it, or choose another folder."
+                ) from error
+            stream.truncate(0)
+            stream.write(b"%d\n" % os.getpid())
+            stream.flush()
+            yield
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(stream: IO[bytes]) -> None:
+        # A byte far behind the content, which stays readable for others.
+        stream.seek(1 << 30)
+        msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+        stream.seek(0)
+
+else:
+    import fcntl
+
+    def _lock(stream: IO[bytes]) -> None:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,186 @@
+"""What several commands have in common: the claim, the auditor, the data."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from askgauss.exceptions import (
+    AskGaussError,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from askgauss.auditors.base import Auditor
+    from askgauss.claims import PrivacyClaim
+    from askgauss.inputs import AuditInput
+
+__all__ = [
+    "ClipNorm",
+    "Confidence",
+    "Delta",
+    "Epsilon",
+    "GateError",
+    "NoiseMultiplier",
+    "SamplingRate",
+    "Seed",
+    "Source",
+    "Steps",
+    "auditor_named",
+    "complete_auditor",
+    "make_claim",
+    "nearest",
+    "part",
+    "read_input",
+]
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|RUN", help="Scores, a transcript, or the folder of a run; - reads stdin."
+    ),
+]
+Epsilon = Annotated[float | None, typer.Option(help="Claimed epsilon.")]
+Delta = Annotated[
+    float | None, typer.Option(help="Claimed delta; without --epsilon, where to state the bound.")
+]
+NoiseMultiplier = Annotated[
+    float | None, typer.Option(help="Claimed noise multiplier, for the findings.")
+]
+SamplingRate = Annotated[
+    float | None, typer.Option(help="Claimed Poisson sampling rate, for the findings.")
+]
+Steps = Annotated[int | None, typer.Option(help="Claimed number of steps, for the findings.")]
+ClipNorm = Annotated[float | None, typer.Option(help="Claimed clip norm, for the findings.")]
+Confidence = Annotated[float, typer.Option(help="Confidence of the bound.")]
+GateError = Annotated[
+    float, typer.Option(help="How often a correct run may end as violation or invalid.")
+]
+Seed = Annotated[int, typer.Option(help="Root of every random choice.")]
+
+
+def make_claim(
+    epsilon: float | None,
+    delta: float | None,
+    *,
+    noise_multiplier: float | None = None,
+    sampling_rate: float | None = None,
+    steps: int | None = None,
+    clip_norm: float | None = None,
+    found: PrivacyClaim | None = None,
+) -> PrivacyClaim | None:
+    """The claim to audit: what the options say, on top of what the run itself says.
+
+    Returns:
+        None where only a delta was given: there is a bound then and no verdict.
+
+    Raises:
+        InvalidArgumentError: There is no claim, or half of one.
+    """
+    from askgauss.claims import PrivacyClaim
+
+    details = {
+        "noise_multiplier": noise_multiplier,
+        "sampling_rate": sampling_rate,
+        "steps": steps,
+        "clip_norm": clip_norm,
+    }
+    given = {name: value for name, value in details.items() if value is not None}
+    if epsilon is not None and delta is not None:
+        base = found or PrivacyClaim(epsilon=epsilon, delta=delta)
+        return replace(base, epsilon=epsilon, delta=delta, **given)  # type: ignore[arg-type]
+    if epsilon is None and delta is None and found is not None:
+        return replace(found, **given)  # type: ignore[arg-type]
+    if epsilon is None and delta is not None:
+        return None
+    missing = "--delta" if epsilon is not None else "--epsilon and --delta"
+    raise InvalidArgumentError(
+        f"Expected a claim, {missing} is missing. Give --epsilon and --delta for a verdict, or "
+        "--delta alone for a bound."
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The choices in words, the nearest to a wrong one first."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"one of {', '.join(known)}, got {name!r}.{hint}"
+
+
+def auditor_named(name: str | None) -> Auditor[Any] | None:
+    """The auditor of a kebab-case name, with its default options.
+
+    Raises:
+        InvalidArgumentError: There is none of this name.
+    """
+    from askgauss.auditors import auditor_types
+
+    if name is None:
+        return None
+    types = auditor_types()
+    if name not in types:
+        raise InvalidArgumentError(f"Expected --auditor to be {nearest(name, types)}")
+    return types[name]()
+
+
+def complete_auditor(incomplete: str) -> list[str]:
+    """Names of auditors for shell completion."""
+    from askgauss.auditors import auditor_types
+
+    return [name for name in sorted(auditor_types()) if name.startswith(incomplete)]
+
+
+def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
+    """The data behind a source, and the claim it brings if it is a run.
+
+    Raises:
+        FileFormatError: The source is not what an audit reads.
+        RecordingError: The run is not finished.
+    """
+    from askgauss.inputs import load_audit_input
+
+    if source == "-":
+        stream = typer.get_binary_stream("stdin")
+        if stream.isatty():
+            raise InvalidArgumentError(
+                "Expected data on standard input, got a terminal. Pipe a file of scores or a "
+                "transcript in, or name it."
+            )
+        return load_audit_input(stream), None
+    from askgauss.cli.runs import RunFolder
+
+    folder = RunFolder.at(source)
+    if folder is None:
+        return load_audit_input(source), None
+    run = folder.read()
+    if run.status != "finished":
+        raise RecordingError(
+            f"Expected a finished run, {source!r} came to step {run.done} of {run.steps}. Go on "
+            f"with: askgauss {run.command} {source} --resume"
+        )
+    return load_audit_input(folder.path), run.claim
+
+
+def part(module: str, name: str) -> Any:
+    """A part of askgauss that not every version has.
+
+    Raises:
+        UnsupportedError: This one does not.
+    """
+    try:
+        return getattr(importlib.import_module(f"askgauss.{module}"), name)
+    except AskGaussError:
+        raise
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"This askgauss has no {module}.{name} ({error}). Update askgauss."
+        ) from error

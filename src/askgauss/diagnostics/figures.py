@@ -1,0 +1,741 @@
+"""The numbers behind every figure of a report, computed from a result alone.
+
+Each function takes a result and returns what its figure shows, or `Missing` with the reason why
+there is nothing to show. Drawing and rendering compute nothing of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, ndtr, ndtri
+
+from askgauss import accounting
+from askgauss.diagnostics import summary as tables
+from askgauss.diagnostics.summary import RunSummary, Summary
+from askgauss.exceptions import InvalidArgumentError, NotDefinedError
+from askgauss.results import Assumption, AuditResult
+from askgauss.scores import GroupMoments
+from askgauss.stats import normality
+from askgauss.stats.score_law import ScoreLaw
+from askgauss.stats.shift import SlopeTest
+from askgauss.stats.tradeoff import TradeOff
+
+__all__ = [
+    "Bound",
+    "Convergence",
+    "EpsilonAxis",
+    "EpsilonCurve",
+    "Gram",
+    "Meaning",
+    "Missing",
+    "NoiseBySteps",
+    "NoiseByTensor",
+    "PitCurves",
+    "ScoreCurves",
+    "ScoreDensity",
+    "TradeOffCurves",
+    "convergence",
+    "epsilon_axis",
+    "epsilon_by_canaries",
+    "epsilon_by_steps",
+    "gram",
+    "noise_by_step",
+    "noise_by_tensor",
+    "pit_curves",
+    "score_curves",
+    "score_density",
+    "tradeoff_curves",
+]
+
+Array = NDArray[np.float64]
+
+_GAUSSIAN = Assumption.GAUSSIAN_SCORES, Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+# Auditors whose evidence says what a run of another size would have shown.
+_OF_SCORES = "gaussian-shift", "gaussian-rectangle"
+_OF_STEPS = "subsampled-gaussian"
+_FALSE_POSITIVES = 0.01
+_POINTS = 161
+_CANARY_FACTORS = 2.0 ** np.arange(-4, 5)
+_STEP_FACTORS = 2.0 ** np.arange(-5, 3)
+_LAW_POINTS = 12
+# Bins of the histogram drawn as one, from so many scores in the smaller group.
+_MERGED = (1, 2000), (2, 300), (4, 0)
+# Levels of the measured trade-off curve, and how finely its top is looked for.
+_LEVELS = 28
+_RESOLUTION = 2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """There is nothing to show, and why."""
+
+    reason: str
+
+
+# --- the leak ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One auditor's answer; the reason where it has none."""
+
+    name: str
+    lower: float | None
+    point: float | None = None
+    ceiling: float = math.inf
+    assumption: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpsilonAxis:
+    """Claimed and measured epsilon; the first bound is the one that decided."""
+
+    claimed: float | None
+    delta: float
+    confidence: float
+    bounds: tuple[Bound, ...]
+
+
+class Comparable(Protocol):
+    """A table of several auditors' bounds on the same scores."""
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """One row an auditor."""
+
+
+def epsilon_axis(result: AuditResult, comparison: Comparable | None = None) -> EpsilonAxis:
+    """Claimed epsilon, the bound of the result, and those of a comparison.
+
+    Args:
+        result: The audit.
+        comparison: Other auditors' bounds on the same scores, to be shown beside it.
+    """
+    bounds = [
+        Bound(
+            name=result.auditor.name,
+            lower=result.epsilon_lower,
+            point=result.epsilon_point,
+            ceiling=result.ceiling,
+            assumption=result.assumption.value,
+        )
+    ]
+    for row in () if comparison is None else comparison.rows:
+        if row.name == result.auditor.name:
+            continue
+        bounds.append(
+            Bound(
+                name=row.name,
+                lower=row.bound,
+                ceiling=math.inf if row.ceiling is None else row.ceiling,
+                assumption=getattr(row.assumption, "value", row.assumption),
+                reason=row.reason,
+            )
+        )
+    return EpsilonAxis(
+        claimed=None if result.claim is None else result.claim.epsilon,
+        delta=result.delta,
+        confidence=result.confidence,
+        bounds=tuple(bounds),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What an attacker can do: claimed at most, measured at least; None where it is not known.
+
+    Attributes:
+        advantage: Largest true positive rate minus false positive rate, claimed and measured.
+        true_positives: True positive rate at 1 % false positives.
+        belief: Belief in presence that an even prior can rise to, but for events of probability
+            delta.
+        from_mechanism: Whether the claimed numbers are those of the described mechanism, rather
+            than of the worst one the claimed epsilon and delta allow.
+    """
+
+    advantage: tuple[float | None, float | None]
+    true_positives: tuple[float | None, float | None]
+    belief: tuple[float | None, float | None]
+    from_mechanism: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TradeOffCurves:
+    """False negatives against false positives, and what they mean.
+
+    Attributes:
+        alpha: False positive rates.
+        claim: The lowest curve the claimed epsilon and delta allow.
+        mechanism: The curve of the claimed mechanism, where it is described.
+        measured: The curve through the bounds at many deltas.
+        observed: Error rates of thresholds on the scores: false positives, false negatives.
+        meaning: What an attacker can do at such curves.
+    """
+
+    alpha: Array
+    claim: Array | None
+    mechanism: Array | None
+    measured: Array | None
+    observed: tuple[Array, Array] | None
+    meaning: Meaning
+
+
+def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
+    """The trade-off curve that was claimed, the one at the bound, and what they mean.
+
+    A bound of a method that does not model the scores says nothing of the curve away from its own
+    delta; then there is no measured curve.
+    """
+    alpha = np.concatenate([[0.0], np.geomspace(1e-5, 0.05, 40), np.linspace(0.06, 1.0, 95)])
+    claim = result.claim
+    claimed = None if claim is None else TradeOff.epsilon_delta(claim.epsilon, claim.delta)
+    mechanism, profile = _mechanism_curve(result), _profile(result)
+    measured = None if profile is None else TradeOff.from_profile(*zip(*profile, strict=True))
+    scores = Summary.from_metadata(result.metadata).scores
+    observed = None
+    if scores is not None:
+        above = np.cumsum(scores.absent_counts[::-1])[::-1] / scores.absent.count
+        below = np.cumsum(scores.present_counts) / scores.present.count
+        observed = above[1:], below[:-1]
+
+    def drawn(curve: TradeOff | None) -> Array | None:
+        return None if curve is None else curve.beta_at(alpha)
+
+    tightest = claimed if mechanism is None else mechanism
+    return TradeOffCurves(
+        alpha=alpha,
+        claim=drawn(claimed),
+        mechanism=drawn(mechanism),
+        measured=drawn(measured),
+        observed=observed,
+        meaning=Meaning(
+            advantage=(
+                None if tightest is None else tightest.advantage(),
+                None if profile is None else profile[0][1],
+            ),
+            true_positives=(
+                None if tightest is None else 1.0 - tightest.beta_at(_FALSE_POSITIVES),
+                None if profile is None else _least_true_positives(result, profile),
+            ),
+            belief=(
+                None if claim is None else float(expit(claim.epsilon)),
+                float(expit(result.epsilon_lower)),
+            ),
+            from_mechanism=mechanism is not None,
+        ),
+    )
+
+
+def _mechanism_curve(result: AuditResult) -> TradeOff | None:
+    """The curve of the mechanism that was claimed, where the claim describes it."""
+    claim = result.claim
+    if claim is None or not claim.noise_multiplier:
+        return None
+    if claim.sampling_rate is None or claim.steps is None:
+        return None
+    return accounting.dpsgd_tradeoff(
+        noise_multiplier=claim.noise_multiplier,
+        sampling_rate=claim.sampling_rate,
+        steps=claim.steps,
+    )
+
+
+def _profile(result: AuditResult) -> list[tuple[float, float]] | None:
+    """Bounds on epsilon at many deltas, as pairs of rising epsilon and falling delta.
+
+    Where the scores are modelled, one event makes all of them true together. The first epsilon is
+    0, and its delta the least advantage.
+    """
+    modelled = result.assumption in _GAUSSIAN and _answers_everywhere(result)
+    if not modelled or not 0.0 < result.epsilon_lower < math.inf:
+        return None
+    low, high = result.delta, 1.0
+    while high - low > _RESOLUTION * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if result.epsilon_at(delta=middle) > 0.0 else (low, middle)
+    pairs = [(0.0, low)]
+    for delta in ndtr(np.linspace(ndtri(low), ndtri(0.01 * result.delta), _LEVELS)).tolist():
+        epsilon = result.epsilon_at(delta=delta)
+        if math.isinf(epsilon):
+            return None
+        if epsilon > pairs[-1][0]:
+            pairs.append((epsilon, delta))
+    return pairs
+
+
+def _answers_everywhere(result: AuditResult) -> bool:
+    """Whether the method vouches for its bound at every delta."""
+    try:
+        result.epsilon_at(delta=0.5)
+    except (InvalidArgumentError, NotDefinedError):
+        return False
+    return True
+
+
+def _least_true_positives(result: AuditResult, profile: list[tuple[float, float]]) -> float:
+    """The true positive rate at 1 % false positives, from below.
+
+    It is the least of ``delta + e^epsilon alpha`` over the whole profile (and of the same with the
+    roles exchanged). Between two pairs it is at least what the smaller epsilon gives with the
+    smaller delta; the interval where that is least is halved until it is known well enough.
+    """
+    alpha = _FALSE_POSITIVES
+
+    def rate(epsilon: float, delta: float) -> float:
+        growth = math.exp(min(epsilon, 700.0))
+        return min(delta + growth * alpha, 1.0 - (1.0 - delta - alpha) / growth)
+
+    pairs = [*profile, (math.inf, 0.0)]
+    while True:
+        floors = [rate(left[0], right[1]) for left, right in pairwise(pairs)]
+        best = min(rate(*pair) for pair in profile)
+        place = int(np.argmin(floors))
+        left, right = pairs[place], pairs[place + 1]
+        if floors[place] >= 0.99 * best or len(pairs) > 3 * _LEVELS or right[1] == 0.0:
+            return max(floors[place], alpha)
+        delta = float(ndtr(0.5 * (ndtri(left[1]) + ndtri(right[1]))))
+        epsilon = min(max(result.epsilon_at(delta=delta), left[0]), right[0])
+        pairs.insert(place + 1, (epsilon, delta))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpsilonCurve:
+    """The bound this method would report of the same run at other sizes.
+
+    Attributes:
+        size: Number of canaries, or of steps.
+        lower: The bound there.
+        point: The estimate of epsilon there.
+        here: The size of this audit.
+        bound: Its bound.
+        claimed: The claimed epsilon.
+    """
+
+    size: Array
+    lower: Array
+    point: Array
+    here: float
+    bound: float
+    claimed: float | None
+
+
+def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
+    """The bound with more or fewer canaries, all else as measured."""
+    if result.auditor.name not in (*_OF_SCORES, _OF_STEPS):
+        return _no_law(result)
+    total = result.present + result.absent
+    factors = _CANARY_FACTORS[_CANARY_FACTORS * min(result.present, result.absent) >= 2.0]
+    found = [(factor * total, _resized(result.evidence, factor)) for factor in factors]
+    return _epsilon_curve(result, found, float(total))
+
+
+def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
+    """The bound after more or fewer steps, all else as measured."""
+    name, evidence = result.auditor.name, result.evidence
+    if name not in (*_OF_SCORES, _OF_STEPS):
+        return _no_law(result)
+    if evidence.steps is None or getattr(evidence, "slope", None) is not None:
+        return Missing(reason="needs the number of steps, each with the same noise.")
+    here: int = evidence.steps
+    found = []
+    for steps in np.unique(np.rint(_STEP_FACTORS * here)).astype(int).tolist():
+        if steps < 1:
+            continue
+        if name == _OF_STEPS:
+            if evidence.plantings * steps < 2 * here:
+                continue
+            found.append((steps, replace(_resized(evidence, steps / here), steps=steps)))
+        else:
+            # In units of the noise of a score, the shift grows with the root of the steps.
+            gap = evidence.present.mean - evidence.absent.mean
+            mean = evidence.absent.mean + gap * math.sqrt(steps / here)
+            present = replace(evidence.present, mean=mean)
+            found.append((steps, replace(evidence, steps=steps, present=present)))
+    return _epsilon_curve(result, found, float(here))
+
+
+def _no_law(result: AuditResult) -> Missing:
+    return Missing(reason=f"{result.auditor.name} has no law to say what other sizes would show.")
+
+
+def _epsilon_curve(
+    result: AuditResult, found: Sequence[tuple[float, Any]], here: float
+) -> EpsilonCurve | Missing:
+    rows = []
+    for size, evidence in found:
+        lower = result.auditor.epsilon_lower(
+            evidence, delta=result.delta, confidence=result.confidence
+        )
+        point = result.auditor.epsilon_point(evidence, delta=result.delta)
+        if point is not None and math.isfinite(lower) and math.isfinite(point):
+            rows.append((float(size), lower, point))
+    if len(rows) < 2:
+        return Missing(reason="needs a finite bound.")
+    size, lower, point = np.array(rows).T
+    return EpsilonCurve(
+        size=size,
+        lower=lower,
+        point=point,
+        here=here,
+        bound=result.epsilon_lower,
+        claimed=None if result.claim is None else result.claim.epsilon,
+    )
+
+
+def _resized(value: Any, factor: float) -> Any:
+    """The evidence of so many times the observations, with the same means and variances."""
+    if isinstance(value, GroupMoments):
+        count = max(round(value.count * factor), 2)
+        return replace(value, count=count, sum_of_squares=value.variance * (count - 1))
+    if isinstance(value, SlopeTest):
+        count = max(round(value.count * factor), 3)
+        return replace(
+            value,
+            count=count,
+            spread=value.spread * factor,
+            residual=value.residual * (count - 2) / max(value.count - 2, 1),
+        )
+    if isinstance(value, tuple):
+        return tuple(_resized(item, factor) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {field.name: _resized(getattr(value, field.name), factor) for field in fields(value)}
+        for name in ("plantings", "opportunities"):
+            if name in changes:
+                changes[name] = max(round(changes[name] * factor), 1)
+        return replace(value, **changes)
+    return value
+
+
+# --- the scores ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreCurves:
+    """Histograms of the scores, and the densities they are read as.
+
+    Attributes:
+        edges: Edges of the bins.
+        present: Density of the present scores.
+        absent: Density of the absent scores.
+        x: Where the curves are given.
+        present_fit: The fitted Gaussian of the present scores; None where they do not vary.
+        absent_fit: That of the absent scores.
+        present_law: Their law if the mechanism is as it says; None where it does not say.
+        absent_law: That of the absent scores.
+        outside: Number of scores beyond the ends, counted in the outermost bins.
+    """
+
+    edges: Array
+    present: Array
+    absent: Array
+    x: Array
+    present_fit: Array | None
+    absent_fit: Array | None
+    present_law: Array | None
+    absent_law: Array | None
+    outside: int
+
+
+def score_curves(result: AuditResult) -> ScoreCurves | Missing:
+    """The scores of both groups with the fitted pair and the law of the claimed mechanism."""
+    summary = Summary.from_metadata(result.metadata)
+    scores = summary.scores
+    if scores is None:
+        return _no_scores(summary)
+    # Few scores are drawn in wide bins.
+    merged = next(width for width, fewest in _MERGED if min(scores.present.count, scores.absent.count) >= fewest)
+    edges = np.linspace(scores.low, scores.high, tables.BINS // merged + 1)
+    counts = [
+        item.reshape(-1, merged).sum(axis=1)
+        for item in (scores.present_counts, scores.absent_counts)
+    ]
+    x = np.linspace(scores.low, scores.high, _POINTS)
+    width = edges[1] - edges[0]
+    law = _law(result, summary.run)
+    return ScoreCurves(
+        edges=edges,
+        present=counts[0] / (scores.present.count * width),
+        absent=counts[1] / (scores.absent.count * width),
+        x=x,
+        present_fit=_fit(scores.present, x),
+        absent_fit=_fit(scores.absent, x),
+        present_law=None if law is None else law.pdf(x),
+        absent_law=None
+        if law is None
+        else _normal_density(x, 0.0, law.noise_multiplier * law.clip_norm),
+        outside=scores.outside,
+    )
+
+
+def _no_scores(summary: Summary) -> Missing:
+    if summary.run.source == "transcript":
+        return Missing(reason="needs finite scores of at least two canaries of each kind.")
+    return Missing(reason="the audit kept no summary of its scores (diagnostics=False, or old).")
+
+
+def _fit(moments: GroupMoments, x: Array) -> Array | None:
+    if moments.sum_of_squares == 0.0:
+        return None
+    return _normal_density(x, moments.mean, moments.standard_deviation)
+
+
+def _normal_density(x: Array, mean: float, deviation: float) -> Array:
+    scaled = (x - mean) / deviation
+    return np.asarray(np.exp(-0.5 * scaled**2) / (deviation * math.sqrt(2.0 * math.pi)))
+
+
+def _law(result: AuditResult, run: RunSummary) -> ScoreLaw | None:
+    """The law of the score if the mechanism is as claimed, or else as the run says it is."""
+    claim = result.claim
+    noise = claim.noise_multiplier if claim is not None else None
+    noise = run.noise_multiplier if noise is None else noise
+    if run.steps is None or run.sampling_rate is None or not noise:
+        return None
+    return ScoreLaw(
+        steps=run.steps,
+        sampling_rate=run.sampling_rate,
+        noise_multiplier=noise,
+        clip_norm=1.0 if run.clip_norm is None else run.clip_norm,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PitCurves:
+    """How far the scores stray from their fitted Gaussians, with simultaneous bands.
+
+    Attributes:
+        at: Probabilities.
+        present: Empirical minus fitted distribution of the present scores.
+        absent: That of the absent scores.
+        present_band: Half-width of the band around zero.
+        absent_band: That of the absent scores.
+        confidence: A Gaussian sample stays within its band everywhere with this probability.
+    """
+
+    at: Array
+    present: Array
+    absent: Array
+    present_band: Array
+    absent_band: Array
+    confidence: float
+
+
+def pit_curves(result: AuditResult, confidence: float = 0.95) -> PitCurves | Missing:
+    """The difference between the scores' distribution and the fitted Gaussian's."""
+    summary = Summary.from_metadata(result.metadata)
+    scores = summary.scores
+    if scores is None:
+        return _no_scores(summary)
+    if scores.present_pit.size == 0:
+        return Missing(reason="needs scores that vary.")
+    at = (np.arange(tables.PIT_POINTS) + 0.5) / tables.PIT_POINTS
+    return PitCurves(
+        at=at,
+        present=scores.present_pit,
+        absent=scores.absent_pit,
+        present_band=_band(scores.present.count, confidence),
+        absent_band=_band(scores.absent.count, confidence),
+        confidence=confidence,
+    )
+
+
+def _band(count: int, confidence: float) -> Array:
+    # The band depends on the number of values alone, and beyond a few thousand only in its scale.
+    size = min(count, 4000)
+    stand_in = np.linspace(-1.0, 1.0, size)
+    _, _, band = normality.pit_ecdf(
+        stand_in, points=tables.PIT_POINTS, confidence=confidence, seed=0
+    )
+    return np.asarray(band * math.sqrt(size / count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreDensity:
+    """Standardised scores by canary index, counted in hexagons.
+
+    Attributes:
+        x: Canary index at the centres.
+        y: Standardised score at the centres.
+        count: Number of canaries.
+        width: Width of a hexagon, in canaries.
+        height: Distance between rows of centres.
+    """
+
+    x: Array
+    y: Array
+    count: Array
+    width: float
+    height: float
+
+
+def score_density(result: AuditResult) -> ScoreDensity | Missing:
+    """Standardised scores by canary index: flat where canaries are identically distributed."""
+    summary = Summary.from_metadata(result.metadata)
+    scores = summary.scores
+    if scores is None:
+        return _no_scores(summary)
+    if scores.density.size == 0:
+        return Missing(reason="needs scores that vary.")
+    x, y = tables.hexagon_centres()
+    total = scores.present.count + scores.absent.count
+    columns, rows = tables.HEXAGONS
+    return ScoreDensity(
+        x=x * total,
+        y=y,
+        count=scores.density,
+        width=total / columns,
+        height=float(y.max() - y.min()) / rows,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Convergence:
+    """Distance of the score's law from the Gaussian, by number of steps.
+
+    Attributes:
+        steps: Numbers of steps.
+        exact: Kolmogorov distance.
+        leading: Its leading term.
+        here: The number of steps of this run.
+    """
+
+    steps: Array
+    exact: Array
+    leading: Array
+    here: int
+
+
+def convergence(result: AuditResult) -> Convergence | Missing:
+    """How fast the law of a present score comes near the Gaussian it is read as."""
+    law = _law(result, Summary.from_metadata(result.metadata).run)
+    if law is None:
+        return Missing(reason="needs the number of steps, the sampling rate and the noise.")
+    if law.sampling_rate == 1.0:
+        return Missing(reason="a canary is in every step, so its score is exactly Gaussian.")
+    grid = np.unique(np.rint(np.geomspace(1, law.steps, _LAW_POINTS)).astype(int)).tolist()
+    laws = [replace(law, steps=steps) for steps in grid]
+    return Convergence(
+        steps=np.array(grid, dtype=np.float64),
+        exact=np.array([item.kolmogorov_distance() for item in laws]),
+        leading=np.array([item.kolmogorov_leading_term() for item in laws]),
+        here=law.steps,
+    )
+
+
+# --- the noise -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseBySteps:
+    """Scale of the noise over the run, with pointwise 99 % intervals and the claimed scale."""
+
+    step: Array
+    scale: Array
+    low: Array
+    high: Array
+    claimed: Array | None
+    background: bool
+
+
+def noise_by_step(result: AuditResult) -> NoiseBySteps | Missing:
+    """Scale of the noise over the steps."""
+    summary = Summary.from_metadata(result.metadata)
+    noise = summary.noise
+    if noise is None:
+        return _needs_transcript(summary)
+    claimed: Array | None = noise.claimed
+    if result.claim is not None and result.claim.noise_multiplier is not None:
+        claimed = np.full(noise.step.size, result.claim.noise_multiplier)
+    elif not np.isfinite(noise.claimed).all():
+        given = summary.run.noise_multiplier
+        claimed = None if given is None else np.full(noise.step.size, given)
+    return NoiseBySteps(
+        step=noise.step,
+        scale=noise.scale,
+        low=noise.low,
+        high=noise.high,
+        claimed=claimed,
+        background=summary.run.background == "unknown",
+    )
+
+
+def _needs_transcript(summary: Summary) -> Missing:
+    if summary.run.source == "transcript":
+        return Missing(reason="needs finite values of canaries that were not planted.")
+    return Missing(reason="needs a transcript: scores do not tell one step from another.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseByTensor:
+    """Scale of the noise of single tensors, with 99 % intervals."""
+
+    names: tuple[str, ...]
+    scale: Array
+    low: Array
+    high: Array
+    of: int
+    overall: float
+    claimed: float | None
+
+
+def noise_by_tensor(result: AuditResult) -> NoiseByTensor | Missing:
+    """Scale of the noise by tensor."""
+    summary = Summary.from_metadata(result.metadata)
+    tensors = summary.tensors
+    if tensors is None:
+        return _needs_transcript(summary)
+    claim = result.claim
+    claimed = claim.noise_multiplier if claim is not None else None
+    return NoiseByTensor(
+        names=tensors.names,
+        scale=tensors.scale,
+        low=tensors.low,
+        high=tensors.high,
+        of=tensors.of,
+        overall=tensors.overall,
+        claimed=summary.run.noise_multiplier if claimed is None else claimed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gram:
+    """Cosines between what the steps released about pairs of canaries.
+
+    Attributes:
+        cosines: The whole symmetric matrix.
+        largest: The largest off the diagonal, by absolute value.
+        chance: What the largest of so many would be by chance, about.
+        steps: Number of steps behind each.
+    """
+
+    cosines: Array
+    largest: float
+    chance: float
+    steps: int
+
+
+def gram(result: AuditResult) -> Gram | Missing:
+    """Cosines between canaries: off the diagonal, independent ones have only chance."""
+    summary = Summary.from_metadata(result.metadata)
+    table = summary.gram
+    if table is None:
+        return _needs_transcript(summary)
+    matrix = np.eye(table.size)
+    upper = np.triu_indices(table.size, 1)
+    matrix[upper] = table.cosines / 100.0
+    matrix.T[upper] = matrix[upper]
+    pairs = table.cosines.size
+    return Gram(
+        cosines=matrix,
+        largest=float(np.abs(table.cosines).max(initial=0.0)) / 100.0,
+        chance=math.sqrt(2.0 * math.log(2.0 * pairs) / table.steps),
+        steps=table.steps,
+    )

@@ -1,0 +1,165 @@
+"""What an audit can be asked about, read from a file, a folder or a stream by what it says it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+
+from askgauss._files import Source
+from askgauss.exceptions import FileFormatError
+from askgauss.linear_transcript import LinearTranscript
+from askgauss.scores import CanaryScores
+from askgauss.transcript import Transcript
+
+__all__ = ["AuditInput", "load_audit_input"]
+
+AuditInput: TypeAlias = CanaryScores | Transcript | LinearTranscript
+
+_READERS: dict[str, type[CanaryScores] | type[Transcript] | type[LinearTranscript]] = {
+    "askgauss-scores": CanaryScores,
+    "askgauss-transcript": Transcript,
+    "askgauss-linear-transcript": LinearTranscript,
+}
+# Files of ours that hold something else, and what to do with them.
+_OTHERS = {
+    "askgauss-result": "It is the result of an audit: render it with askgauss report.",
+    "askgauss-steps": "It is a step store: audit the transcript that was taken with it.",
+    "askgauss-run": "It describes a run: name the folder it lies in.",
+}
+_CHECKPOINT = "It is a checkpoint of an unfinished run: finish the run first."
+# The header of a file of ours is a few kilobytes of JSON.
+_HEADER = 1 << 22
+_ZIP = b"PK\x03\x04"
+# The ways numpy packs; the others only bring errors of their own.
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def load_audit_input(source: Source) -> AuditInput:
+    """Scores or a transcript, whichever the source holds.
+
+    Args:
+        source: A file of askgauss, an open binary stream of one (a pipe will do), or a folder: a
+            run with ``transcript.npz`` or ``scores.npz`` in it, or one of the paper's public code.
+
+    Raises:
+        FileFormatError: The source is corrupt, foreign, hostile, or of a newer schema.
+        OSError: The source cannot be read.
+
+    Example:
+        >>> import io
+        >>> stream = io.BytesIO()
+        >>> CanaryScores.from_groups(present=[2.0, 3.0], absent=[0.0, 1.0]).save(stream)
+        >>> load_audit_input(io.BytesIO(stream.getvalue()))
+        CanaryScores(present=2, absent=2)
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return _load(_whole(source, "the input stream"), "the input stream")
+    path = Path(source)
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return _load_folder(path)
+    if stat.S_ISREG(mode):
+        return _load(path, repr(str(path)))
+    # A pipe that has a name: it cannot be read twice, nor from its end.
+    with path.open("rb") as stream:
+        return _load(_whole(stream, repr(str(path))), repr(str(path)))
+
+
+def _load_folder(folder: Path) -> AuditInput:
+    for name in ("transcript.npz", "scores.npz"):
+        if (folder / name).exists():
+            return load_audit_input(folder / name)
+    if any(folder.glob("in_scores_ndis_*.csv")):
+        return CanaryScores.from_auditbench(folder)
+    raise FileFormatError(
+        f"Expected transcript.npz or scores.npz in {str(folder)!r}, found neither. Name a file, or "
+        "the folder of a finished run."
+    )
+
+
+def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
+    """All of a stream that begins as one of our files does; of any other, only the beginning."""
+    start = stream.read(len(_ZIP))
+    if not start:
+        raise FileFormatError(
+            f"Cannot read {name}: it is empty. If a pipe feeds it, look at the command before."
+        )
+    return io.BytesIO(start + stream.read() if start.startswith((_ZIP, b"{")) else start)
+
+
+def _load(source: Path | io.BytesIO, name: str) -> AuditInput:
+    try:
+        if isinstance(source, io.BytesIO):
+            kind = _kind(source, name)
+        else:
+            with source.open("rb") as stream:
+                kind = _kind(stream, name)
+        if kind not in _READERS:
+            raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_advice(kind)}")
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        return _READERS[kind].load(source)
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError) as error:
+        raise FileFormatError(
+            f"Cannot read {name}: it is truncated or corrupt ({error}). Write it again."
+        ) from error
+
+
+def _advice(kind: Any) -> str:
+    if kind in _OTHERS:
+        return _OTHERS[kind]
+    if isinstance(kind, str) and kind.startswith("askgauss-"):
+        return _CHECKPOINT
+    return f"It says it is {str(kind)[:80]!r}, which this askgauss does not know: update askgauss."
+
+
+def _kind(stream: IO[bytes], name: str) -> Any:
+    """What a file says it is."""
+    start = stream.read(len(_ZIP))
+    stream.seek(0)
+    if start == _ZIP:
+        return _kind_of_archive(stream, name)
+    try:
+        content = json.loads(stream.read(_HEADER) if start.startswith(b"{") else b"")
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict) and "kind" in content:
+        return content["kind"]
+    raise FileFormatError(
+        f"Cannot read {name}: it is no npz file. Expected what Transcript.save() or "
+        "CanaryScores.save() wrote, or what askgauss simulate writes."
+    )
+
+
+def _kind_of_archive(stream: IO[bytes], name: str) -> Any:
+    with zipfile.ZipFile(stream) as archive:
+        for member in archive.infolist():
+            if member.compress_type not in _PACKINGS or member.flag_bits & 1:
+                raise FileFormatError(
+                    f"Cannot read {name}: a part of it is encrypted or packed in a way numpy does "
+                    "not use. Write it with askgauss."
+                )
+        if "askgauss.npy" not in archive.namelist():
+            raise FileFormatError(
+                f"Cannot read {name}: it is an npz file, but not one of askgauss: it has no "
+                "header. Make CanaryScores of the arrays in Python and save() them."
+            )
+        if archive.getinfo("askgauss.npy").file_size > _HEADER:
+            raise FileFormatError(f"Cannot read {name}: its header is too large to be one of ours.")
+        with archive.open("askgauss.npy") as header:
+            try:
+                content = json.loads(np.lib.format.read_array(header, allow_pickle=False).tobytes())
+            except ValueError as error:
+                raise FileFormatError(
+                    f"Cannot read {name}: its header is corrupt ({error}). Write it again."
+                ) from error
+    return content.get("kind") if isinstance(content, dict) else None

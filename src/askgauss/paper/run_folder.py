@@ -1,0 +1,183 @@
+"""A run is a folder: what was asked, on what machine, checkpoints, results. One process at a time.
+
+::
+
+    config.json        what was asked for; a folder made for something else is refused
+    environment.json   versions and machine
+    checkpoints/       the last whole one
+    results/           what came out
+    lock               held while a process uses the folder; let go of however that ends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from askgauss import _files, _plain
+from askgauss._version import __version__
+from askgauss.exceptions import AskGaussError, FileFormatError
+
+__all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked"]
+
+_KIND = "askgauss-run"
+_SCHEMA = 1
+
+
+class RunFolderBusyError(AskGaussError):
+    """Another process is using the folder."""
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a lock on a file, at once or not at all; the system lets go of it if we die.
+
+    Raises:
+        RunFolderBusyError: Another process holds it.
+    """
+    with Path(path).open("a+b") as stream:
+        try:
+            _lock(stream)
+        except OSError as error:
+            raise RunFolderBusyError(
+                f"{str(path)!r} is held by another process. Wait for it, or use another folder."
+            ) from error
+        yield
+
+
+def _lock(stream: IO[bytes]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        stream.seek(0)
+        msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, as far as they can change a number."""
+    import importlib.metadata
+
+    versions = {}
+    for name in ("numpy", "scipy", "torch", "kymatio", "opacus", "dp-accounting", "ray"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "askgauss": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": versions,
+    }
+
+
+class RunFolder:
+    """One run's folder; enter it to use it.
+
+    Args:
+        path: The folder; made if it is not there.
+        config: What the run is asked to do. A folder that was made for something else is refused.
+
+    Raises:
+        FileFormatError: The folder belongs to another run.
+        RunFolderBusyError: On entering, if another process uses it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     with RunFolder(Path(place, "run"), {"seed": 1}) as folder:
+        ...         folder.write_json("results/answer.json", {"epsilon": 2.0})
+        ...     RunFolder(Path(place, "run"), {"seed": 1}).read_json("results/answer.json")
+        {'epsilon': 2.0}
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.config = _plain.to_plain(dict(config))
+        self._held: Any = None
+
+    def __enter__(self) -> RunFolder:
+        for part in ("checkpoints", "results"):
+            (self.path / part).mkdir(parents=True, exist_ok=True)
+        self._held = locked(self.path / "lock")
+        self._held.__enter__()
+        try:
+            self._settle()
+        except BaseException:
+            self._held.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        self._held.__exit__(None, None, None)
+
+    def _settle(self) -> None:
+        path = self.path / "config.json"
+        if path.exists():
+            found = _plain.loads(path.read_bytes(), _KIND, _SCHEMA).get("config")
+            if found != self.config:
+                names = sorted({*self.config, *(found if isinstance(found, dict) else {})})
+                other = [
+                    name
+                    for name in names
+                    if not isinstance(found, dict) or found.get(name) != self.config.get(name)
+                ]
+                raise FileFormatError(
+                    f"{str(self.path)!r} belongs to a run with another {', '.join(other)}. Use "
+                    "another folder, or delete this one."
+                )
+            return
+        _files.write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
+        _files.write_text(path, _plain.dumps(_KIND, _SCHEMA, {"config": self.config}))
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Plain values under a name in the folder, whole or not at all."""
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _files.write_text(target, json.dumps(_plain.to_plain(content), indent=2))
+
+    def read_json(self, name: str) -> Any:
+        """What `write_json` wrote; None if it did not.
+
+        Raises:
+            FileFormatError: The file is damaged.
+        """
+        target = self.path / name
+        if not target.exists():
+            return None
+        try:
+            return json.loads(target.read_bytes())
+        except ValueError as error:
+            raise FileFormatError(f"{str(target)!r} is damaged: {error}. Delete it.") from error
+
+    def checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint of several files; it counts once all are there, and the older goes."""
+        place = self.path / "checkpoints"
+        part = place / f"part-{step}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write(part)
+        target = place / f"step-{step:08d}"
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+        for old in place.iterdir():
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def last_checkpoint(self) -> tuple[int, Path] | None:
+        """The step and folder of the last whole checkpoint."""
+        found = sorted((self.path / "checkpoints").glob("step-*"))
+        return (int(found[-1].name.removeprefix("step-")), found[-1]) if found else None

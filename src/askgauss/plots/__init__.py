@@ -1,0 +1,23 @@
+"""Figures of an audit: a result in, matplotlib axes out.
+
+Every function takes a result, or the numbers of `askgauss.diagnostics.figures`, and axes to draw
+in; without axes it makes its own. matplotlib is imported when the first figure is drawn.
+"""
+
+from askgauss.plots.leak import epsilon_axis, epsilon_by_canaries, epsilon_by_steps, tradeoff
+from askgauss.plots.noise import gram, noise_by_step, noise_by_tensor
+from askgauss.plots.scores import convergence, pit, score_density, scores
+
+__all__ = [
+    "convergence",
+    "epsilon_axis",
+    "epsilon_by_canaries",
+    "epsilon_by_steps",
+    "gram",
+    "noise_by_step",
+    "noise_by_tensor",
+    "pit",
+    "score_density",
+    "scores",
+    "tradeoff",
+]

@@ -1,0 +1,215 @@
+"""How much leaks: epsilon on one axis, its trade-off curve, and what other sizes would show."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from askgauss.diagnostics import figures
+from askgauss.diagnostics.figures import EpsilonAxis, EpsilonCurve, TradeOffCurves
+from askgauss.plots import _style as style
+from askgauss.results import AuditResult, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["epsilon_axis", "epsilon_by_canaries", "epsilon_by_steps", "tradeoff"]
+
+
+def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> Axes:
+    """Claimed and measured epsilon on one axis, one row an auditor.
+
+    A bar begins at the bound: epsilon is somewhere on it. A ring marks the estimate.
+
+    Args:
+        source: A result, or its numbers.
+        ax: Where to draw.
+
+    Returns:
+        The axes.
+    """
+    shown = style.numbers(source, figures.epsilon_axis)
+    rows = len(shown.bounds)
+    ax = style.axes(ax, height=0.9 + 0.55 * rows)
+    color = style.accent(source)
+    values = [value for bound in shown.bounds for value in (bound.lower, bound.point)]
+    finite = [value for value in (*values, shown.claimed) if value is not None]
+    finite = [value for value in finite if math.isfinite(value)]
+    right = 1.22 * max([*finite, 1e-9]) if any(finite) else 1.0
+    for row, bound in enumerate(shown.bounds):
+        main = row == 0
+        tone = color if main else style.OTHER
+        height = -row
+        ax.annotate(
+            _answer(bound),
+            (0.0, height),
+            xytext=(2, 8),
+            textcoords="offset points",
+            color=style.INK if main else style.MUTED,
+            fontsize=10 if main else 9,
+            va="bottom",
+        )
+        ax.plot([0.0, right], [height, height], color=style.GRID, linewidth=1.0, zorder=1)
+        if bound.lower is None:
+            continue
+        start = right if math.isinf(bound.lower) else bound.lower
+        ax.plot(
+            [start, right],
+            [height, height],
+            color=tone,
+            alpha=0.28,
+            linewidth=7 if main else 5,
+            solid_capstyle="butt",
+        )
+        marker = ">" if math.isinf(bound.lower) else "|"
+        ax.plot(
+            [start],
+            [height],
+            marker=marker,
+            markersize=11 if main else 8,
+            markeredgewidth=2.6 if main else 1.8,
+            color=tone,
+            zorder=4,
+            clip_on=False,
+        )
+        if bound.point is not None and math.isfinite(bound.point):
+            ax.plot(
+                [bound.point],
+                [height],
+                marker="o",
+                markersize=6 if main else 5,
+                markerfacecolor=style.PAPER,
+                markeredgecolor=tone,
+                zorder=4,
+            )
+    if shown.claimed is not None:
+        ax.plot(
+            [shown.claimed] * 2, [-rows + 0.62, 0.62], color=style.CLAIM, linewidth=1.6, zorder=3
+        )
+        ax.annotate(
+            f"claimed {number(shown.claimed)}",
+            (shown.claimed, 0.62),
+            xytext=(0, 3),
+            textcoords="offset points",
+            color=style.CLAIM,
+            fontsize=10,
+            ha="center",
+            va="bottom",
+        )
+    style.tidy(ax, x=f"epsilon at delta {shown.delta:g}", grid="x")
+    ax.set_xlim(0.0, right)
+    ax.set_ylim(-rows + 0.55, 0.95)
+    ax.set_yticks([])
+    return ax
+
+
+def _answer(bound: figures.Bound) -> str:
+    name = style.clean(bound.name, 40)
+    if bound.lower is None:
+        return f"{name}: {style.clean(bound.reason, 60)}"
+    if math.isinf(bound.lower):
+        return f"{name}: no finite epsilon fits"
+    return f"{name}: at least {number(bound.lower)}"
+
+
+def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Axes:
+    """False negatives against false positives: the claim, the bound, and the scores themselves.
+
+    A lower curve leaks more. No attack can be below the curve of the mechanism.
+
+    Args:
+        source: A result, or its numbers.
+        ax: Where to draw.
+
+    Returns:
+        The axes.
+    """
+    shown = style.numbers(source, figures.tradeoff_curves)
+    ax = style.axes(ax, 4.4, 4.0)
+    color = style.accent(source)
+    ax.plot([0, 1], [1, 0], color=style.GRID, linewidth=1.0)
+    if shown.claim is not None:
+        ax.fill_between(
+            shown.alpha,
+            shown.claim,
+            color=style.CLAIM,
+            alpha=0.13,
+            linewidth=0,
+            label="forbidden by the claim",
+        )
+    if shown.mechanism is not None:
+        ax.plot(
+            shown.alpha,
+            shown.mechanism,
+            color=style.CLAIM,
+            linewidth=1.4,
+            label="claimed mechanism",
+        )
+    if shown.measured is not None:
+        ax.plot(shown.alpha, shown.measured, color=color, linewidth=2.0, label="measured bound")
+    if shown.observed is not None:
+        ax.plot(
+            *shown.observed,
+            linestyle="none",
+            marker="o",
+            markersize=2.4,
+            color=style.OTHER,
+            label="thresholds on the scores",
+        )
+    style.tidy(ax, x="false positive rate", y="false negative rate", grid="both")
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    ax.set_aspect("equal")
+    if ax.get_legend_handles_labels()[0]:
+        style.legend(ax, loc="upper right")
+    return ax
+
+
+def epsilon_by_canaries(source: AuditResult | EpsilonCurve, ax: Axes | None = None) -> Axes:
+    """The bound this method would report of the same run with more or fewer canaries.
+
+    Args:
+        source: A result, or its numbers.
+        ax: Where to draw.
+
+    Returns:
+        The axes.
+    """
+    shown = style.numbers(source, figures.epsilon_by_canaries)
+    return _epsilon_curve(shown, ax, style.accent(source), "canaries")
+
+
+def epsilon_by_steps(source: AuditResult | EpsilonCurve, ax: Axes | None = None) -> Axes:
+    """The bound this method would report after more or fewer steps of the same kind.
+
+    Args:
+        source: A result, or its numbers.
+        ax: Where to draw.
+
+    Returns:
+        The axes.
+    """
+    shown = style.numbers(source, figures.epsilon_by_steps)
+    return _epsilon_curve(shown, ax, style.accent(source), "steps")
+
+
+def _epsilon_curve(shown: EpsilonCurve, ax: Axes | None, color: str, what: str) -> Axes:
+    ax = style.axes(ax)
+    if shown.claimed is not None:
+        ax.axhline(shown.claimed, color=style.CLAIM, linewidth=1.4, label="claimed")
+    ax.plot(
+        shown.size,
+        shown.point,
+        color=style.OTHER,
+        linewidth=1.2,
+        linestyle=(0, (4, 3)),
+        label="estimate",
+    )
+    ax.plot(shown.size, shown.lower, color=color, linewidth=2.0, label="bound")
+    ax.plot([shown.here], [shown.bound], marker="o", color=color, linestyle="none", markersize=6)
+    ax.set_xscale("log")
+    style.tidy(ax, x=f"number of {what}", y="epsilon")
+    style.count_ticks(ax)
+    ax.set_ylim(bottom=0.0)
+    style.legend(ax, loc="best")
+    return ax

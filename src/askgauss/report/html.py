@@ -1,0 +1,491 @@
+"""The report as one HTML file, and the notebook card."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from askgauss import _plain, plots
+from askgauss.diagnostics import figures
+from askgauss.diagnostics.figures import Comparable, Missing
+from askgauss.diagnostics.summary import Summary
+from askgauss.plots import _style as style
+from askgauss.plots._style import clean
+from askgauss.report import text
+from askgauss.results import AuditResult, Status, number
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["card", "render"]
+
+_SCHEMA = 1
+_COMPARED = 9
+_EVIDENCE = 6000
+_WIDTH = 5.6
+# The colours figures are drawn in, and the names the style sheet knows them by.
+_COLORS = {
+    style.INK: "ink",
+    style.MUTED: "muted",
+    style.GRID: "grid",
+    style.PAPER: "paper",
+    style.OTHER: "other",
+    style.CLAIM: "claim",
+    **dict.fromkeys(style.ACCENTS.values(), "accent"),
+}
+
+
+def render(result: AuditResult, comparison: Comparable | None = None) -> str:
+    """One self-contained HTML page: no script, nothing fetched, light, dark and on paper.
+
+    Args:
+        result: The audit.
+        comparison: Other auditors' bounds on the same scores, shown beside it.
+
+    Returns:
+        The page.
+
+    Raises:
+        FileFormatError: The tables in the result's metadata are corrupt.
+    """
+    summary = Summary.from_metadata(result.metadata)
+    page = _header(result, comparison) | _body(result, summary)
+    return _templates().get_template("template.html").render(page=page, style=_style_sheet())
+
+
+def card(result: AuditResult) -> str:
+    """The head of the report, to stand in a notebook.
+
+    Args:
+        result: The audit.
+
+    Returns:
+        A piece of HTML that brings its own style.
+    """
+    page = _header(result, None)
+    inside = _templates().get_template("card.html").render(page=page)
+    verdict = page["verdict"]
+    return (
+        f'<div class="askgauss card" data-verdict="{verdict}">'
+        f"<style>{_style_sheet()}</style>{inside}</div>"
+    )
+
+
+@functools.cache
+def _templates() -> Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_resource),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def _resource(name: str) -> str:
+    return resources.files("askgauss.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _style_sheet() -> Any:
+    from markupsafe import Markup
+
+    return Markup(_resource("style.css"))  # noqa: S704 (our own file)
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any]:
+    """What the report and the notebook card share."""
+    claim = result.claim
+    facts = [
+        {
+            "name": "claimed",
+            "value": "none" if claim is None else f"ε = {claim.epsilon:g}",
+            "note": f"at δ = {result.delta:g}",
+        },
+        {
+            "name": "measured",
+            "value": f"ε ≥ {text.value(result.epsilon_lower)}",
+            "note": f"with confidence {result.confidence:g}",
+        },
+    ]
+    if result.power is not None and claim is not None:
+        facts.append(
+            {
+                "name": "power",
+                "value": f"{result.power:.0%}",
+                "note": f"had ε been {1.25 * claim.epsilon:g}",
+            }
+        )
+    numbers = figures.epsilon_axis(result, comparison)
+    shown = f"claimed {number(numbers.claimed)}, " if numbers.claimed is not None else ""
+    caption = "Epsilon lies somewhere on the bar, which begins at the bound"
+    caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
+    if len(numbers.bounds) > 1:
+        caption += " The first method decided; the others are shown for comparison only."
+    figure = _Drawer(result).draw(
+        plots.epsilon_axis,
+        numbers,
+        kind="axis",
+        title="",
+        caption=caption,
+        label=f"Epsilon on one axis: {shown}measured at least {number(result.epsilon_lower)}.",
+        size=(_WIDTH, 0.85 + 0.46 * len(numbers.bounds)),
+    )
+    return {
+        "verdict": "NONE" if result.verdict is None else result.verdict.value,
+        "headline": text.headline(result),
+        "reason": text.reason(result),
+        "facts": facts,
+        "axis": figure,
+        "version": clean(result.version, 40),
+    }
+
+
+def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
+    curves = figures.tradeoff_curves(result)
+    meaning = curves.meaning
+    exercised = summary.run.exercised
+    failed = sum(item.status is Status.FAIL for item in result.findings)
+    tested = sum(item.p_value is not None for item in result.findings)
+    return {
+        "compared": _compared(result),
+        "mode": text.mode(summary.run),
+        "parts": [
+            {
+                "name": part,
+                "exercised": part in exercised,
+                "sign": "✓" if part in exercised else "–" if exercised else "?",
+                "word": "exercised"
+                if part in exercised
+                else "not exercised"
+                if exercised
+                else "not stated",
+            }
+            for part in text.PARTS
+        ],
+        "sight": text.sight(summary.run),
+        "sections": _sections(result, summary, curves),
+        "meaning": text.meaning_rows(meaning),
+        "meaning_note": _meaning_note(result, meaning),
+        "findings_lead": (
+            f"{len(result.findings)} checks, {failed} failed. The {tested} that test something "
+            f"share a false-alarm probability of {0.5 * result.gate_error:g}, by Holm's procedure."
+            if result.findings
+            else "No checks were made: the audit ran without diagnostics."
+        ),
+        "findings": [
+            {
+                "status": text.status(item),
+                "name": clean(item.check, 80),
+                "summary": clean(item.summary, 600),
+                "remedy": clean(item.remedy, 600),
+                "consequence": text.consequence(item),
+                "p_value": "" if item.p_value is None else f"{item.p_value:.2g}",
+            }
+            for item in text.ordered(result.findings)
+        ],
+        "statement": [clean(item) for item in text.statement(result, summary.run)],
+        "versions": _versions(result, summary),
+        "evidence": _evidence(result),
+    }
+
+
+def _compared(result: AuditResult) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {
+            "name": "epsilon",
+            "measured": f"≥ {text.value(result.epsilon_lower)}",
+            "interval": "",
+            "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
+            "status": text.StatusWord(
+                "–" if result.verdict is None else result.verdict.value.lower(),
+                "",
+                "fail",
+            ),
+        }
+    ]
+    found = [
+        item
+        for item in text.ordered(result.findings)
+        if item.measured is not None and item.claimed is not None
+    ]
+    for item in found[: _COMPARED - 1]:
+        rows.append(
+            {
+                "name": clean(item.check, 60),
+                "measured": text.value(item.measured),
+                "interval": text.interval(item.interval),
+                "claimed": text.value(item.claimed),
+                "status": text.status(item),
+            }
+        )
+    return rows
+
+
+def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
+    note = f"Belief: but for events of probability {result.delta:g}."
+    if result.claim is not None:
+        note += (
+            " Claimed rates are those of the mechanism described in the claim."
+            if meaning.from_mechanism
+            else " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
+        )
+    if meaning.advantage[1] is None:
+        note += " This bound says nothing of the rates away from its own δ."
+    return note
+
+
+def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
+    run = summary.run
+    options = _plain.to_plain(result.auditor)
+    rows = [
+        ("askgauss", result.version),
+        ("report schema", str(_SCHEMA)),
+        ("auditor", result.auditor.name),
+        ("options", ", ".join(f"{key} = {item}" for key, item in options.items()) or "none"),
+        ("seed of the canaries", "not recorded" if run.seed is None else str(run.seed)),
+        ("number formats met", ", ".join(run.precision)),
+        *summary.environment,
+        *(("note", note) for note in run.notes),
+    ]
+    return [
+        {"name": clean(name, 60), "value": clean(item, 400)} for name, item in rows if item
+    ]
+
+
+def _evidence(result: AuditResult) -> str:
+    shown = json.dumps(_plain.to_plain(result.evidence), indent=2, ensure_ascii=False)
+    lines = [clean(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
+    shown = "\n".join(lines)
+    return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
+
+
+def _sections(
+    result: AuditResult, summary: Summary, curves: figures.TradeOffCurves
+) -> list[dict[str, Any]]:
+    drawer = _Drawer(result)
+    score_curves, density = figures.score_curves(result), figures.score_density(result)
+    noise, tensors = figures.noise_by_step(result), figures.noise_by_tensor(result)
+    gram = figures.gram(result)
+    law = getattr(score_curves, "present_law", None) is not None
+    outside = getattr(score_curves, "outside", 0)
+    return [
+        {
+            "id": "scores",
+            "name": "scores",
+            "title": "The scores",
+            "lead": "One number a canary: what the run released about it, summed. The audit reads "
+            "the distance between the two groups against the width of the noise.",
+            "figures": [
+                drawer.draw(
+                    plots.scores,
+                    score_curves,
+                    title="Present and absent scores",
+                    caption="Lines are the fitted Gaussians"
+                    + ("; dashes the law of the mechanism as it is described." if law else ".")
+                    + (f" {outside:,} scores lie outside, in the last bins." if outside else ""),
+                    label="Histograms of the scores of present and absent canaries with fits.",
+                ),
+                drawer.draw(
+                    plots.pit,
+                    figures.pit_curves(result),
+                    title="Distance from the fitted Gaussian",
+                    caption="Gaussian scores stay inside their band everywhere, in 95 % of runs.",
+                    label="Empirical minus fitted distribution of the scores, with a band.",
+                ),
+            ],
+        },
+        {
+            "id": "leak",
+            "name": "leak",
+            "title": "The leak",
+            "lead": "Every attack errs in two ways. The lower the curve, the less it must err, and "
+            "the more the run leaks.",
+            "figures": [
+                drawer.draw(
+                    plots.tradeoff,
+                    curves,
+                    title="Trade-off curve",
+                    caption="The measured curve goes through the bounds at many deltas."
+                    if curves.measured is not None
+                    else "This method bounds epsilon at one delta: there is no measured curve.",
+                    label="False negative rate against false positive rate: claim and bound.",
+                    size=(4.6, 4.4),
+                ),
+                drawer.draw(
+                    plots.epsilon_by_canaries,
+                    figures.epsilon_by_canaries(result),
+                    title="With more or fewer canaries",
+                    caption="What the same run would have shown; the dot is this audit.",
+                    label="The bound on epsilon by number of canaries.",
+                ),
+            ],
+        },
+        {
+            "id": "canaries",
+            "name": "canaries",
+            "title": "Independent and alike",
+            "lead": "The bound takes canaries for independent and identically distributed. Both "
+            "would show here if they were not.",
+            "figures": [
+                drawer.draw(
+                    plots.gram,
+                    gram,
+                    title="Gram matrix",
+                    caption="Cosines between what was released about pairs of canaries. "
+                    + (
+                        ""
+                        if isinstance(gram, Missing)
+                        else f"The largest is {gram.largest:.2f}; chance gives about "
+                        f"{gram.chance:.2f} over {gram.steps:,} steps."
+                    ),
+                    label="Gram matrix of the canaries: off the diagonal only chance is expected.",
+                    size=(4.6, 4.4),
+                ),
+                drawer.draw(
+                    plots.score_density,
+                    density,
+                    title="Standardised score by canary",
+                    caption="Bands or trends would mean that canaries are not all alike.",
+                    label="Density of standardised scores by canary index.",
+                ),
+            ],
+        },
+        {
+            "id": "noise",
+            "name": "noise",
+            "title": "The noise",
+            "lead": "What was released where nothing was planted is noise alone, so its scale can "
+            "be measured step by step and tensor by tensor.",
+            "figures": [
+                drawer.draw(
+                    plots.noise_by_step,
+                    noise,
+                    title="Noise by step",
+                    caption="In clip norms, with pointwise 99 % intervals.",
+                    label="Scale of the noise by step, measured and claimed.",
+                ),
+                drawer.draw(
+                    plots.noise_by_tensor,
+                    tensors,
+                    title="Noise by tensor",
+                    caption="In clip norms, with 99 % intervals."
+                    + (
+                        ""
+                        if isinstance(tensors, Missing) or tensors.of == len(tensors.names)
+                        else f" The {len(tensors.names)} of {tensors.of} furthest from the rest."
+                    ),
+                    label="Scale of the noise by tensor, measured and claimed.",
+                    size=(
+                        _WIDTH,
+                        2.2
+                        if isinstance(tensors, Missing)
+                        else max(2.0, 0.8 + 0.22 * len(tensors.names)),
+                    ),
+                ),
+            ],
+        },
+        {
+            "id": "steps",
+            "name": "steps",
+            "title": "Over the steps",
+            "lead": "Privacy is spent step by step, and the sum of many steps is close to Gaussian "
+            "whatever a step is.",
+            "figures": [
+                drawer.draw(
+                    plots.epsilon_by_steps,
+                    figures.epsilon_by_steps(result),
+                    title="After more or fewer steps",
+                    caption="What the same kind of run would have shown; the dot is this audit.",
+                    label="The bound on epsilon by number of steps.",
+                ),
+                drawer.draw(
+                    plots.convergence,
+                    figures.convergence(result),
+                    title="Convergence to the Gaussian",
+                    caption="Distance between the law of a present score and a Gaussian.",
+                    label="Kolmogorov distance from the Gaussian by number of steps.",
+                ),
+            ],
+        },
+    ]
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+class _Drawer:
+    """Draws figures as SVG whose ids meet neither each other's nor those of another report."""
+
+    def __init__(self, result: AuditResult) -> None:
+        self._prefix = f"g{zlib.crc32(repr(result).encode('utf-8', 'replace')):08x}"
+
+    def draw(
+        self,
+        plot: Callable[..., Any],
+        numbers: Any,
+        *,
+        title: str,
+        caption: str,
+        label: str,
+        kind: str = "",
+        size: tuple[float, float] = (_WIDTH, 3.4),
+    ) -> dict[str, Any]:
+        """The figure for the template, or the line that says why there is none."""
+        shown = {"title": title, "caption": caption, "kind": kind, "svg": "", "missing": ""}
+        if isinstance(numbers, Missing):
+            return shown | {"missing": numbers.reason}
+        return shown | {"svg": _svg(plot, numbers, f"{self._prefix}-{plot.__name__}", label, size)}
+
+
+def _svg(
+    plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
+) -> Any:
+    """A figure as inline SVG that takes its colours and its type from the page."""
+    import matplotlib as mpl
+    from markupsafe import Markup, escape
+    from matplotlib.figure import Figure
+
+    options = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": prefix,
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "axes.unicode_minus": True,
+        "path.simplify": True,
+    }
+    with mpl.rc_context(options):
+        figure = Figure(figsize=size, layout="constrained")
+        plot(numbers, figure.add_subplot())
+        figure.patch.set_alpha(0.0)
+        for ax in figure.axes:
+            ax.patch.set_alpha(0.0)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", dpi=144, metadata={"Date": None, "Creator": None})
+    drawn = stream.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', drawn)
+    drawn = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", drawn)
+    drawn = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', drawn)
+    # The size of the type is kept; its face is the page's.
+    drawn = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", drawn)
+    for color, name in _COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    drawn = re.sub(r"\s*\n\s*", "\n", drawn)
+    head, rest = drawn.split(">", 1)
+    spoken = escape(label)
+    return Markup(  # noqa: S704 (drawn by us; names in it were escaped by the backend)
+        f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}'
+    )

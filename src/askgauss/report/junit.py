@@ -1,0 +1,64 @@
+"""JUnit XML: one test case a finding, and one for the verdict."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from askgauss.plots._style import clean
+from askgauss.report import text
+from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict
+
+__all__ = ["junit"]
+
+
+def junit(result: AuditResult) -> str:
+    """The audit as JUnit XML.
+
+    A broken claim is a failure. An audit that could not answer, because it was invalid or too weak,
+    is an error; so is a finding that makes it invalid. A check that was not made is skipped.
+
+    Args:
+        result: The audit.
+
+    Returns:
+        An XML document.
+    """
+    suite = ET.Element("testsuite", name=f"askgauss {result.auditor.name}")
+    verdict = ET.SubElement(suite, "testcase", classname="askgauss", name="verdict")
+    if result.verdict is Verdict.VIOLATION:
+        _problem(verdict, "failure", result.verdict.value, text.reason(result), str(result))
+    elif result.verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE):
+        _problem(verdict, "error", result.verdict.value, text.reason(result), str(result))
+    elif result.verdict is None:
+        ET.SubElement(verdict, "skipped", message=clean(text.reason(result)))
+    ET.SubElement(verdict, "system-out").text = _lines(str(result))
+    for finding in result.findings:
+        _case(suite, finding)
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase/{tag}"))))
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    root = ET.Element("testsuites")
+    root.append(suite)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: ET.Element, finding: Finding) -> None:
+    case = ET.SubElement(suite, "testcase", classname="askgauss.findings", name=clean(finding.check))
+    if finding.status is Status.FAIL:
+        tag = "failure" if finding.consequence is Consequence.BREACH else "error"
+        _problem(case, tag, finding.consequence.value, finding.summary, finding.remedy)
+    elif finding.status is Status.NOT_RUN:
+        ET.SubElement(case, "skipped", message=clean(finding.summary))
+    else:
+        said = f"{finding.status.value}: {finding.summary} {finding.remedy}".rstrip()
+        ET.SubElement(case, "system-out").text = clean(said)
+
+
+def _problem(case: ET.Element, tag: str, kind: str, message: str, detail: str) -> None:
+    ET.SubElement(case, tag, type=kind, message=clean(message)).text = _lines(detail)
+
+
+def _lines(content: str) -> str:
+    """Several lines, each without what XML does not allow."""
+    return "\n".join(clean(line) for line in content.splitlines())

@@ -1,0 +1,59 @@
+"""A short table for the comment of a CI job."""
+
+from __future__ import annotations
+
+import re
+
+from askgauss.plots._style import clean
+from askgauss.report import text
+from askgauss.results import AuditResult, Status, number
+
+__all__ = ["markdown"]
+
+# Signs that Markdown, or a forge that renders it, gives a meaning: emphasis, tables, links, HTML,
+# people and issues to notify.
+_SIGNS = re.compile(r"[\\`*_{}\[\]()<>#@|~!&$]|(?<=[a-zA-Z]):(?=/)|(?<=www)\.", re.IGNORECASE)
+_SHOWN = Status.FAIL, Status.WARN
+
+
+def markdown(result: AuditResult) -> str:
+    """The audit as a few lines of Markdown.
+
+    Args:
+        result: The audit.
+
+    Returns:
+        A heading, a table, and the findings that failed or warn.
+    """
+    claim = result.claim
+    rows = [
+        ("claimed", "none" if claim is None else str(claim)),
+        (
+            "measured",
+            f"epsilon >= {number(result.epsilon_lower)} at delta {result.delta:g}, "
+            f"confidence {result.confidence:g}",
+        ),
+        ("method", f"{result.auditor.name}, assuming {result.assumption.value}"),
+        ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
+    ]
+    if result.power is not None and claim is not None:
+        rows.append(("power", f"{result.power:.0%} at epsilon {1.25 * claim.epsilon:g}"))
+    lines = [f"### askgauss: {text.headline(result)}", "", _escaped(text.reason(result)), ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {_escaped(item)} |" for name, item in rows]
+    shown = [item for item in text.ordered(result.findings) if item.status in _SHOWN]
+    if shown:
+        lines += ["", "| finding | measured | claimed | what to do |", "|---|---:|---:|---|"]
+    for item in shown:
+        said = f"**{_escaped(item.check)}** ({text.status(item).word}): {_escaped(item.summary)}"
+        figures = f"{text.value(item.measured)} | {text.value(item.claimed)}"
+        lines.append(f"| {said} | {figures} | {_escaped(item.remedy)} |")
+    quiet = len(result.findings) - len(shown)
+    if quiet:
+        lines += ["", f"{quiet} other checks passed, noted something, or were not run."]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(content: str) -> str:
+    """Text that means nothing but itself in Markdown, on one line."""
+    return _SIGNS.sub(lambda found: f"&#{ord(found.group())};", clean(content))

@@ -1,0 +1,275 @@
+"""What a report says, in words; every number in it was computed elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from askgauss.diagnostics.figures import Meaning
+from askgauss.diagnostics.summary import RunSummary
+from askgauss.plots._style import clean
+from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
+
+__all__ = [
+    "PARTS",
+    "StatusWord",
+    "consequence",
+    "headline",
+    "interval",
+    "meaning_rows",
+    "mode",
+    "ordered",
+    "percent",
+    "reason",
+    "sight",
+    "statement",
+    "status",
+    "value",
+]
+
+PARTS = (
+    "sampler",
+    "per-sample gradient",
+    "clipping",
+    "sum",
+    "noise",
+    "reduction",
+    "step count",
+)
+
+_HEADLINES = {
+    Verdict.VIOLATION: "Violation",
+    Verdict.CONSISTENT: "Consistent",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INVALID: "Invalid",
+    None: "A bound, no verdict",
+}
+_CONSEQUENCES = {
+    Consequence.BREACH: "the claim is broken",
+    Consequence.INVALIDATES: "the bound could be too high",
+    Consequence.LOOSENS: "the bound is only too low",
+    Consequence.INFORMS: "nothing for the bound",
+}
+_ORDER = (Status.FAIL, Status.WARN, Status.INFO, Status.PASS, Status.NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWord:
+    """A status in a word, a sign that needs no colour, and its class in the style sheet."""
+
+    word: str
+    sign: str
+    css: str
+
+
+_STATUS = {
+    Status.FAIL: StatusWord("fail", "✕", "fail"),
+    Status.WARN: StatusWord("warning", "!", "warn"),
+    Status.INFO: StatusWord("note", "i", "info"),
+    Status.PASS: StatusWord("pass", "✓", "pass"),
+    Status.NOT_RUN: StatusWord("not run", "–", "skip"),
+}
+
+# What each defect would have to pass through to be seen by a canary; nothing sees the last but one.
+_DEFECTS: tuple[tuple[str, str | None], ...] = (
+    ("noise missing, too small, or wrong on a rank", "noise"),
+    ("noise reused, or seeded alike", "noise"),
+    ("clipping off, by layer, or of the wrong norm", "clipping"),
+    ("sampling rate or scheme", "sampler"),
+    ("accumulated or skipped steps miscounted", "step count"),
+    ("a denominator that gives away the number of records", None),
+    ("a model that is not wrapped, the private path unused", "noise"),
+    ("an accountant that claims too little", "noise"),
+)
+
+
+def headline(result: AuditResult) -> str:
+    """The verdict in a word."""
+    return _HEADLINES[result.verdict]
+
+
+def reason(result: AuditResult) -> str:
+    """Why, in a sentence that begins with a capital."""
+    text = clean(result.reason)
+    if not text:
+        text = (
+            "no claim was given to hold the run to."
+            if result.claim is None
+            else "this method gives an estimate without a guarantee."
+        )
+    return text[:1].upper() + text[1:]
+
+
+def status(finding: Finding) -> StatusWord:
+    """The status of a finding."""
+    return _STATUS[finding.status]
+
+
+def consequence(finding: Finding) -> str:
+    """What a failure of the check would mean."""
+    return "" if finding.status is Status.NOT_RUN else _CONSEQUENCES[finding.consequence]
+
+
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """The worst first."""
+    return sorted(findings, key=lambda item: _ORDER.index(item.status))
+
+
+def value(given: float | None) -> str:
+    """A number for a table; a dash where there is none."""
+    if given is None:
+        return "–"
+    if math.isinf(given):
+        return "∞" if given > 0.0 else "−∞"
+    if given == round(given) and abs(given) < 1e15:
+        return f"{given:,.0f}".replace("-", "−")
+    return f"{given:.4g}".replace("-", "−")
+
+
+def interval(given: tuple[float, float] | None) -> str:
+    """An interval for a table."""
+    return "" if given is None else f"{value(given[0])} to {value(given[1])}"
+
+
+def percent(given: float | None, *, up: bool) -> str:
+    """A share, rounded to the side that promises nothing: up for at most, down for at least."""
+    if given is None:
+        return "–"
+    scaled = given * 1000.0
+    # Beyond a nine or two the digits that matter are further back.
+    digits = 1
+    while min(given, 1.0 - given) < 0.5 * 10.0**-digits and digits < 6:
+        digits, scaled = digits + 1, scaled * 10.0
+    rounded = (math.ceil(scaled - 1e-9) if up else math.floor(scaled + 1e-9)) / 10.0**digits
+    return f"{rounded:.{digits}f} %"
+
+
+def meaning_rows(meaning: Meaning) -> list[dict[str, str]]:
+    """What epsilon means, claimed beside measured."""
+    names = (
+        ("best true positive rate minus false positive rate", meaning.advantage),
+        ("true positives at 1 % false positives", meaning.true_positives),
+        ("belief in presence, from 50 % before", meaning.belief),
+    )
+    return [
+        {
+            "name": name,
+            "claimed": percent(pair[0], up=True),
+            "measured": percent(pair[1], up=False),
+        }
+        for name, pair in names
+    ]
+
+
+def mode(run: RunSummary) -> str:
+    """What kind of canary this was, and so what the verdict can speak of."""
+    if not run.exercised:
+        origin = "scores alone" if run.source == "scores" else "a transcript"
+        return (
+            f"The audit read {origin}: it was not told which parts of the training the canaries "
+            "went through, so the verdict speaks of what reached the scores."
+        )
+    if "sampler" in run.exercised:
+        kind = "a data canary through the loader and clipping"
+    elif "clipping" in run.exercised:
+        kind = "a gradient canary before clipping"
+    else:
+        kind = "a gradient canary after clipping"
+    return f"The verdict speaks of what is visible to {kind}. The parts it went through are marked."
+
+
+def sight(run: RunSummary) -> list[dict[str, str]]:
+    """Which defects this audit would have seen."""
+    rows = []
+    for defect, part in _DEFECTS:
+        if part is None:
+            seen = "no"
+        elif not run.exercised:
+            seen = "not known"
+        else:
+            seen = "yes" if part in run.exercised else "no"
+        rows.append({"defect": defect, "seen": seen})
+    # What was invisible is what this table is for.
+    return sorted(rows, key=lambda row: ("no", "not known", "yes").index(row["seen"]))
+
+
+def statement(result: AuditResult, run: RunSummary) -> list[str]:
+    """What was audited, how, and what follows: paragraphs that can be quoted."""
+    return [_claimed(result), _audited(result, run), _found(result), _untested(result, run)]
+
+
+def _claimed(result: AuditResult) -> str:
+    claim = result.claim
+    if claim is None:
+        return "No privacy claim was given to this audit."
+    relation = {
+        "add-remove": f"adding or removing one {claim.unit}",
+        "replace": f"replacing one {claim.unit}",
+    }[claim.adjacency]
+    parts = [
+        None if claim.noise_multiplier is None else f"noise multiplier {claim.noise_multiplier:g}",
+        None if claim.sampling_rate is None else f"Poisson sampling rate {claim.sampling_rate:.4g}",
+        None if claim.steps is None else f"{claim.steps:,} steps",
+        None if claim.clip_norm is None else f"clip norm {claim.clip_norm:g}",
+    ]
+    described = ", ".join(part for part in parts if part is not None)
+    mechanism = f", from a mechanism with {described}" if described else ""
+    return (
+        f"The training run claims ({claim.epsilon:g}, {claim.delta:g})-differential privacy with "
+        f"respect to {relation}{mechanism}."
+    )
+
+
+def _audited(result: AuditResult, run: RunSummary) -> str:
+    text = (
+        f"The audit compared {result.present:,} canaries that were present in the run with "
+        f"{result.absent:,} that were not"
+    )
+    text += f", over {run.steps:,} steps" if run.steps is not None else ""
+    if run.sampling_rate is not None:
+        text += f", each present one in a step with probability {run.sampling_rate:.4g}"
+    if run.sampling == "own coin":
+        text += " (drawn by the audit itself, not by the sampler of the training)"
+    elif run.sampling:
+        text += " (drawn by the sampler of the training)"
+    text += ". "
+    if run.background is not None:
+        known = "was" if run.background == "known" else "was not"
+        text += f"The contribution of all other records {known} subtracted. "
+    text += (
+        f"The method is {result.auditor.name}; its bound assumes {result.assumption.value} and "
+        f"holds with confidence {result.confidence:g}."
+    )
+    return text
+
+
+def _found(result: AuditResult) -> str:
+    bound = number(result.epsilon_lower)
+    text = f"It found that epsilon is at least {bound} at delta {result.delta:g}. "
+    if result.verdict is None:
+        return text + "No verdict follows from that."
+    text += f"Verdict: {result.verdict.value}. {reason(result)} "
+    text += f"A correct run ends in VIOLATION or INVALID with probability {result.gate_error:g}"
+    text += " at most. "
+    if result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
+        text += "No evidence against a claim is not evidence for it: an audit proves nothing private."
+    return text.rstrip()
+
+
+def _untested(result: AuditResult, run: RunSummary) -> str:
+    skipped = [part for part in PARTS if part not in run.exercised]
+    if not run.exercised:
+        text = "Which parts of the training the canaries went through was not stated. "
+    elif skipped:
+        text = f"Not tested, because the canaries did not go through it: {', '.join(skipped)}. "
+    else:
+        text = "The canaries went through every part of the training. "
+    idle = [clean(item.check, 60) for item in result.findings if item.status is Status.NOT_RUN]
+    if idle:
+        text += f"Checks that could not be made: {', '.join(idle)}. "
+    text += (
+        "This audit covers one run, not hyper-parameter search: runs that were tried and thrown "
+        "away spend privacy that neither the claim nor this audit counts."
+    )
+    return text
