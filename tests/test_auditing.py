@@ -266,3 +266,27 @@ def test_every_auditor_goes_through_json():
 def test_finding_prints_its_status():
     finding = Finding(check="noise", status=Status.WARN, summary="a little low.")
     assert str(finding) == "[warn] noise: a little low."
+
+
+class TestDistributionFreeBeside:
+    """Where the chosen bound's assumptions fail, the one without assumptions is shown beside it."""
+
+    def test_it_is_shown_and_the_verdict_stays_invalid(self):
+        generator = np.random.default_rng(0)
+        scores = ag.CanaryScores.from_groups(
+            present=generator.standard_t(2, 2000) + 1, absent=generator.standard_t(2, 2000)
+        )
+        result = ag.audit(scores, claim=CLAIM)
+        assert result.verdict is ag.Verdict.INVALID
+        assert 0 < result.distribution_free < 8
+        assert "distribution-free method" in str(result)
+        assert ag.AuditResult.from_json(result.to_json()) == result
+
+    def test_it_outranks_invalid_when_it_contradicts_the_claim(self):
+        generator = np.random.default_rng(0)
+        scores = ag.CanaryScores.from_groups(
+            present=generator.standard_t(2, 2000) + 9, absent=generator.standard_t(2, 2000)
+        )
+        result = ag.audit(scores, claim=ag.PrivacyClaim(epsilon=0.5, delta=1e-5))
+        assert result.verdict is ag.Verdict.VIOLATION
+        assert "distribution-free" in result.reason

@@ -12,10 +12,11 @@ from askgauss import _validate
 from askgauss._version import __version__
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import GaussianShift
+from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics import diagnose
-from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError
+from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
     Assumption,
@@ -103,6 +104,13 @@ def audit(
             _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
         )
     verdict, reason, power = _decide(method, evidence, claim, gate_error, findings)
+    free = None
+    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
+        assert claim is not None
+        free, contradicted = _distribution_free(source, claim, confidence, 0.5 * gate_error)
+        if contradicted:
+            verdict = Verdict.VIOLATION
+            reason = f"by the distribution-free bound; and {reason}"
     return AuditResult(
         auditor=method,
         evidence=evidence,
@@ -113,6 +121,7 @@ def audit(
         epsilon_lower=method.epsilon_lower(evidence, delta=level, confidence=confidence),
         epsilon_point=method.epsilon_point(evidence, delta=level),
         ceiling=method.ceiling(evidence, delta=level, confidence=confidence),
+        distribution_free=free,
         claim=claim,
         gate_error=gate_error,
         verdict=verdict,
@@ -121,6 +130,23 @@ def audit(
         findings=findings,
         version=__version__,
     )
+
+
+def _distribution_free(
+    data: CanaryScores | Transcript, claim: PrivacyClaim, confidence: float, error: float
+) -> tuple[float | None, bool]:
+    """The bound that needs no model of the scores, and whether it contradicts the claim."""
+    if isinstance(data, Transcript):
+        if not (data.finite and data.auditable):
+            return None, False
+        data = data.scores()
+    method = OneRun()
+    try:
+        evidence = method.gather(data, delta=claim.delta, confidence=confidence)
+    except ScoresError:
+        return None, False  # too few canaries to guess from
+    bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
+    return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
 
 
 def _as_it_concerns(finding: Finding, assumption: Assumption) -> Finding:

@@ -125,6 +125,8 @@ class AuditResult:
         epsilon_lower: The lower bound on epsilon.
         epsilon_point: An estimate of epsilon; never to be read without the bound.
         ceiling: The most this method could report from this many canaries.
+        distribution_free: The bound of the distribution-free method, run beside one whose
+            assumptions failed.
         claim: What was claimed, if anything.
         gate_error: Probability that a correct run ends in VIOLATION or INVALID.
         verdict: The verdict on the claim; None where there is no claim.
@@ -144,6 +146,7 @@ class AuditResult:
     epsilon_lower: float
     epsilon_point: float | None
     ceiling: float
+    distribution_free: float | None = None
     claim: PrivacyClaim | None = None
     gate_error: float = 0.001
     verdict: Verdict | None = None
@@ -222,6 +225,7 @@ class AuditResult:
             "epsilon_lower": float,
             "epsilon_point": float | None,
             "ceiling": float,
+            "distribution_free": float | None,
             "claim": PrivacyClaim | None,
             "gate_error": float,
             "verdict": Verdict | None,
@@ -258,6 +262,11 @@ class AuditResult:
             f"  method      {self.auditor.name}, assuming {self.assumption.value}; "
             f"{self.present:,} present and {self.absent:,} absent canaries"
         )
+        if self.distribution_free is not None:
+            lines.append(
+                f"  instead     epsilon >= {number(self.distribution_free)} by the "
+                "distribution-free method"
+            )
         if math.isfinite(self.ceiling):
             lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
         if self.power is not None and self.claim is not None:
