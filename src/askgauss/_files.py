@@ -99,7 +99,18 @@ def read_arrays(
             arrays = {key: content[key] for key in content.files if key != "askgauss"}
     except FileFormatError as error:
         raise FileFormatError(f"Cannot read {name}: {error}") from error
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, NotImplementedError) as error:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        OSError,
+    ) as error:
+        # A damaged directory of the archive surfaces as any of these.
         raise FileFormatError(
             f"Cannot read {name}: it is truncated, corrupt or not an npz file ({error}). "
             f"Expected a file of kind {kind!r}."

@@ -38,11 +38,11 @@ def _tail(hint: str) -> str:
 
 
 def _number(name: str, value: Any, expected: str, hint: str) -> float:
-    if isinstance(value, (str, bytes, bool)) or value is None:
+    if isinstance(value, (str, bytes, bool, np.bool_)) or value is None:
         raise fail(name, value, expected, hint)
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise fail(name, value, expected, hint) from error
 
 
@@ -103,7 +103,7 @@ def integer(minimum: int | None = None, *, hint: str = "", **arguments: Any) -> 
 def one_of(choices: tuple[str, ...], hint: str = "", **arguments: Any) -> None:
     """Every argument is one of the named choices."""
     for name, value in arguments.items():
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise fail(name, value, f"to be one of {', '.join(choices)}", hint)
 
 

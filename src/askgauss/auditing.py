@@ -16,6 +16,7 @@ from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics import diagnose
+from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
@@ -88,6 +89,7 @@ def audit(
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
     method = auditor if auditor is not None else _default(data)
+    given = data
     if isinstance(data, LinearTranscript):
         data = data.scores()
     source = data
@@ -128,6 +130,7 @@ def audit(
         reason=reason,
         power=power,
         findings=findings,
+        metadata=summarise(given).to_metadata() if diagnostics else {},
         version=__version__,
     )
 

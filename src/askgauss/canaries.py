@@ -235,8 +235,7 @@ def _free_positions(
     free = np.ones((len(taken), size), dtype=np.bool_)
     for row, positions in zip(free, taken, strict=True):
         row[positions] = False
-    order = generator.permutation(size)
-    order = order[np.argsort(-free.sum(axis=0)[order], kind="stable")]
+    order = np.argsort(-free.sum(axis=0), kind="stable")
     return [order[row[order]][:_WATCHED_PER_TENSOR] for row in free]
 
 

@@ -1,4 +1,4 @@
-"""What an audit can be asked about, read from a file, a folder or a stream by what it says it is."""
+"""What an audit reads, from a file, a folder or a stream, told apart by what it says it is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 
 from askgauss._files import Source
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
@@ -33,7 +33,7 @@ _READERS: dict[str, type[CanaryScores] | type[Transcript] | type[LinearTranscrip
 _OTHERS = {
     "askgauss-result": "It is the result of an audit: render it with askgauss report.",
     "askgauss-steps": "It is a step store: audit the transcript that was taken with it.",
-    "askgauss-run": "It describes a run: name the folder it lies in.",
+    "askgauss-cli-run": "It describes a run: name the folder it lies in.",
 }
 _CHECKPOINT = "It is a checkpoint of an unfinished run: finish the run first."
 # The header of a file of ours is a few kilobytes of JSON.
@@ -89,6 +89,8 @@ def _load_folder(folder: Path) -> AuditInput:
 def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
     """All of a stream that begins as one of our files does; of any other, only the beginning."""
     start = stream.read(len(_ZIP))
+    while len(start) < len(_ZIP) and (more := stream.read(len(_ZIP) - len(start))):
+        start += more
     if not start:
         raise FileFormatError(
             f"Cannot read {name}: it is empty. If a pipe feeds it, look at the command before."
@@ -108,21 +110,31 @@ def _load(source: Path | io.BytesIO, name: str) -> AuditInput:
         if isinstance(source, io.BytesIO):
             source.seek(0)
         return _READERS[kind].load(source)
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError) as error:
+    except AskGaussError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise FileFormatError(
             f"Cannot read {name}: it is truncated or corrupt ({error}). Write it again."
         ) from error
 
 
-def _advice(kind: Any) -> str:
+def _advice(kind: str) -> str:
     if kind in _OTHERS:
         return _OTHERS[kind]
-    if isinstance(kind, str) and kind.startswith("askgauss-"):
+    if kind.startswith("askgauss-"):
         return _CHECKPOINT
-    return f"It says it is {str(kind)[:80]!r}, which this askgauss does not know: update askgauss."
+    return f"It says it is {kind[:80]!r}, which this askgauss does not know: update askgauss."
 
 
-def _kind(stream: IO[bytes], name: str) -> Any:
+def _kind(stream: IO[bytes], name: str) -> str:
     """What a file says it is."""
     start = stream.read(len(_ZIP))
     stream.seek(0)
@@ -133,14 +145,14 @@ def _kind(stream: IO[bytes], name: str) -> Any:
     except (ValueError, RecursionError):
         content = None
     if isinstance(content, dict) and "kind" in content:
-        return content["kind"]
+        return str(content["kind"])
     raise FileFormatError(
         f"Cannot read {name}: it is no npz file. Expected what Transcript.save() or "
         "CanaryScores.save() wrote, or what askgauss simulate writes."
     )
 
 
-def _kind_of_archive(stream: IO[bytes], name: str) -> Any:
+def _kind_of_archive(stream: IO[bytes], name: str) -> str:
     with zipfile.ZipFile(stream) as archive:
         for member in archive.infolist():
             if member.compress_type not in _PACKINGS or member.flag_bits & 1:
@@ -162,4 +174,4 @@ def _kind_of_archive(stream: IO[bytes], name: str) -> Any:
                 raise FileFormatError(
                     f"Cannot read {name}: its header is corrupt ({error}). Write it again."
                 ) from error
-    return content.get("kind") if isinstance(content, dict) else None
+    return str(content.get("kind") if isinstance(content, dict) else None)

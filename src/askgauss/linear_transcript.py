@@ -7,11 +7,8 @@ far as the canary's *information* says. Everything is in units of the clip norm.
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
-import zipfile
 from dataclasses import dataclass, fields, replace
 from typing import IO, Any, Literal
 
@@ -21,14 +18,11 @@ from numpy.typing import NDArray
 from askgauss import _files, _plain, _validate
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.transcript import Transcript
 
-__all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan", "load_transcript"]
+__all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan"]
 
 _KIND = "askgauss-linear-transcript"
 _SCHEMA = 1
-# The header of a file of ours is a few kilobytes of JSON.
-_HEADER = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,41 +370,10 @@ class LinearTranscript:
         ):
             if array.size and not (array.min() >= 0 and array.max() < bound):
                 raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
-        # A larger shift of the worst record than there is would raise the bound.
+        # No record's score moves further than that of the one protected least.
         largest = float(self.information.max())
         if not 0.0 <= self.information.min() <= largest <= self.largest_information * (1 + 1e-9):
             raise FileFormatError(
                 f"Expected information in [0, {self.largest_information:g}], the largest one, got "
                 f"{self.information.min():g} to {largest:g}."
             )
-
-
-def load_transcript(source: _files.Source) -> Transcript | LinearTranscript:
-    """Read a transcript of either kind.
-
-    Args:
-        source: A file that `Transcript.save` or `LinearTranscript.save` wrote, or a binary stream.
-
-    Raises:
-        FileFormatError: The file is corrupt, foreign, or of a newer schema.
-    """
-    if not isinstance(source, (str, os.PathLike)):
-        source = io.BytesIO(source.read())
-    linear = _kind(source) == _KIND
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    return LinearTranscript.load(source) if linear else Transcript.load(source)
-
-
-def _kind(source: _files.Source) -> Any:
-    """What a file says it is; None where it says nothing, and its reader knows the reason best."""
-    try:
-        with zipfile.ZipFile(source) as archive, archive.open("askgauss.npy") as stream:
-            header = stream.read(_HEADER)
-        # One line about the array, then the JSON; nothing is allocated on the word of that line.
-        content = json.loads(header[header.index(b"\n") + 1 :])
-    except (ValueError, EOFError, KeyError, RecursionError, NotImplementedError):
-        return None
-    except zipfile.BadZipFile:
-        return None
-    return content.get("kind") if isinstance(content, dict) else None

@@ -14,7 +14,10 @@ from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from askgauss.auditors.base import Auditor
+    from askgauss.comparison import Comparison
     from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Status", "Verdict"]
@@ -198,10 +201,38 @@ class AuditResult:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """JSON text; also written to ``path``, whole or not at all, if one is given."""
-        text = _plain.dumps(_KIND, _SCHEMA, self.to_dict())
-        if path is not None:
-            _files.write_text(path, text)
-        return text
+        return _written(_plain.dumps(_KIND, _SCHEMA, self.to_dict()), path)
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, comparison: Comparison | None = None
+    ) -> str:
+        """The report as one HTML page; also written to ``path``, whole or not at all, if given."""
+        from askgauss import report
+
+        return _written(report.render(self, comparison), path)
+
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A short table for the comment of a CI job; also written to ``path`` if one is given."""
+        from askgauss import report
+
+        return _written(report.markdown(self), path)
+
+    def to_junit(self, path: str | os.PathLike[str] | None = None) -> str:
+        """JUnit XML, one test case a finding; also written to ``path`` if one is given."""
+        from askgauss import report
+
+        return _written(report.junit(self), path)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Claimed and measured epsilon on one axis."""
+        from askgauss import plots
+
+        return plots.epsilon_axis(self, ax)
+
+    def _repr_html_(self) -> str:
+        from askgauss import report
+
+        return report.card(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AuditResult:
@@ -284,6 +315,12 @@ class AuditResult:
                 subsequent_indent="      ",
             )
         return "\n".join(lines)
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        _files.write_text(path, text)
+    return text
 
 
 def number(value: float | None) -> str:

@@ -13,13 +13,15 @@ honest way to choose, with its price built in; there is none without a price:
 `DKW`             all thresholds at once, in a simultaneous band; for confusion matrices only
 ================  ================================================================================
 
-Ties: equal scores are put in a random order first, by a generator with a fixed seed. The order in
-which canaries were given must not break them, since present ones are often given first.
+Ties: equal scores are put in a random order first, by a generator seeded with the seed and the
+scores. The order in which canaries were given must not break them, since present ones are often
+given first.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -205,10 +207,20 @@ class DKW:
 Selection = Fixed | Split | MultiSplit | UnionBound | CrossFit | DKW
 
 
-def stream(selection: Selection, purpose: str) -> np.random.Generator:
-    """The random generator of a selection for one purpose; no two purposes share one."""
-    seed = getattr(selection, "seed", 0)
-    return np.random.default_rng([seed, *purpose.encode()])
+def stream(
+    selection: Selection | None, purpose: str, scores: NDArray[np.float64] | None = None
+) -> np.random.Generator:
+    """The random generator of a selection for one purpose; no two purposes share one.
+
+    Where canaries are put in random order by their index, the scores belong to the seed. With one
+    order for all audits, an unlucky one would favour the same canaries, often the present ones,
+    again and again.
+    """
+    entropy = [getattr(selection, "seed", 0), *purpose.encode()]
+    if scores is not None:
+        digest = hashlib.blake2b(np.ascontiguousarray(scores).data, digest_size=16).digest()
+        entropy.append(int.from_bytes(digest))
+    return np.random.default_rng(entropy)
 
 
 def random_order(scores: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import askgauss
 from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
-from tests.calibration import grid
+from tests.calibration import grid, peers
 from tests.calibration.grid import Cell, Count, full_grid
 
 ELLIPSOID_CELLS = [
@@ -23,6 +23,8 @@ ELLIPSOID_CELLS = [
     )
 ]
 
+PEER_CANARIES = (100, 1000, 5000)
+
 
 def run(
     auditor: object, cells: list[Cell], audits: int, workers: int, law_known: bool = True
@@ -30,6 +32,12 @@ def run(
     task = partial(grid.count, auditor, audits=audits, seed=1, law_known=law_known)
     with ProcessPoolExecutor(workers) as pool:
         return list(pool.map(task, cells))
+
+
+def run_peers(audits: int, workers: int) -> list[peers.PeerCount]:
+    task = partial(peers.count, audits=audits, seed=1)
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(task, peers.cells(PEER_CANARIES), chunksize=4))
 
 
 def section(title: str, note: str, counts: list[Count], full: bool) -> Iterable[str]:
@@ -71,6 +79,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--audits", type=int, default=2000)
     parser.add_argument("--ellipsoid-audits", type=int, default=200)
+    parser.add_argument("--peer-audits", type=int, default=500)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     started = time.time()
@@ -106,6 +115,7 @@ def main() -> None:
             ),
             full=True,
         ),
+        peers.section(run_peers(options.peer_audits, options.workers)),
     ]
     lines = [
         "# Calibration",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaincc, betaincinv
 
 from askgauss.auditors.clopper_pearson import epsilon_of_rates
 from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence, ConfusionMatrix
@@ -16,11 +18,15 @@ from askgauss.results import Assumption
 from askgauss.selection import DKW
 from askgauss.stats import confusion
 from askgauss.stats.confusion import bayesian_epsilon as epsilon_from_counts
+from askgauss.stats.search import largest_rejected
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["Bayesian", "epsilon_from_counts"]
 
 Array = NDArray[np.float64]
+
+_NODES = (np.arange(200) + 0.5) / 200
+_NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,10 @@ class Bayesian(ConfusionAuditor):
     Guarantee:
         A credible bound, not a confidence bound: close to one with many canaries, and somewhat too
         high where mistakes are very few. There are no p-values.
+
+        `epsilon_from_counts` is the posterior as published: guesses far worse than chance are a
+        leak too, so that no leak at all still has a bound above 0. The auditor knows which way the
+        scores point and counts worse guesses as none; otherwise the two agree.
 
     Args:
         selection: How the threshold is chosen; not `DKW`, which has no posterior.
@@ -69,7 +79,7 @@ class Bayesian(ConfusionAuditor):
 
     def _quantile(self, evidence: ConfusionEvidence, delta: float, probability: float) -> float:
         bounds = {
-            trial: epsilon_from_counts(**trial.counts, delta=delta, confidence=1.0 - probability)
+            trial: _directed_epsilon(trial, delta, probability)
             for trial in dict.fromkeys(evidence.trials)
         }
         return evidence.combination.largest([bounds[trial] for trial in evidence.trials])
@@ -90,7 +100,31 @@ class Bayesian(ConfusionAuditor):
         self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
     ) -> Callable[[ConfusionMatrix], bool]:
         def rejects(trial: ConfusionMatrix) -> bool:
-            credence = confusion.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
-            return credence < error
+            return _credence(trial, epsilon, delta) < error
 
         return rejects
+
+
+def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) -> float:
+    """The quantile of the posterior of epsilon, 0 for guesses worse than chance."""
+    if _worse(trial, 0.0, delta) < _NEGLIGIBLE:
+        return epsilon_from_counts(**trial.counts, delta=delta, confidence=1.0 - probability)
+    return largest_rejected(
+        lambda epsilon: probability - _credence(trial, epsilon, delta), tolerance=1e-8
+    )
+
+
+def _credence(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
+    """Posterior probability that the guesses are no better than epsilon allows."""
+    within = confusion.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
+    return within + _worse(trial, epsilon, delta)
+
+
+def _worse(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
+    """Posterior probability that the guesses are worse than epsilon allows, turned round."""
+    missed = betaincinv(trial.false_negative + 0.5, trial.true_positive + 0.5, _NODES)
+    grow, shrink = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+    caught = 1.0 - missed
+    lowest = np.maximum(1.0 - delta - grow * caught, shrink * (1.0 - delta - caught))
+    highest = 1.0 - np.clip(lowest, 0.0, 1.0)
+    return float(np.mean(betaincc(trial.false_positive + 0.5, trial.true_negative + 0.5, highest)))

@@ -166,7 +166,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             return _matrices(score, member, thresholds), Combination.BEST
         if isinstance(selection, DKW):
             return _hull(data), Combination.BAND
-        order = random_order(data.score, stream(selection, "ties"))
+        order = random_order(data.score, stream(selection, "ties", data.score))
         score, member = data.score[order], data.member[order]
         median = isinstance(selection, MultiSplit)
         combination = Combination.MEDIAN if median else Combination.BEST
@@ -187,8 +187,9 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         size = score.size
         present, absent = _groups(member, "to choose a threshold on")
         ends = np.geomspace(1.0, size, _TRIED).round().astype(np.int64)
-        cut = np.unique(np.concatenate((size - ends, ends - 1)))
-        # Everything from the cut on is guessed present.
+        cut = np.concatenate((size - ends, ends - 1))
+        # Everything from the cut on is guessed present, all scores equal to it included.
+        cut = np.unique(np.searchsorted(score, score[cut], side="left"))
         missed = np.append(0, np.cumsum(member))[cut]
         false = absent - (cut - missed)
         positive = _expected_limit(false, absent, canaries * absent / size, error)
@@ -201,11 +202,8 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         curve = self._curve(evidence, epsilon, delta).beta_at
         if evidence.combination is Combination.BAND:
             return smallest_error(
-                lambda error: (
-                    error < 1.0
-                    and any(
-                        negative < curve(positive) for positive, negative in evidence.limits(error)
-                    )
+                lambda error: any(
+                    negative < curve(positive) for positive, negative in evidence.limits(error)
                 )
             )
         value = {
@@ -213,6 +211,14 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             for trial in dict.fromkeys(evidence.trials)
         }
         return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+
+    def rejects(
+        self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the trials contradict ``epsilon``; faster than searching the bound."""
+        share = evidence.combination.share(error, len(evidence.trials))
+        test = self._test(evidence, epsilon, delta, share)
+        return evidence.combination.largest([float(test(item)) for item in evidence.trials]) > 0.0
 
     def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every canary fallen on its side of the threshold."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +48,6 @@ class GaussianDP(ConfusionAuditor):
         True
     """
 
-    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
-
     sampling_rate: float | None = None
     steps: int | None = None
 
@@ -64,6 +61,13 @@ class GaussianDP(ConfusionAuditor):
         if self.sampling_rate is not None:
             _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
             _validate.integer(1, steps=self.steps)
+
+    @property
+    def assumption(self) -> Assumption:  # type: ignore[override]
+        """What the curve takes for granted."""
+        if self.steps is None:
+            return Assumption.GAUSSIAN_SCORES
+        return Assumption.SUBSAMPLED_GAUSSIAN_STEPS
 
     @property
     def _run(self) -> SampledRun | None:

@@ -162,7 +162,7 @@ def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
     # Up to one group's size no draw can fail.
     margin = math.sqrt(math.log(2.0 / _OVERDRAWN) / 2.0)
     size = max(smaller, int((math.sqrt(margin**2 + 2.0 * smaller) - margin) ** 2))
-    generator = np.random.default_rng([0, *b"fair coins"])
+    generator = stream(None, "fair coins", score)
     drawn = min(max(int(generator.binomial(size, 0.5)), size - (total - present)), present)
     kept = np.concatenate(
         (
@@ -262,7 +262,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         selection = self.selection
         if isinstance(selection, Fixed) and selection.threshold is not None:
             return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
-        ordered = member[random_order(score, stream(selection, "ties"))]
+        ordered = member[random_order(score, stream(selection, "ties", score))]
         size = ordered.size
         if isinstance(selection, Fixed | UnionBound):
             counts = _stated(selection, size)
@@ -318,6 +318,16 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         """The p-value of "the run is (epsilon, delta)-private"."""
         value = _each(evidence.trials, lambda t: self._p_value(t, evidence, epsilon, delta))
         return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+
+    def rejects(
+        self, evidence: GuessEvidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the trials contradict ``epsilon``; faster than searching the bound."""
+
+        def answer(trial: GuessTrial, evidence: GuessEvidence, delta: float, share: float) -> float:
+            return float(self._rejects(trial, evidence, epsilon, delta, share))
+
+        return self._combined(answer, evidence, delta, error) > 0.0
 
     def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every guess been right."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from askgauss.auditors.one_run_fdp import (
     EpsilonDeltaFamily,
     GaussianFamily,
     check_family,
+    family_assumption,
     family_findings,
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
@@ -65,8 +65,6 @@ class OrderStatistics(GuessingAuditor):
         True
     """
 
-    assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
-
     family: GaussianFamily | EpsilonDeltaFamily = field(default_factory=GaussianFamily)
     sampling_rate: float | None = None
 
@@ -90,6 +88,11 @@ class OrderStatistics(GuessingAuditor):
                 "OrderStatistics knows the law of a fixed number of most confident guesses, not of "
                 "those beyond a threshold. Use Fixed(guesses=...), or Split()."
             )
+
+    @property
+    def assumption(self) -> Assumption:  # type: ignore[override]
+        """Independent canaries, and what the family takes for granted."""
+        return family_assumption(self.family, Assumption.INDEPENDENT_CANARIES)
 
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float

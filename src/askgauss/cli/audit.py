@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ from askgauss.cli.shared import (
     auditor_named,
     complete_auditor,
     make_claim,
-    part,
     read_input,
 )
 from askgauss.cli.terminal import note, printable, say, say_result
@@ -76,7 +76,7 @@ def audit(
     from askgauss.auditing import audit as run_audit
 
     result = run_audit(
-        data,  # type: ignore[arg-type]
+        data,
         claim=claim,
         delta=delta if claim is None else None,
         auditor=method,
@@ -103,22 +103,28 @@ def compare(
     ] = None,
     confidence: Confidence = 0.95,
     json: Json = None,
+    markdown: Markdown = None,
 ) -> None:
     """Show what several methods say about the same data; it decides nothing."""
+    Outputs(json=json, markdown=markdown)  # at most one of them on standard output
     methods = [auditor_named(name) for name in auditor or ()]
     data, found = read_input(source)
     claim = make_claim(epsilon, delta, found=found)
-    table = part("comparison", "compare")(
+    from askgauss.comparison import compare as run_comparison
+
+    table = run_comparison(
         data,
         claim=claim,
         delta=delta if claim is None else None,
+        auditors=[method for method in methods if method is not None] or None,
         confidence=confidence,
-        **({"auditors": methods} if methods else {}),
     )
-    if json != "-":
+    if "-" not in (json, markdown):
         say(printable(str(table)))
     if json is not None:
         write_text(json, table.to_json() + "\n")
+    if markdown is not None:
+        write_text(markdown, printable(table.to_markdown()))
 
 
 def diagnose(
@@ -213,7 +219,7 @@ def _read_result(source: str) -> AuditResult:
     name = "the input stream" if source == "-" else repr(source)
     content: Any
     if source == "-":
-        content = typer.get_binary_stream("stdin").read()
+        content = sys.stdin.buffer.read()
     else:
         content = Path(source).read_bytes()
     try:

@@ -99,7 +99,8 @@ def demo(
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.lock():
         described = folder.read() if resume else _begin(folder, options)
-        _train(folder, described)
+        if described.status != "finished":
+            _train(folder, described)
         code = _finish(folder)
     raise typer.Exit(code)
 
@@ -110,7 +111,7 @@ def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
     return {
         name: options[name]
         for name, source in sources.items()
-        if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+        if source is not None and source.name != "DEFAULT"
     }
 
 
@@ -208,6 +209,11 @@ def _train(folder: RunFolder, run: Run) -> None:
 
     plan: Plan = _plain.from_plain(Plan, run.facts.get("plan"), "plan")
     digits = load_digits(plan.seed)
+    if run.facts.get("data", digits.name) != digits.name:
+        raise UnsupportedError(
+            f"Expected {run.facts['data']}, which the run was started on, got {digits.name}. "
+            "Resume with the packages it was started with."
+        )
     trainer = _trainer(Backend(run.facts.get("backend", "")), plan, digits)
     if folder.checkpoint.exists():
         arrays, values = _files.read_arrays(folder.checkpoint, _KIND, _SCHEMA)
@@ -264,11 +270,7 @@ def _finish(folder: RunFolder) -> int:
     result = audit(Transcript.load(folder.transcript), claim=run.claim)
     say_result(result)
     say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
-    Outputs(json=str(folder.result)).write(result)
-    try:
-        Outputs(html=str(folder.report)).write(result)
-    except UnsupportedError as error:
-        note(str(error))
+    Outputs(json=str(folder.result), html=str(folder.report)).write(result)
     note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")
     return ExitCode.of(result)
 

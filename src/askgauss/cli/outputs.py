@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,12 +12,21 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from askgauss.cli.program import explain_os_error
-from askgauss.exceptions import AskGaussError, InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import AskGaussError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
 
-__all__ = ["Html", "Json", "Junit", "Markdown", "Outputs", "OutputError", "write_document", "write_text"]
+__all__ = [
+    "Html",
+    "Json",
+    "Junit",
+    "Markdown",
+    "OutputError",
+    "Outputs",
+    "write_document",
+    "write_text",
+]
 
 STANDARD = "-"
 
@@ -76,20 +86,10 @@ def render(result: AuditResult, form: str) -> str:
     """A result as text of one of the forms that `Outputs` names."""
     if form == "json":
         return result.to_json() + "\n"
-    if form == "junit":
-        from askgauss.cli.junit import to_junit
+    from askgauss import report
 
-        return to_junit(result)
-    if form == "markdown":
-        from askgauss.cli.markdown import to_markdown
-
-        return to_markdown(result)
-    to_html: Callable[[], str] | None = getattr(result, "to_html", None)
-    if to_html is None:
-        raise UnsupportedError(
-            "This askgauss cannot write HTML reports. Take --markdown or --json, or update it."
-        )
-    return to_html()
+    renderers = {"junit": report.junit, "markdown": report.markdown, "html": report.render}
+    return renderers[form](result)
 
 
 def write_text(path: str, text: str) -> None:
@@ -104,10 +104,15 @@ def write_document(path: str, write: Callable[[IO[bytes]], object]) -> None:
         OutputError: The file cannot be written.
     """
     if path == STANDARD:
-        stream = typer.get_binary_stream("stdout")
+        # Put together first: a document that cannot be made leaves nothing behind here either.
+        buffer = io.BytesIO()
+        write(buffer)
         sys.stdout.flush()
-        write(stream)
-        stream.flush()
+        left = buffer.getbuffer()
+        while left:
+            # An unbuffered stream may take only a part, and says how much.
+            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.buffer.flush()
         return
     from askgauss import _files
 

@@ -164,9 +164,7 @@ class Program(TyperGroup):
     ) -> Any:
         """Run, and leave with an exit code."""
         try:
-            code = super().main(
-                args, "askgauss", complete_var, False, windows_expand_args, **extra
-            )
+            code = super().main(args, "askgauss", complete_var, False, windows_expand_args, **extra)
         except UsageError as error:
             code = ExitCode.FAILURE
             context: Any = getattr(error, "ctx", None)
@@ -201,7 +199,7 @@ class Command(TyperCommand):
 
 
 def config_option(context: typer.Context, path: Path | None) -> Path | None:
-    """Take options from a file; for a command at once, for the program when its command is known."""
+    """Take options from a file: at once, or for the program when its command is known."""
     if path is not None and not context.resilient_parsing:
         context.meta[_CONFIG] = path
         if context.parent is not None:

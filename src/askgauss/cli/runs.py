@@ -17,7 +17,7 @@ from askgauss.exceptions import FileFormatError, RecordingError
 
 __all__ = ["Run", "RunFolder"]
 
-_KIND = "askgauss-run"
+_KIND = "askgauss-cli-run"
 _SCHEMA = 1
 
 

@@ -51,9 +51,7 @@ def selftest(
     from askgauss.stats.score_law import ScoreLaw
 
     _validate.integer(1, audits=audits)
-    law = ScoreLaw(
-        steps=steps, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier
-    )
+    law = ScoreLaw(steps=steps, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
     truth = law.epsilon_at(delta)
     claim = PrivacyClaim(
         epsilon=accounting.dpsgd_epsilon(
@@ -101,7 +99,7 @@ def selftest(
         return audit(run, claim=claim, confidence=confidence, gate_error=gate_error)
 
     total = 3 * audits + 2 * _TRANSCRIPTS
-    with Progress("self-test", total) as progress:
+    with Progress("self-test", total, unit="audits") as progress:
 
         def repeated(count: int, one: Callable[[int], AuditResult]) -> list[AuditResult]:
             results = []

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.exceptions import (
-    AskGaussError,
-    InvalidArgumentError,
-    RecordingError,
-    UnsupportedError,
-)
+from askgauss.exceptions import InvalidArgumentError, RecordingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +33,6 @@ __all__ = [
     "complete_auditor",
     "make_claim",
     "nearest",
-    "part",
     "read_input",
 ]
 
@@ -149,7 +143,7 @@ def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
     from askgauss.inputs import load_audit_input
 
     if source == "-":
-        stream = typer.get_binary_stream("stdin")
+        stream = sys.stdin.buffer
         if stream.isatty():
             raise InvalidArgumentError(
                 "Expected data on standard input, got a terminal. Pipe a file of scores or a "
@@ -168,19 +162,3 @@ def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
             f"with: askgauss {run.command} {source} --resume"
         )
     return load_audit_input(folder.path), run.claim
-
-
-def part(module: str, name: str) -> Any:
-    """A part of askgauss that not every version has.
-
-    Raises:
-        UnsupportedError: This one does not.
-    """
-    try:
-        return getattr(importlib.import_module(f"askgauss.{module}"), name)
-    except AskGaussError:
-        raise
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"This askgauss has no {module}.{name} ({error}). Update askgauss."
-        ) from error

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from askgauss.cli.outputs import write_document
 from askgauss.cli.program import Command, ExitCode
-from askgauss.cli.shared import Seed, nearest, part
-from askgauss.cli.terminal import as_table, printable, say
+from askgauss.cli.shared import Seed, nearest
+from askgauss.cli.terminal import Progress, as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
+    from askgauss.simulation.faults import Fault
 
 __all__ = ["faults", "simulate"]
 
@@ -26,45 +26,29 @@ _NOISE_MULTIPLIER = 2.576
 _EPSILON, _DELTA = 8.0, 1e-5
 
 
-class _Savable(Protocol):
-    def save(self, target: IO[bytes]) -> None: ...
+def _fault_named(name: str | None) -> Fault | None:
+    from askgauss.simulation.faults import FAULTS
 
-
-def _known_faults() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = part("simulation.faults", "faults_by_name")()
-    return found
-
-
-def _fault_named(name: str | None) -> Any:
-    if name is None:
-        return None
-    known = _known_faults()
-    if name not in known:
-        raise InvalidArgumentError(f"Expected --fault to be {nearest(name, known)}")
-    return known[name]
+    if name is not None and name not in FAULTS:
+        raise InvalidArgumentError(f"Expected a fault to be {nearest(name, FAULTS)}")
+    return None if name is None else FAULTS[name]
 
 
 def _complete_fault(incomplete: str) -> list[str]:
-    return [name for name in sorted(_known_faults()) if name.startswith(incomplete)]
+    from askgauss.simulation.faults import FAULTS
+
+    return [name for name in FAULTS if name.startswith(incomplete)]
 
 
 Steps = Annotated[int, typer.Option(help="Number of steps.")]
 Present = Annotated[int, typer.Option(help="Number of present canaries.")]
 Absent = Annotated[int, typer.Option(help="Number of absent canaries.")]
-Fault = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Break the mechanism in a known way; see askgauss faults list.",
-        autocompletion=_complete_fault,
-    ),
-]
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE|-", help="Where the transcript goes.")
 ]
 
 simulate = typer.Typer(help="Run a mechanism on paper and write its transcript.")
-faults = typer.Typer(help="List what can be wrong with a mechanism, and try whether it is caught.")
+faults = typer.Typer(help="List what can be wrong with DP-SGD, and try whether it is caught.")
 
 
 def _refuse_terminal(output: str) -> None:
@@ -73,10 +57,6 @@ def _refuse_terminal(output: str) -> None:
             "Expected a pipe or -o FILE: a transcript is no text for a terminal. For example: "
             "askgauss simulate dpsgd | askgauss audit - --epsilon 8 --delta 1e-5"
         )
-
-
-def _write(transcript: _Savable, output: str) -> None:
-    write_document(output, transcript.save)
 
 
 @simulate.command(cls=Command)
@@ -89,26 +69,30 @@ def dpsgd(
     present: Present = 2500,
     absent: Absent = 2500,
     seed: Seed = 0,
-    fault: Fault = None,
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Break the mechanism in a known way; see askgauss faults list.",
+            autocompletion=_complete_fault,
+        ),
+    ] = None,
     output: Output = "-",
 ) -> None:
     """DP-SGD: Poisson sampling and fresh Gaussian noise; by default a run of epsilon 8 at 1e-5."""
     _refuse_terminal(output)
     from askgauss.simulation import simulate_dpsgd
 
-    broken = {} if fault is None else {"fault": _fault_named(fault)}
-    _write(
-        simulate_dpsgd(
-            steps=steps,
-            sampling_rate=sampling_rate,
-            noise_multiplier=noise_multiplier,
-            present=present,
-            absent=absent,
-            seed=seed,
-            **broken,
-        ),
-        output,
+    transcript = simulate_dpsgd(
+        steps=steps,
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        present=present,
+        absent=absent,
+        seed=seed,
+        fault=_fault_named(fault),
     )
+    write_document(output, transcript.save)
 
 
 @simulate.command(cls=Command)
@@ -119,101 +103,104 @@ def dpftrl(
     ] = 2.0,
     present: Present = 2500,
     absent: Absent = 2500,
-    release: Annotated[str, typer.Option(help="What is seen: nodes or prefixes.")] = "nodes",
+    release: Annotated[
+        Literal["nodes", "prefixes"], typer.Option(help="What is seen of the tree.")
+    ] = "nodes",
     estimator: Annotated[
-        str, typer.Option(help="How prefixes are made: plain, honaker or full.")
+        Literal["plain", "honaker", "full"], typer.Option(help="How prefixes are made of nodes.")
     ] = "plain",
     seed: Seed = 0,
-    fault: Fault = None,
     output: Output = "-",
 ) -> None:
     """DP-FTRL: sums released through a tree of noise."""
     _refuse_terminal(output)
-    broken = {} if fault is None else {"fault": _fault_named(fault)}
-    _write(
-        part("simulation", "simulate_dpftrl")(
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            present=present,
-            absent=absent,
-            seed=seed,
-            release=release,
-            estimator=estimator,
-            **broken,
-        ),
-        output,
+    from askgauss.simulation import simulate_dpftrl
+
+    transcript = simulate_dpftrl(
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        present=present,
+        absent=absent,
+        seed=seed,
+        release=release,
+        estimator=estimator,
     )
+    write_document(output, transcript.save)
 
 
 @faults.command("list", cls=Command)
 def list_faults() -> None:
-    """List the faults a simulation can have."""
-    rows = [(name, _first_line(fault)) for name, fault in _known_faults().items()]
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        say(printable(f"{name.ljust(width)}  {text}"))
+    """List the faults a simulation can have, and those no audit of one run can see."""
+    from askgauss.simulation.faults import FAULTS, INVISIBLE
 
-
-def _first_line(fault: Any) -> str:
-    return str(fault.__doc__ or "").strip().split("\n", 1)[0]
+    width = max(len(name) for name in (*FAULTS, *(unseen.name for unseen in INVISIBLE)))
+    for fault in FAULTS.values():
+        say(printable(f"{fault.name.ljust(width)}  {fault.description}"))
+    say("\nOut of sight of an audit of one run:")
+    for unseen in INVISIBLE:
+        say(printable(f"{unseen.name.ljust(width)}  {unseen.description} {unseen.instead}"))
 
 
 @faults.command("run", cls=Command)
 def run_faults(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Which; all of DP-SGD if none is named."),
+        typer.Argument(
+            metavar="[NAME]...", help="Which; all if none is named.", autocompletion=_complete_fault
+        ),
     ] = None,
     present: Present = 500,
     absent: Absent = 500,
     steps: Steps = 500,
     seed: Seed = 0,
 ) -> None:
-    """Simulate faults of DP-SGD, audit each, and show which ones are caught.
+    """Simulate faults that claim epsilon 8 at 1e-5, audit each, and show which are caught.
 
-    Exits with 1 if one of them passes as consistent with its claim.
+    Exits with 1 if one of them is not answered as it would be in a run that is large enough.
     """
     from askgauss import accounting
     from askgauss.auditing import audit
     from askgauss.claims import PrivacyClaim
     from askgauss.simulation import simulate_dpsgd
+    from askgauss.simulation.faults import FAULTS
 
-    known = _known_faults()
-    chosen = {one: _fault_named(one) for one in name} if name else known
+    chosen = [fault for fault in map(_fault_named, name or FAULTS) if fault is not None]
     noise = accounting.dpsgd_noise_multiplier(
         epsilon=_EPSILON, delta=_DELTA, sampling_rate=_SAMPLING_RATE, steps=steps
     )
-    claim = PrivacyClaim(
-        epsilon=_EPSILON,
-        delta=_DELTA,
-        noise_multiplier=noise,
-        sampling_rate=_SAMPLING_RATE,
-        steps=steps,
-        clip_norm=1.0,
-    )
-    rows: list[tuple[str, ...]] = [("fault", "verdict", "epsilon at least", "because of")]
-    missed = False
-    for one, fault in chosen.items():
-        simulated: Any = simulate_dpsgd
-        transcript = simulated(
-            steps=steps,
-            sampling_rate=_SAMPLING_RATE,
-            noise_multiplier=noise,
-            present=present,
-            absent=absent,
-            seed=seed,
-            fault=fault,
-        )
-        result = audit(transcript, claim=claim)
-        rows.append((one, *_outcome(result)))
-        missed = missed or ExitCode.of(result) == ExitCode.CONSISTENT
+    rows: list[tuple[str, ...]] = [("fault", "expected", "verdict", "epsilon >=", "seen by")]
+    missed = 0
+    with Progress("faults", len(chosen), unit="audits") as progress:
+        for fault in chosen:
+            transcript = simulate_dpsgd(
+                steps=steps,
+                sampling_rate=_SAMPLING_RATE,
+                noise_multiplier=noise,
+                present=present,
+                absent=absent,
+                seed=seed,
+                fault=fault,
+            )
+            claim = PrivacyClaim(
+                epsilon=_EPSILON,
+                delta=_DELTA,
+                noise_multiplier=noise,
+                sampling_rate=_SAMPLING_RATE,
+                steps=steps,
+                clip_norm=fault.clip_norm,
+            )
+            result = audit(transcript, claim=claim)
+            missed += result.verdict is not fault.verdict
+            rows.append((fault.name, fault.verdict.value, *_outcome(result)))
+            progress.advance()
     say(printable(as_table(rows)))
+    say(f"{len(chosen) - missed} of {len(chosen)} as expected.")
     raise typer.Exit(ExitCode.VIOLATION if missed else ExitCode.CONSISTENT)
 
 
 def _outcome(result: AuditResult) -> tuple[str, str, str]:
     from askgauss.results import number
 
-    failed = [item.check for item in result.findings if item.status.value in ("fail", "warn")]
-    verdict = "" if result.verdict is None else result.verdict.value
-    return verdict, number(result.epsilon_lower), ", ".join(failed[:2]) or "the bound"
+    seen = [item.check for item in result.findings if item.status.value in ("fail", "warn")]
+    verdict = "none" if result.verdict is None else result.verdict.value
+    return verdict, number(result.epsilon_lower), ", ".join(seen[:2]) or "the bound"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def say_result(result: AuditResult) -> None:
     say(text)
 
 
-def as_table(rows: list[tuple[str, ...]]) -> str:
+def as_table(rows: Sequence[tuple[str, ...]]) -> str:
     """Rows under each other in columns; numbers to the right, the first column to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
@@ -97,10 +98,11 @@ class Progress:
         label: What is being done.
         total: Number of steps.
         done: Steps that were done before.
+        unit: What a step is called.
     """
 
-    def __init__(self, label: str, total: int, done: int = 0) -> None:
-        self._label, self._total, self._done = label, total, done
+    def __init__(self, label: str, total: int, done: int = 0, unit: str = "steps") -> None:
+        self._label, self._total, self._done, self._unit = label, total, done, unit
         self._first, self._start = done, time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -114,7 +116,7 @@ class Progress:
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
                 progress.MofNCompleteColumn(),
-                progress.TextColumn("steps,"),
+                progress.TextColumn(f"{self._unit},"),
                 progress.TimeRemainingColumn(),
                 progress.TextColumn("left"),
                 console=Console(stderr=True),
@@ -140,4 +142,4 @@ class Progress:
         elif 4 * self._done // self._total > 4 * (self._done - 1) // self._total:
             pace = (time.monotonic() - self._start) / (self._done - self._first)
             left = pace * (self._total - self._done)
-            note(f"{self._label}: {self._done} of {self._total} steps, {left:.0f} s left.")
+            note(f"{self._label}: {self._done} of {self._total} {self._unit}, {left:.0f} s left.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
 
 from askgauss.cli.outputs import Json, write_text
-from askgauss.cli.shared import Confidence, GateError, part
+from askgauss.cli.shared import Confidence, GateError
 from askgauss.cli.terminal import as_table, printable, say
+from askgauss.exceptions import UnsupportedError
 
 __all__ = ["plan", "theory"]
 
@@ -80,11 +82,8 @@ def plan(
     """Say, before any training, how many canaries an audit needs or which leak it could notice."""
     from askgauss.claims import PrivacyClaim
 
-    solve: Any = part("power", "solve")
-    answer = solve(
-        claim=PrivacyClaim(
-            epsilon=epsilon, delta=delta, steps=steps, sampling_rate=sampling_rate
-        ),
+    answer = _solver()(
+        claim=PrivacyClaim(epsilon=epsilon, delta=delta, steps=steps, sampling_rate=sampling_rate),
         true_epsilon=true_epsilon,
         present=present,
         absent=absent,
@@ -93,3 +92,14 @@ def plan(
         gate_error=gate_error,
     )
     say(printable(str(answer)))
+
+
+def _solver() -> Any:
+    """`askgauss.power.solve`, which not every version has."""
+    try:
+        return importlib.import_module("askgauss.power").solve
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "This askgauss has no power analysis. Simulate instead: askgauss selftest with your "
+            "own --present, --absent, --steps and --sampling-rate shows what would be caught."
+        ) from error

@@ -73,7 +73,8 @@ class OpacusTrainer:
         with self._audit, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._optimizer.zero_grad()
-            self._torch.nn.functional.cross_entropy(self._model(images), labels).backward()
+            loss: Any = self._torch.nn.functional.cross_entropy(self._model(images), labels)
+            loss.backward()
             self._optimizer.step()
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

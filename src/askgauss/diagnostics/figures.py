@@ -20,7 +20,7 @@ from askgauss import accounting
 from askgauss.diagnostics import summary as tables
 from askgauss.diagnostics.summary import RunSummary, Summary
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
-from askgauss.results import Assumption, AuditResult
+from askgauss.results import Assumption, AuditResult, Verdict
 from askgauss.scores import GroupMoments
 from askgauss.stats import normality
 from askgauss.stats.score_law import ScoreLaw
@@ -52,6 +52,7 @@ __all__ = [
     "score_curves",
     "score_density",
     "tradeoff_curves",
+    "usable",
 ]
 
 Array = NDArray[np.float64]
@@ -67,8 +68,9 @@ _STEP_FACTORS = 2.0 ** np.arange(-5, 3)
 _LAW_POINTS = 12
 # Bins of the histogram drawn as one, from so many scores in the smaller group.
 _MERGED = (1, 2000), (2, 300), (4, 0)
+_FEWEST_FOR_BAND = 50
 # Levels of the measured trade-off curve, and how finely its top is looked for.
-_LEVELS = 28
+_LEVELS = 20
 _RESOLUTION = 2e-3
 
 
@@ -84,14 +86,21 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """One auditor's answer; the reason where it has none."""
+    """One auditor's answer; the reason where it has none.
+
+    Attributes:
+        name: The method.
+        lower: The bound; None where it has none.
+        point: Its estimate.
+        reason: Why there is no bound, or why it must not be used.
+        usable: False where an assumption of the method failed a check.
+    """
 
     name: str
     lower: float | None
     point: float | None = None
-    ceiling: float = math.inf
-    assumption: str = ""
     reason: str = ""
+    usable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,11 @@ class EpsilonAxis:
     delta: float
     confidence: float
     bounds: tuple[Bound, ...]
+
+
+def usable(result: AuditResult) -> bool:
+    """Whether the bound may be used: no assumption of it failed a check."""
+    return result.verdict is not Verdict.INVALID and result.distribution_free is None
 
 
 class Comparable(Protocol):
@@ -124,20 +138,21 @@ def epsilon_axis(result: AuditResult, comparison: Comparable | None = None) -> E
             name=result.auditor.name,
             lower=result.epsilon_lower,
             point=result.epsilon_point,
-            ceiling=result.ceiling,
-            assumption=result.assumption.value,
+            usable=usable(result),
         )
     ]
+    if result.distribution_free is not None:
+        bounds.append(Bound(name="without assumptions", lower=result.distribution_free))
     for row in () if comparison is None else comparison.rows:
-        if row.name == result.auditor.name:
+        if row.label == result.auditor.name:
             continue
         bounds.append(
             Bound(
-                name=row.name,
+                name=row.label,
                 lower=row.bound,
-                ceiling=math.inf if row.ceiling is None else row.ceiling,
-                assumption=getattr(row.assumption, "value", row.assumption),
+                point=row.estimate,
                 reason=row.reason,
+                usable=not row.reason.startswith("INVALID"),
             )
         )
     return EpsilonAxis(
@@ -178,6 +193,7 @@ class TradeOffCurves:
         measured: The curve through the bounds at many deltas.
         observed: Error rates of thresholds on the scores: false positives, false negatives.
         meaning: What an attacker can do at such curves.
+        missing: Why there is no measured curve; empty where there is one.
     """
 
     alpha: Array
@@ -186,6 +202,7 @@ class TradeOffCurves:
     measured: Array | None
     observed: tuple[Array, Array] | None
     meaning: Meaning
+    missing: str
 
 
 def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
@@ -197,8 +214,10 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     alpha = np.concatenate([[0.0], np.geomspace(1e-5, 0.05, 40), np.linspace(0.06, 1.0, 95)])
     claim = result.claim
     claimed = None if claim is None else TradeOff.epsilon_delta(claim.epsilon, claim.delta)
-    mechanism, profile = _mechanism_curve(result), _profile(result)
+    mechanism, missing = _mechanism_curve(result), _no_profile(result)
+    profile = None if missing else _profile(result)
     measured = None if profile is None else TradeOff.from_profile(*zip(*profile, strict=True))
+    bound = result.epsilon_lower if usable(result) else result.distribution_free
     scores = Summary.from_metadata(result.metadata).scores
     observed = None
     if scores is not None:
@@ -227,10 +246,11 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
             ),
             belief=(
                 None if claim is None else float(expit(claim.epsilon)),
-                float(expit(result.epsilon_lower)),
+                None if bound is None else float(expit(bound)),
             ),
             from_mechanism=mechanism is not None,
         ),
+        missing=missing,
     )
 
 
@@ -248,25 +268,39 @@ def _mechanism_curve(result: AuditResult) -> TradeOff | None:
     )
 
 
-def _profile(result: AuditResult) -> list[tuple[float, float]] | None:
+def _no_profile(result: AuditResult) -> str:
+    """Why the bound says nothing of other deltas; empty where it does."""
+    if not usable(result):
+        return "An assumption of the bound failed, so there is no measured curve."
+    if result.assumption not in _GAUSSIAN:
+        return "This method bounds epsilon at one delta: there is no measured curve."
+    if math.isinf(result.epsilon_lower):
+        return "No finite epsilon fits, so there is no measured curve."
+    if result.epsilon_lower == 0.0:
+        return "The bound is 0, so there is no measured curve."
+    if not _answers_everywhere(result):
+        return "A measured curve needs the sampling rate and the number of steps of the scores."
+    return ""
+
+
+def _profile(result: AuditResult) -> list[tuple[float, float]]:
     """Bounds on epsilon at many deltas, as pairs of rising epsilon and falling delta.
 
     Where the scores are modelled, one event makes all of them true together. The first epsilon is
     0, and its delta the least advantage.
     """
-    modelled = result.assumption in _GAUSSIAN and _answers_everywhere(result)
-    if not modelled or not 0.0 < result.epsilon_lower < math.inf:
-        return None
     low, high = result.delta, 1.0
     while high - low > _RESOLUTION * high:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if result.epsilon_at(delta=middle) > 0.0 else (low, middle)
     pairs = [(0.0, low)]
-    for delta in ndtr(np.linspace(ndtri(low), ndtri(0.01 * result.delta), _LEVELS)).tolist():
+    # Most levels where a picture shows them, and a few for the steep end.
+    middle = min(1e-3, 0.1 * low)
+    visible = ndtr(np.linspace(ndtri(low), ndtri(middle), _LEVELS))
+    steep = np.geomspace(middle, 0.01 * min(result.delta, middle), 5)[1:]
+    for delta in np.concatenate([visible, steep]).tolist():
         epsilon = result.epsilon_at(delta=delta)
-        if math.isinf(epsilon):
-            return None
-        if epsilon > pairs[-1][0]:
+        if pairs[-1][0] < epsilon < math.inf:
             pairs.append((epsilon, delta))
     return pairs
 
@@ -299,7 +333,7 @@ def _least_true_positives(result: AuditResult, profile: list[tuple[float, float]
         best = min(rate(*pair) for pair in profile)
         place = int(np.argmin(floors))
         left, right = pairs[place], pairs[place + 1]
-        if floors[place] >= 0.99 * best or len(pairs) > 3 * _LEVELS or right[1] == 0.0:
+        if floors[place] >= 0.97 * best or len(pairs) > 3 * _LEVELS or right[1] == 0.0:
             return max(floors[place], alpha)
         delta = float(ndtr(0.5 * (ndtri(left[1]) + ndtri(right[1]))))
         epsilon = min(max(result.epsilon_at(delta=delta), left[0]), right[0])
@@ -329,8 +363,8 @@ class EpsilonCurve:
 
 def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
     """The bound with more or fewer canaries, all else as measured."""
-    if result.auditor.name not in (*_OF_SCORES, _OF_STEPS):
-        return _no_law(result)
+    if missing := _no_law(result):
+        return missing
     total = result.present + result.absent
     factors = _CANARY_FACTORS[_CANARY_FACTORS * min(result.present, result.absent) >= 2.0]
     found = [(factor * total, _resized(result.evidence, factor)) for factor in factors]
@@ -340,10 +374,14 @@ def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
 def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
     """The bound after more or fewer steps, all else as measured."""
     name, evidence = result.auditor.name, result.evidence
-    if name not in (*_OF_SCORES, _OF_STEPS):
-        return _no_law(result)
+    if missing := _no_law(result):
+        return missing
     if evidence.steps is None or getattr(evidence, "slope", None) is not None:
         return Missing(reason="needs the number of steps, each with the same noise.")
+    run = Summary.from_metadata(result.metadata).run
+    if name != _OF_STEPS and (run.source != "transcript" and evidence.sampling_rate == 1.0):
+        # Correlated noise looks the same in the scores, and grows otherwise.
+        return Missing(reason="needs a transcript, or scores of sampled canaries.")
     here: int = evidence.steps
     found = []
     for steps in np.unique(np.rint(_STEP_FACTORS * here)).astype(int).tolist():
@@ -362,8 +400,11 @@ def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
     return _epsilon_curve(result, found, float(here))
 
 
-def _no_law(result: AuditResult) -> Missing:
-    return Missing(reason=f"{result.auditor.name} has no law to say what other sizes would show.")
+def _no_law(result: AuditResult) -> Missing | None:
+    name = result.auditor.name
+    if name not in (*_OF_SCORES, _OF_STEPS):
+        return Missing(reason=f"{name} has no law to say what other sizes would show.")
+    return None if usable(result) else Missing(reason="an assumption of the bound failed.")
 
 
 def _epsilon_curve(
@@ -406,7 +447,9 @@ def _resized(value: Any, factor: float) -> Any:
     if isinstance(value, tuple):
         return tuple(_resized(item, factor) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        changes = {field.name: _resized(getattr(value, field.name), factor) for field in fields(value)}
+        changes = {
+            field.name: _resized(getattr(value, field.name), factor) for field in fields(value)
+        }
         for name in ("plantings", "opportunities"):
             if name in changes:
                 changes[name] = max(round(changes[name] * factor), 1)
@@ -451,7 +494,11 @@ def score_curves(result: AuditResult) -> ScoreCurves | Missing:
     if scores is None:
         return _no_scores(summary)
     # Few scores are drawn in wide bins.
-    merged = next(width for width, fewest in _MERGED if min(scores.present.count, scores.absent.count) >= fewest)
+    merged = next(
+        width
+        for width, fewest in _MERGED
+        if min(scores.present.count, scores.absent.count) >= fewest
+    )
     edges = np.linspace(scores.low, scores.high, tables.BINS // merged + 1)
     counts = [
         item.reshape(-1, merged).sum(axis=1)
@@ -476,7 +523,7 @@ def score_curves(result: AuditResult) -> ScoreCurves | Missing:
 
 
 def _no_scores(summary: Summary) -> Missing:
-    if summary.run.source == "transcript":
+    if summary.run.source != "scores":
         return Missing(reason="needs finite scores of at least two canaries of each kind.")
     return Missing(reason="the audit kept no summary of its scores (diagnostics=False, or old).")
 
@@ -499,6 +546,8 @@ def _law(result: AuditResult, run: RunSummary) -> ScoreLaw | None:
     noise = run.noise_multiplier if noise is None else noise
     if run.steps is None or run.sampling_rate is None or not noise:
         return None
+    if run.source != "transcript" and run.sampling_rate == 1.0:
+        return None  # scores of correlated noise look the same, and have another law
     return ScoreLaw(
         steps=run.steps,
         sampling_rate=run.sampling_rate,
@@ -536,6 +585,8 @@ def pit_curves(result: AuditResult, confidence: float = 0.95) -> PitCurves | Mis
         return _no_scores(summary)
     if scores.present_pit.size == 0:
         return Missing(reason="needs scores that vary.")
+    if min(scores.present.count, scores.absent.count) < _FEWEST_FOR_BAND:
+        return Missing(reason=f"needs {_FEWEST_FOR_BAND} canaries of each kind.")
     at = (np.arange(tables.PIT_POINTS) + 0.5) / tables.PIT_POINTS
     return PitCurves(
         at=at,
@@ -617,7 +668,7 @@ def convergence(result: AuditResult) -> Convergence | Missing:
     """How fast the law of a present score comes near the Gaussian it is read as."""
     law = _law(result, Summary.from_metadata(result.metadata).run)
     if law is None:
-        return Missing(reason="needs the number of steps, the sampling rate and the noise.")
+        return Missing(reason="needs the sampling rate, the number of steps and the noise.")
     if law.sampling_rate == 1.0:
         return Missing(reason="a canary is in every step, so its score is exactly Gaussian.")
     grid = np.unique(np.rint(np.geomspace(1, law.steps, _LAW_POINTS)).astype(int)).tolist()
@@ -670,6 +721,8 @@ def noise_by_step(result: AuditResult) -> NoiseBySteps | Missing:
 def _needs_transcript(summary: Summary) -> Missing:
     if summary.run.source == "transcript":
         return Missing(reason="needs finite values of canaries that were not planted.")
+    if summary.run.source == "correlated noise":
+        return Missing(reason="not drawn for correlated noise, which no step has alone.")
     return Missing(reason="needs a transcript: scores do not tell one step from another.")
 
 

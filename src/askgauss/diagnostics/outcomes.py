@@ -9,7 +9,7 @@ from askgauss.results import Assumption, Consequence, Finding, Status
 
 __all__ = ["apply_gate", "fact", "judged", "not_run"]
 
-# A p-value below this that the gate does not reject is worth a look, not an alarm.
+# A p-value below this that the gate does not reject is worth a look, and no more than that.
 _SUSPICIOUS = 1e-3
 
 
@@ -107,7 +107,7 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
         if rejecting:
             listed[index] = replace(item, status=_failed_status(item.consequence))
         elif item.p_value < _SUSPICIOUS:
-            listed[index] = replace(item, status=Status.WARN)
+            listed[index] = replace(item, status=Status.INFO)
         else:
             listed[index] = replace(item, remedy="")
     return tuple(listed)

@@ -42,7 +42,7 @@ def diagnose(
     if isinstance(data, Transcript):
         findings += transcript_checks(data, claim)
         if data.finite and data.auditable:
-            findings += score_checks(data.scores())
+            findings += score_checks(data.scores(), data.canaries.planted)
     else:
         findings += score_checks(data)
     return apply_gate(findings, gate_error)

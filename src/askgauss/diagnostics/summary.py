@@ -20,6 +20,7 @@ from scipy.special import chdtri, ndtr
 
 from askgauss import _plain
 from askgauss.exceptions import FileFormatError
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.transcript import Transcript
 
@@ -61,7 +62,7 @@ class RunSummary:
     """What is known of the run: its facts, without what grows with it.
 
     Attributes:
-        source: Whether a transcript was audited, or scores alone.
+        source: Whether a transcript was audited, one of correlated noise, or scores alone.
         steps: Steps recorded, or summed into a score.
         sampling_rate: Probability that a present canary is planted in a step.
         sampling: Who decided that.
@@ -80,7 +81,7 @@ class RunSummary:
         notes: Anything a reader should know.
     """
 
-    source: Literal["transcript", "scores"] = "scores"
+    source: Literal["transcript", "correlated noise", "scores"] = "scores"
     steps: int | None = None
     sampling_rate: float | None = None
     sampling: str = ""
@@ -240,14 +241,14 @@ class Summary:
                 sizes.append((pit, (0, PIT_POINTS)))
             sizes.append((scores.density, (0, hexagons)))
             if not (math.isfinite(scores.high - scores.low) and scores.low < scores.high):
-                raise FileFormatError("Expected the histogram of the scores to have a finite width.")
+                raise FileFormatError(
+                    "Expected the histogram of the scores to have a finite width."
+                )
             if min(scores.present.count, scores.absent.count) < 2:
                 raise FileFormatError("Expected at least 2 scores in each group.")
         if (noise := self.noise) is not None:
             count = min(noise.step.size, STEPS)
-            sizes += [
-                (item, (count,)) for item in (noise.step, noise.scale, noise.low, noise.high)
-            ]
+            sizes += [(item, (count,)) for item in (noise.step, noise.scale, noise.low, noise.high)]
             sizes.append((noise.claimed, (count,)))
         if (tensors := self.tensors) is not None:
             count = min(len(tensors.names), TENSORS)
@@ -263,7 +264,7 @@ class Summary:
                 )
 
 
-def summarise(data: CanaryScores | Transcript) -> Summary:
+def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
     """The small tables that the pictures of a report are drawn from.
 
     Args:
@@ -288,13 +289,13 @@ def summarise(data: CanaryScores | Transcript) -> Summary:
         ("platform", f"{platform.system()} {platform.machine()}"),
     )
     if isinstance(data, CanaryScores):
-        return Summary(
-            run=_run_of_scores(data), scores=_scores(data), environment=environment
-        )
-    readable = data.finite and data.auditable
+        return Summary(run=_run_of_scores(data), scores=_scores(data), environment=environment)
+    scores = _scores(data.scores()) if data.finite and data.auditable else None
+    if isinstance(data, LinearTranscript):
+        return Summary(run=_run_of_linear(data), scores=scores, environment=environment)
     return Summary(
         run=_run_of_transcript(data),
-        scores=_scores(data.scores()) if readable else None,
+        scores=scores,
         noise=_noise(data) if data.finite else None,
         tensors=_tensors(data) if data.finite else None,
         gram=_gram(data) if data.finite else None,
@@ -330,6 +331,23 @@ def _run_of_transcript(transcript: Transcript) -> RunSummary:
         accounted_steps=facts.accounted_steps,
         accounted_sampling_rate=facts.accounted_sampling_rate,
         unnoised_steps=facts.unnoised_steps,
+        tensors=len(facts.tensors),
+        exercised=tuple(map(_short, facts.exercised[:_NOTES])),
+        precision=tuple(map(_short, facts.precision[:_NOTES])),
+        seed=facts.seed,
+        notes=tuple(map(_short, facts.notes[:_NOTES])),
+    )
+
+
+def _run_of_linear(transcript: LinearTranscript) -> RunSummary:
+    facts = transcript.facts
+    return RunSummary(
+        source="correlated noise",
+        steps=transcript.number_of_steps,
+        clip_norm=1.0,
+        noise_multiplier=facts.noise_multiplier,
+        background=facts.background,
+        fair_coins=facts.fair_coins,
         tensors=len(facts.tensors),
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
@@ -395,9 +413,7 @@ def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) 
     """Standardised scores against the canary index, each counted in its nearest hexagon."""
     columns, rows = HEXAGONS
     mean = np.where(scores.member, present.mean, absent.mean)
-    deviation = np.where(
-        scores.member, present.standard_deviation, absent.standard_deviation
-    )
+    deviation = np.where(scores.member, present.standard_deviation, absent.standard_deviation)
     standard = (scores.score - mean) / deviation
     standard = np.clip(standard, -_HEXAGON_REACH, _HEXAGON_REACH)
     x = (np.arange(len(scores)) + 0.5) * (columns / len(scores))
@@ -448,7 +464,11 @@ def _noise(transcript: Transcript) -> NoiseSummary | None:
         return None
     scale, low, high = _scale(square[seen], freedom[seen])
     return NoiseSummary(
-        step=starts[seen] + 1.0, scale=scale, low=low, high=high, claimed=claimed[seen]
+        step=(starts[seen] + 1).astype(np.float64),
+        scale=scale,
+        low=low,
+        high=high,
+        claimed=claimed[seen],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +28,20 @@ class CanaryCoordinates:
 
     def __init__(self, tensors: Sequence[Tensor], canaries: DiracCanaries | BlockCanaries) -> None:
         sizes = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
-        blocks = canaries.coordinates.reshape(canaries.size, -1)
-        places = np.concatenate([blocks.ravel(), canaries.watch])
-        owner = np.searchsorted(np.cumsum(sizes), places, side="right")
-        local = places - (np.cumsum(sizes) - sizes)[owner]
-        order = np.argsort(owner, kind="stable")
+        self._edges = np.concatenate([[0], np.cumsum(sizes)])
+        # One coordinate a canary, or one row of them.
+        self._owned = canaries.coordinates
+        self._signs = canaries.signs if isinstance(canaries, BlockCanaries) else None
+        places = np.concatenate([self._owned.ravel(), canaries.watch])
+        order = np.argsort(places)
         column = np.empty_like(order)
         column[order] = np.arange(order.size)
-        self._columns = column[: blocks.size].reshape(blocks.shape)
-        self._watch_columns = column[blocks.size :]
-        self._owner = owner[: blocks.size].reshape(blocks.shape)
-        self._local = local[: blocks.size].reshape(blocks.shape)
-        self._signs = canaries.signs if isinstance(canaries, BlockCanaries) else None
+        self._columns = column[: self._owned.size].reshape(self._owned.shape)
+        self._watch_columns = column[self._owned.size :]
+        counts, local = self._by_tensor(places[order])
+        parts = torch.from_numpy(local).split_with_sizes(counts)
         self._parts = [
-            (index, torch.from_numpy(local[owner == index]).to(tensors[index].device))
-            for index in np.unique(owner).tolist()
+            (index, part.to(tensors[index].device)) for index, part in enumerate(parts) if len(part)
         ]
         self._device = tensors[0].device
         self._dtype = (
@@ -53,7 +53,7 @@ class CanaryCoordinates:
     @property
     def width(self) -> int:
         """Number of coordinates of one canary."""
-        return int(self._local.shape[1])
+        return 1 if self._signs is None else int(self._signs.shape[1])
 
     def clipped_apart(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
         """What is left along each canary when every tensor clips its own part to its own norm.
@@ -61,67 +61,70 @@ class CanaryCoordinates:
         A tensor leaves its clip norm of the part in it; along the canary that counts with the
         root of the share of coordinates the part has.
         """
-        counts = np.zeros((len(self._owner), norms.size))
-        np.add.at(counts, (np.arange(len(self._owner))[:, None], self._owner), 1.0)
+        owner = np.searchsorted(self._edges, self._owned, side="right") - 1
+        counts = np.zeros((len(owner), norms.size))
+        np.add.at(counts, (np.arange(len(owner))[:, None], owner.reshape(len(owner), -1)), 1.0)
         return np.asarray(np.sqrt(counts / self.width) @ norms)
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    tensors[index].take(places).to(self._device, self._dtype)
-                    for index, places in self._parts
-                ]
-            )
+        return torch.cat(
+            [
+                tensors[index].detach().take(places).to(self._device, self._dtype)
+                for index, places in self._parts
+            ]
+        )
 
-    def along(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def along(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """What a flat reading, on the host, says about each canary."""
         if self._signs is None:
-            return np.asarray(values[self._columns[:, 0]])
+            return values[self._columns].astype(np.float64)
         return np.asarray((values[self._columns] * self._signs).sum(axis=1) / np.sqrt(self.width))
 
-    def watched(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def watched(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """A flat reading, on the host, at the watched coordinates."""
-        return np.asarray(values[self._watch_columns])
+        return values[self._watch_columns].astype(np.float64)
 
     def plant(
         self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
     ) -> None:
         """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
-        height = clip_norm / np.sqrt(self.width)
-        with torch.no_grad():
-            for index, _, places, signs in self._by_tensor(planted):
-                tensor = tensors[index]
-                values = (signs * height).to(tensor.device, tensor.dtype)
-                tensor.put_(places.to(tensor.device), values, accumulate=True)
+        counts, _, places, heights = self._spread(planted, clip_norm / np.sqrt(self.width))
+        for tensor, count, where, what in zip(tensors, counts, places, heights, strict=True):
+            if count:
+                value = what.to(tensor.device, tensor.dtype)
+                tensor.detach().put_(where.to(tensor.device), value, accumulate=True)
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:
         """Write each planted canary into a row of its own: ``height`` at all its coordinates."""
-        with torch.no_grad():
-            for index, row, places, signs in self._by_tensor(planted):
-                tensor = rows[index]
-                flat = row * (tensor.numel() // len(tensor)) + places
-                tensor.put_(
-                    flat.to(tensor.device), (signs * height).to(tensor.device, tensor.dtype)
-                )
+        counts, order, places, heights = self._spread(planted, height)
+        which = torch.from_numpy(order // self.width).to(self._device).split_with_sizes(counts)
+        for tensor, row, where, what in zip(rows, which, places, heights, strict=True):
+            flat = (row * (tensor.numel() // len(tensor)) + where).to(tensor.device)
+            tensor.put_(flat, what.to(tensor.device, tensor.dtype))
 
-    def _by_tensor(
-        self, planted: NDArray[np.int64]
-    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Tensor index, and for its coordinates: position in ``planted``, place, sign."""
-        if planted.size == 0:
-            return
-        owner = self._owner[planted].ravel()
-        order = np.argsort(owner, kind="stable")
-        owner = owner[order]
-        row = torch.from_numpy(order // self.width).to(self._device)
-        places = torch.from_numpy(self._local[planted].ravel()[order]).to(self._device)
+    def _spread(
+        self, planted: NDArray[np.int64], height: float
+    ) -> tuple[list[int], NDArray[np.int64], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The coordinates of the planted canaries, tensor by tensor.
+
+        Returns:
+            How many each tensor has, the order that sorts them, their places in the tensors, and
+            ``height`` with their signs. The last two go to the device in one copy each.
+        """
+        owned = self._owned[planted].ravel()
+        order = np.argsort(owned)
+        counts, local = self._by_tensor(owned[order])
+        places = torch.from_numpy(local).to(self._device)
         if self._signs is None:
-            signs = torch.ones(order.size, dtype=torch.float64, device=self._device)
+            heights = torch.full((order.size,), height, dtype=self._dtype, device=self._device)
         else:
-            signs = torch.from_numpy(self._signs[planted].ravel()[order]).to(self._device)
-        starts = np.flatnonzero(np.diff(owner, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], owner.size], strict=True):
-            part = slice(int(start), int(stop))
-            yield int(owner[start]), row[part], places[part], signs[part]
+            signed = torch.from_numpy(height * self._signs[planted].ravel()[order])
+            heights = signed.to(self._device, self._dtype)
+        return counts, order, places.split_with_sizes(counts), heights.split_with_sizes(counts)
+
+    def _by_tensor(self, ascending: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
+        """How many of these flat coordinates each tensor has, and where in it they are."""
+        bounds = np.searchsorted(ascending, self._edges)
+        counts = bounds[1:] - bounds[:-1]
+        return counts.tolist(), ascending - np.repeat(self._edges[:-1], counts)

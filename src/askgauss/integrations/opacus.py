@@ -353,20 +353,19 @@ class CanaryAudit:
         if step is None:
             self._unnoised += 1
             return
-        noisy = self._coordinates.read([_gradient(parameter) for parameter in self._parameters])
-        # The only wait for the device in a step.
-        pair = noisy[None] if step.clean is None else torch.stack((noisy, step.clean))
-        values = pair.cpu().numpy().astype(np.float64)
+        coordinates = self._coordinates
+        # The only waits for the device in a step.
+        noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().numpy()
+        clean = None if step.clean is None else step.clean.cpu().numpy()
         # Infinite gradients make nan here. They are recorded, and the audit says so.
         with np.errstate(invalid="ignore", over="ignore"):
-            released = values[0] * step.scale
-            residual = released if step.clean is None else released - values[1]
+            watch = coordinates.watched(noisy) * step.scale
             self._recorder.observe(
-                self._coordinates.along(released),
-                background=None if step.clean is None else self._coordinates.along(values[1]),
+                coordinates.along(noisy) * step.scale,
+                background=None if clean is None else coordinates.along(clean),
                 clip_norm=step.clip_norm,
                 noise_multiplier=step.noise_multiplier,
-                watch=self._coordinates.watched(residual),
+                watch=watch if clean is None else watch - coordinates.watched(clean),
             )
         self._planted = None
 

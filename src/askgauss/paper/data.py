@@ -302,12 +302,13 @@ def _cifar_layout(arrays: dict[str, Bytes]) -> Iterator[bytes]:
     if any(arrays[part].shape[1:] != (32, 32, 3) for part in ("train_images", "test_images")):
         raise FileFormatError("Expected CIFAR-10 images to be (32, 32, 3).")
     images, labels = arrays["train_images"], arrays["train_labels"]
-    for start in range(0, len(images), 10_000):
-        part = slice(start, start + 10_000)
+    for start in range(0, len(images), _BATCH):
+        part = slice(start, start + _BATCH)
         yield formats.cifar_binary(images[part], labels[part])
     yield formats.cifar_binary(arrays["test_images"], arrays["test_labels"])
 
 
+_BATCH = 10_000
 _CIFAR_FILES = (*(f"data_batch_{index}" for index in range(1, 6)), "test_batch")
 
 
@@ -361,8 +362,8 @@ def _npm(work: Path, report: _Report) -> dict[str, Bytes]:
     for index, name in enumerate(_CIFAR_FILES):
         report(f"decoding picture {index + 1} of {len(_CIFAR_FILES)}")
         images = formats.read_sprite(content[f"{name}.png"], name, size=32)
-        start = 10_000 * index
-        own = labels["test"] if name == "test_batch" else labels["train"][start : start + 10_000]
+        start = _BATCH * index
+        own = labels["test"] if name == "test_batch" else labels["train"][start : start + _BATCH]
         batches.append((images, own))
     return _join_cifar(batches)
 

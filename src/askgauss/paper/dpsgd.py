@@ -27,7 +27,7 @@ from askgauss.recorder import Recorder
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.transcript import Transcript
 
-__all__ = ["Head", "Plan", "Snapshot", "generator", "load_snapshot", "train"]
+__all__ = ["AuditedHead", "Head", "Plan", "Snapshot", "generator", "load_snapshot", "train"]
 
 _KIND = "askgauss-paper-snapshot"
 _STATE_KIND = "askgauss-paper-state"
@@ -138,12 +138,18 @@ def canary_seed(seed: int, label: int) -> int:
     return int(words[0]) << 31 | int(words[1] >> 1)
 
 
-class _Audited:
-    """A head's canaries, recorder and background."""
+class AuditedHead:
+    """A head's canaries, recorder and background.
 
-    def __init__(self, head: Head, plan: Plan, shape: HeadsShape) -> None:
+    Args:
+        head: The run.
+        plan: The plan it is part of.
+        tensors: Sizes of its parameters.
+    """
+
+    def __init__(self, head: Head, plan: Plan, tensors: tuple[int, ...]) -> None:
         self.canaries = DiracCanaries(
-            count=head.canaries, tensors=shape.tensors, seed=canary_seed(plan.seed, head.label)
+            count=head.canaries, tensors=tensors, seed=canary_seed(plan.seed, head.label)
         )
         self.recorder = Recorder(
             self.canaries,
@@ -166,7 +172,9 @@ class _Audited:
         )
         self.background += clean.astype(np.float64) / self._clip_norm
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, folder: Path, head: str) -> None:
+        """Write what was released so far, for `load_snapshot`."""
+        path = _snapshot_path(folder, head, self.recorder.steps)
         transcript = self.recorder.transcript()
         arrays = {"background": self.background, **transcript.arrays()}
         facts = {"facts": _plain.to_plain(transcript.facts)}
@@ -218,7 +226,7 @@ def train(
             for head, share in zip(plan.heads, shares, strict=True):
                 accuracies[head.name][str(run.step)] = share
             for name, audited in run.audited.items():
-                audited.snapshot(_snapshot_path(folder.path, name, run.step))
+                audited.snapshot(folder.path, name)
             if run.step < plan.steps:
                 folder.write_json("results/accuracy.json", accuracies)
         if run.step % plan.checkpoint_every == 0 and run.step < plan.steps:
@@ -245,7 +253,9 @@ class _Run:
         self.heads = Heads(self.shape)
         self.velocity = torch.zeros_like(self.heads.flat)
         self.audited = {
-            head.name: _Audited(head, plan, self.shape) for head in plan.heads if head.canaries
+            head.name: AuditedHead(head, plan, self.shape.tensors)
+            for head in plan.heads
+            if head.canaries
         }
         self.step = 0
         self._rates = np.array([head.sampling_rate for head in plan.heads])

@@ -25,7 +25,7 @@ from askgauss import _files, _plain
 from askgauss._version import __version__
 from askgauss.exceptions import AskGaussError, FileFormatError
 
-__all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked"]
+__all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked", "process_rank"]
 
 _KIND = "askgauss-run"
 _SCHEMA = 1
@@ -82,6 +82,11 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": versions,
     }
+
+
+def process_rank() -> int:
+    """Which process of a ``torchrun`` this is; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
 
 
 class RunFolder:

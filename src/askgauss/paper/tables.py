@@ -139,9 +139,12 @@ def bounds(runs: Runs) -> list[Row]:
             )
         )
     for head in runs.audited(published=True):
-        scores = runs.snapshot(head).unknown_background_scores()
-        for name, kind, value in _as_published(runs, scores):
+        snapshot = runs.snapshot(head)
+        for name, kind, value in _as_published(runs, snapshot.unknown_background_scores()):
             rows.append(_row(head, name, kind, value))
+        # What is left of the difference once the background is taken out.
+        known = runs.bound(snapshot.transcript.scores(), GaussianEllipsoid(pooled=True))
+        rows.append(_row(head, "pooled ellipsoid, background known", PUBLISHED, known))
     return rows
 
 
@@ -350,7 +353,7 @@ def correlations(runs: Runs) -> list[Row]:
     head = _largest(runs.audited(published=False))
     transcript = runs.snapshot(head).transcript
     noise = transcript.kept_values - transcript.kept_planted
-    matrix = np.corrcoef(noise.T)
+    matrix = np.asarray(np.corrcoef(noise.T), np.float64)
     size = len(matrix)
     off = matrix[~np.eye(size, dtype=bool)]
     steps = transcript.number_of_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from askgauss.diagnostics.figures import Missing
 from askgauss.exceptions import MissingExtraError, NotDefinedError
@@ -28,6 +28,7 @@ __all__ = [
     "label",
     "legend",
     "numbers",
+    "power_ticks",
     "tidy",
 ]
 
@@ -81,7 +82,7 @@ def axes(given: Axes | None, width: float = 5.8, height: float = 3.4) -> Axes:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def tidy(ax: Axes, *, x: str = "", y: str = "", grid: str = "y") -> Axes:
+def tidy(ax: Axes, *, x: str = "", y: str = "", grid: Literal["x", "y", "both", ""] = "y") -> Axes:
     """No frame, a faint grid along one axis, labels."""
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -123,3 +124,12 @@ def count_ticks(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=6))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def power_ticks(ax: Axes) -> None:
+    """Powers of ten, in plain text, on a logarithmic vertical axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

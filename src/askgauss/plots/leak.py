@@ -57,7 +57,7 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
             [start, right],
             [height, height],
             color=tone,
-            alpha=0.28,
+            alpha=0.28 if bound.usable else 0.1,
             linewidth=7 if main else 5,
             solid_capstyle="butt",
         )
@@ -106,10 +106,11 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
 def _answer(bound: figures.Bound) -> str:
     name = style.clean(bound.name, 40)
     if bound.lower is None:
-        return f"{name}: {style.clean(bound.reason, 60)}"
+        return f"{name}: {style.clean(bound.reason, 44)}"
+    warning = "" if bound.usable else ", not valid"
     if math.isinf(bound.lower):
-        return f"{name}: no finite epsilon fits"
-    return f"{name}: at least {number(bound.lower)}"
+        return f"{name}: no finite epsilon fits{warning}"
+    return f"{name}: at least {number(bound.lower)}{warning}"
 
 
 def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Axes:
@@ -153,6 +154,7 @@ def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Ax
             linestyle="none",
             marker="o",
             markersize=2.4,
+            clip_on=False,
             color=style.OTHER,
             label="thresholds on the scores",
         )

@@ -93,8 +93,7 @@ def gram(source: AuditResult | Gram, ax: Axes | None = None) -> Axes:
     off = shown.cosines * (1.0 - np.eye(size))
     strength = np.clip(np.abs(off) / min(1.0, 3.0 * shown.chance), 0.0, 1.0)
     picture = np.zeros((size, size, 4))
-    picture[off >= 0.0, :3] = to_rgb(style.accent(source))
-    picture[off < 0.0, :3] = to_rgb(style.CLAIM)
+    picture[..., :3] = to_rgb(style.CLAIM)
     picture[..., 3] = strength
     picture[np.eye(size, dtype=bool)] = (*to_rgb(style.OTHER), 0.5)
     ax.imshow(picture, interpolation="none", extent=(0.5, size + 0.5, size + 0.5, 0.5))

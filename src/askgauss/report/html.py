@@ -96,7 +96,7 @@ def _resource(name: str) -> str:
 def _style_sheet() -> Any:
     from markupsafe import Markup
 
-    return Markup(_resource("style.css"))  # noqa: S704 (our own file)
+    return Markup(_resource("style.css"))  # our own file
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -113,15 +113,25 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         },
         {
             "name": "measured",
-            "value": f"ε ≥ {text.value(result.epsilon_lower)}",
-            "note": f"with confidence {result.confidence:g}",
+            "value": text.bound(result.epsilon_lower),
+            "note": f"with confidence {result.confidence:g}"
+            if figures.usable(result)
+            else "not valid",
         },
     ]
+    if result.distribution_free is not None:
+        facts.append(
+            {
+                "name": "without assumptions",
+                "value": text.bound(result.distribution_free),
+                "note": f"with confidence {result.confidence:g}",
+            }
+        )
     if result.power is not None and claim is not None:
         facts.append(
             {
                 "name": "power",
-                "value": f"{result.power:.0%}",
+                "value": f"{100.0 * result.power:.0f} %",
                 "note": f"had ε been {1.25 * claim.epsilon:g}",
             }
         )
@@ -138,7 +148,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         title="",
         caption=caption,
         label=f"Epsilon on one axis: {shown}measured at least {number(result.epsilon_lower)}.",
-        size=(_WIDTH, 0.85 + 0.46 * len(numbers.bounds)),
+        size=(5.9, 0.85 + (0.46 if len(numbers.bounds) < 3 else 0.36) * len(numbers.bounds)),
     )
     return {
         "verdict": "NONE" if result.verdict is None else result.verdict.value,
@@ -173,6 +183,7 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
             for part in text.PARTS
         ],
         "sight": text.sight(summary.run),
+        "sight_header": "would it show?" if exercised else "shows only in what passed",
         "sections": _sections(result, summary, curves),
         "meaning": text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
@@ -189,7 +200,7 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
                 "summary": clean(item.summary, 600),
                 "remedy": clean(item.remedy, 600),
                 "consequence": text.consequence(item),
-                "p_value": "" if item.p_value is None else f"{item.p_value:.2g}",
+                "p_value": text.p_value(item),
             }
             for item in text.ordered(result.findings)
         ],
@@ -203,7 +214,7 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "name": "epsilon",
-            "measured": f"≥ {text.value(result.epsilon_lower)}",
+            "measured": text.bound(result.epsilon_lower).removeprefix("ε "),
             "interval": "",
             "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
             "status": text.StatusWord(
@@ -239,8 +250,6 @@ def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
             if meaning.from_mechanism
             else " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
         )
-    if meaning.advantage[1] is None:
-        note += " This bound says nothing of the rates away from its own δ."
     return note
 
 
@@ -257,9 +266,7 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
-    return [
-        {"name": clean(name, 60), "value": clean(item, 400)} for name, item in rows if item
-    ]
+    return [{"name": clean(name, 60), "value": clean(item, 400)} for name, item in rows if item]
 
 
 def _evidence(result: AuditResult) -> str:
@@ -315,10 +322,10 @@ def _sections(
                     plots.tradeoff,
                     curves,
                     title="Trade-off curve",
-                    caption="The measured curve goes through the bounds at many deltas."
-                    if curves.measured is not None
-                    else "This method bounds epsilon at one delta: there is no measured curve.",
+                    caption=curves.missing
+                    or "The measured curve goes through the bounds at many deltas.",
                     label="False negative rate against false positive rate: claim and bound.",
+                    kind="square",
                     size=(4.6, 4.4),
                 ),
                 drawer.draw(
@@ -349,6 +356,7 @@ def _sections(
                         f"{gram.chance:.2f} over {gram.steps:,} steps."
                     ),
                     label="Gram matrix of the canaries: off the diagonal only chance is expected.",
+                    kind="square",
                     size=(4.6, 4.4),
                 ),
                 drawer.draw(
@@ -455,7 +463,7 @@ def _svg(
     from markupsafe import Markup, escape
     from matplotlib.figure import Figure
 
-    options = {
+    options: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": prefix,
         "text.parse_math": False,
@@ -470,22 +478,40 @@ def _svg(
         for ax in figure.axes:
             ax.patch.set_alpha(0.0)
         stream = io.StringIO()
-        figure.savefig(stream, format="svg", dpi=144, metadata={"Date": None, "Creator": None})
-    drawn = stream.getvalue()
-    drawn = drawn[drawn.index("<svg") :]
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
-    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
-    drawn = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', drawn)
-    drawn = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", drawn)
-    drawn = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', drawn)
-    # The size of the type is kept; its face is the page's.
-    drawn = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", drawn)
-    for color, name in _COLORS.items():
-        drawn = drawn.replace(color, f"var(--{name})")
-    drawn = re.sub(r"\s*\n\s*", "\n", drawn)
+        figure.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
+    drawn = _compact(stream.getvalue(), prefix)
     head, rest = drawn.split(">", 1)
     spoken = escape(label)
-    return Markup(  # noqa: S704 (drawn by us; names in it were escaped by the backend)
-        f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}'
-    )
+    return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+def _compact(drawn: str, prefix: str) -> str:
+    """What the backend wrote, less what a page does not need, in the page's colours and type."""
+    drawn = drawn[drawn.index("<svg") :]
+    # A style element inside an inline image would speak to the whole page.
+    drawn = re.sub(r"<(metadata|style)\b.*?</\1>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
+
+    def named(found: re.Match[str]) -> str:
+        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
+
+    def tag(found: re.Match[str]) -> str:
+        inside = re.sub(r' id="([^"]+)"', named, found[0])
+        inside = re.sub(r'(url\(|href=")#([^)"]+)', rf"\1#{prefix}-\2", inside)
+        # The size of the type is kept; its face is the page's.
+        inside = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", inside)
+        inside = re.sub(r"font-family: [^;\"]*; ?", "", inside)
+        inside = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", inside)
+        inside = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", inside)
+        inside = re.sub(r"\s*\n\s*", " ", inside)
+        return inside.replace("; ", ";").replace(": ", ":")
+
+    drawn = re.sub(r"<[^>]+>", tag, drawn)
+    for color, name in _COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    drawn = re.sub(r">\s+<", "><", drawn)
+    while (shorter := re.sub(r"<(g|defs)></\1>|<(g|defs)/>", "", drawn)) != drawn:
+        drawn = shorter
+    return drawn

@@ -44,7 +44,9 @@ def junit(result: AuditResult) -> str:
 
 
 def _case(suite: ET.Element, finding: Finding) -> None:
-    case = ET.SubElement(suite, "testcase", classname="askgauss.findings", name=clean(finding.check))
+    case = ET.SubElement(
+        suite, "testcase", classname="askgauss.findings", name=clean(finding.check)
+    )
     if finding.status is Status.FAIL:
         tag = "failure" if finding.consequence is Consequence.BREACH else "error"
         _problem(case, tag, finding.consequence.value, finding.summary, finding.remedy)

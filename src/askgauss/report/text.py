@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from askgauss.diagnostics.figures import Meaning
+from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
 from askgauss.plots._style import clean
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
@@ -14,12 +14,14 @@ from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict,
 __all__ = [
     "PARTS",
     "StatusWord",
+    "bound",
     "consequence",
     "headline",
     "interval",
     "meaning_rows",
     "mode",
     "ordered",
+    "p_value",
     "percent",
     "reason",
     "sight",
@@ -46,10 +48,10 @@ _HEADLINES = {
     None: "A bound, no verdict",
 }
 _CONSEQUENCES = {
-    Consequence.BREACH: "the claim is broken",
-    Consequence.INVALIDATES: "the bound could be too high",
-    Consequence.LOOSENS: "the bound is only too low",
-    Consequence.INFORMS: "nothing for the bound",
+    Consequence.BREACH: "claim broken",
+    Consequence.INVALIDATES: "bound too high",
+    Consequence.LOOSENS: "bound too low",
+    Consequence.INFORMS: "nothing",
 }
 _ORDER = (Status.FAIL, Status.WARN, Status.INFO, Status.PASS, Status.NOT_RUN)
 
@@ -111,6 +113,14 @@ def consequence(finding: Finding) -> str:
     return "" if finding.status is Status.NOT_RUN else _CONSEQUENCES[finding.consequence]
 
 
+def p_value(finding: Finding) -> str:
+    """The p-value of a check, where it has one."""
+    given = finding.p_value
+    if given is None:
+        return ""
+    return "< 1e−300" if given < 1e-300 else f"{given:.2g}".replace("-", "−")
+
+
 def ordered(findings: Sequence[Finding]) -> list[Finding]:
     """The worst first."""
     return sorted(findings, key=lambda item: _ORDER.index(item.status))
@@ -127,15 +137,31 @@ def value(given: float | None) -> str:
     return f"{given:.4g}".replace("-", "−")
 
 
+def bound(given: float) -> str:
+    """A lower bound on epsilon."""
+    return "ε = ∞" if math.isinf(given) else f"ε ≥ {value(given)}"
+
+
 def interval(given: tuple[float, float] | None) -> str:
     """An interval for a table."""
-    return "" if given is None else f"{value(given[0])} to {value(given[1])}"
+    if given is None:
+        return ""
+    low, high = given
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return f"{value(low)} to {value(high)}"
+    # As many decimals as the width of the interval needs.
+    decimals = max(0, 1 - math.floor(math.log10(high - low)))
+    if decimals > 6:
+        return f"{value(low)} to {value(high)}"
+    return " to ".join(f"{end:,.{decimals}f}".replace("-", "−") for end in given)
 
 
 def percent(given: float | None, *, up: bool) -> str:
     """A share, rounded to the side that promises nothing: up for at most, down for at least."""
     if given is None:
         return "–"
+    if given in (0.0, 1.0):
+        return f"{100.0 * given:.0f} %"
     scaled = given * 1000.0
     # Beyond a nine or two the digits that matter are further back.
     digits = 1
@@ -184,14 +210,14 @@ def sight(run: RunSummary) -> list[dict[str, str]]:
     rows = []
     for defect, part in _DEFECTS:
         if part is None:
-            seen = "no"
+            seen = "no" if run.exercised else "nothing"
         elif not run.exercised:
-            seen = "not known"
+            seen = part
         else:
             seen = "yes" if part in run.exercised else "no"
         rows.append({"defect": defect, "seen": seen})
     # What was invisible is what this table is for.
-    return sorted(rows, key=lambda row: ("no", "not known", "yes").index(row["seen"]))
+    return sorted(rows, key=lambda row: {"no": 0, "nothing": 0, "yes": 2}.get(row["seen"], 1))
 
 
 def statement(result: AuditResult, run: RunSummary) -> list[str]:
@@ -245,15 +271,23 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
 
 
 def _found(result: AuditResult) -> str:
-    bound = number(result.epsilon_lower)
-    text = f"It found that epsilon is at least {bound} at delta {result.delta:g}. "
+    found = number(result.epsilon_lower)
+    if usable(result):
+        text = f"It found that epsilon is at least {found} at delta {result.delta:g}. "
+    else:
+        text = f"Its bound of {found} must not be used: an assumption it rests on failed a check. "
+    if result.distribution_free is not None:
+        free = number(result.distribution_free)
+        text += f"Without that assumption, epsilon is at least {free} at delta {result.delta:g}. "
     if result.verdict is None:
         return text + "No verdict follows from that."
     text += f"Verdict: {result.verdict.value}. {reason(result)} "
     text += f"A correct run ends in VIOLATION or INVALID with probability {result.gate_error:g}"
     text += " at most. "
     if result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-        text += "No evidence against a claim is not evidence for it: an audit proves nothing private."
+        text += (
+            "No evidence against a claim is not evidence for it: an audit proves nothing private."
+        )
     return text.rstrip()
 
 

@@ -428,7 +428,7 @@ _ALL = (
         description="Every record has the right rate, but four of them share a coin.",
         part="sampler",
         broken=_common_coins,
-        finding="sampling of pairs",
+        finding="sampling scheme",
         verdict=_I,
         canaries="data path",
     ),
@@ -483,7 +483,7 @@ _ALL = (
         part="gradient",
         broken=_with_the_last_batch,
         finding="carry-over",
-        verdict=_V,
+        verdict=_I,
         canaries="data path",
     ),
     Fault(

@@ -40,7 +40,7 @@ class Gradients:
     @property
     def norms(self) -> NDArray[np.float64]:
         """Euclidean norm of every row."""
-        return np.sqrt((self.values**2).sum(axis=1))
+        return np.asarray(np.sqrt((self.values**2).sum(axis=1)))
 
     def scaled(self, factor: NDArray[np.float64]) -> Gradients:
         """Every row, or every value, times a factor of its own."""
@@ -126,7 +126,7 @@ def poisson(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
 def one_direction_each(run: Run, batch: NDArray[np.int64]) -> Gradients:
     """The gradients of canaries: each along its own direction, far above the clip norm."""
     canaries = run.canaries
-    places = canaries.coordinates[batch].reshape(batch.size, -1)
+    places = canaries.coordinates.reshape(canaries.size, -1)[batch]
     height = _FAR_ABOVE * run.clip_norm / np.sqrt(places.shape[1])
     signs = canaries.signs[batch] if isinstance(canaries, BlockCanaries) else 1.0
     return Gradients(places, np.broadcast_to(height * signs, places.shape))

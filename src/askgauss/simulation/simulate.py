@@ -101,11 +101,13 @@ def _placed(
     """Canaries with a little room around them, in one tensor or in as many as are needed."""
     count = present + absent
     if spread:
-        sizes = (count + 32,) * 4
-        return BlockCanaries(present=present, absent=absent, tensors=sizes, block=4, seed=seed)
+        quarter = count + 32
+        return BlockCanaries(
+            present=present, absent=absent, tensors=(quarter,) * 4, block=4, seed=seed
+        )
     if several:
-        sizes = (count // 2 + 32, count // 2 + 32, 32)
-        return DiracCanaries(present=present, absent=absent, tensors=sizes, seed=seed)
+        half = count // 2 + 32
+        return DiracCanaries(present=present, absent=absent, tensors=(half, half, 32), seed=seed)
     return DiracCanaries(present=present, absent=absent, dimension=count + 32, seed=seed)
 
 

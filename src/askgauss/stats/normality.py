@@ -10,12 +10,18 @@ from scipy.special import log_ndtr, ndtr
 
 __all__ = ["anderson_darling", "average_shape", "pit_ecdf"]
 
+# Up to here the published fit is good to 1 % (and slightly cautious at 1.3).
+_FITTED = 1.3
+_FITTED_TAIL = 0.0023
+# One over twice the largest eigenvalue, .098436, of the statistic's limiting law.
+_TAIL_RATE = 5.0794
+
 
 def anderson_darling(values: ArrayLike) -> tuple[float, float]:
     """Anderson and Darling's statistic for normality, and its p-value.
 
     The mean and the variance are estimated; the p-value is that of D'Agostino and Stephens (1986),
-    table 4.9, for the statistic corrected for the sample's size.
+    table 4.9, for the statistic corrected for the sample's size, and an upper bound beyond .002.
 
     Returns:
         The corrected statistic and the p-value.
@@ -44,40 +50,75 @@ def _p_value(statistic: float) -> float:
         return 1.0 - math.exp(-8.318 + 42.796 * a - 59.938 * a * a)
     if a < 0.6:
         return math.exp(0.9177 - 4.279 * a - 1.38 * a * a)
-    if a < 10.0:
+    if a < _FITTED:
         return math.exp(1.2937 - 5.709 * a + 0.0186 * a * a)
-    # The fitted quadratic turns back up far out; its slope there is kept instead.
-    return math.exp(1.2937 - 57.09 + 1.86 - 5.337 * (a - 10.0))
+    # Further out the fit falls too fast: 0.77 of the truth at 3e-6. The tail of a weighted sum of
+    # chi-squares thins no slower than that of its largest term, which is taken instead.
+    return _FITTED_TAIL * math.exp(-_TAIL_RATE * (a - _FITTED))
 
 
 def average_shape(rows: NDArray[np.float64]) -> tuple[float, float, float, float]:
-    """Skewness and excess kurtosis averaged over rows, each row by its own mean and variance.
+    """Skewness and excess kurtosis averaged over rows, and how unlikely each is.
 
-    Each row's Fisher g statistics have mean zero under normality at any row length, whatever the
-    row's scale, so the average over many rows is a sharp test even of short rows.
+    Each row is taken by its own mean and variance, so that rows may differ in scale. Under
+    normality the averages have mean zero at any row length; their laws are D'Agostino's (1970) and
+    Anscombe and Glynn's (1983) approximations with the third or fourth moment of one row's
+    statistic divided by the number of rows, since cumulants of independent rows add up. The plain
+    Gaussian approximation would reject by kurtosis ten times too often at 1e-4.
+
+    Args:
+        rows: Samples of the same size, 8 or more in each.
 
     Returns:
-        Mean skewness, its z score, mean excess kurtosis, its z score.
+        Mean skewness, its two-sided p-value, mean excess kurtosis, its two-sided p-value.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> _, _, kurtosis, p_value = average_shape(rng.uniform(size=(50, 40)))
+        >>> kurtosis < -1, p_value < 1e-9
+        (True, True)
     """
-    count = rows.shape[1]
     centred = rows - rows.mean(axis=1, keepdims=True)
-    second = (centred**2).mean(axis=1)
-    third = (centred**3).mean(axis=1)
-    fourth = (centred**4).mean(axis=1)
-    skewness = third / second**1.5
-    n = float(count)
-    kurtosis = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (fourth / second**2 - 3) + 6)
-    # Exact variances of the two statistics under normality.
-    skewness_variance = 6 * (n - 2) / ((n + 1) * (n + 3))
-    kurtosis_variance = 24 * n * (n - 1) ** 2 / ((n - 3) * (n - 2) * (n + 3) * (n + 5))
-    root = math.sqrt(rows.shape[0])
-    mean_skewness, mean_kurtosis = float(skewness.mean()), float(kurtosis.mean())
-    return (
-        mean_skewness,
-        mean_skewness * root / math.sqrt(skewness_variance),
-        mean_kurtosis,
-        mean_kurtosis * root / math.sqrt(kurtosis_variance),
+    power = centred * centred
+    second = power.mean(axis=1)
+    third = np.einsum("ij,ij->i", power, centred) / rows.shape[1]
+    fourth = np.einsum("ij,ij->i", power, power) / rows.shape[1]
+    count, n = rows.shape[0], float(rows.shape[1])
+    skewness = float((third / second**1.5).mean())
+    kurtosis = float(
+        ((n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (fourth / second**2 - 3) + 6)).mean()
     )
+    return (
+        skewness,
+        2.0 * float(ndtr(-abs(_skewness_score(skewness, n, count)))),
+        kurtosis,
+        2.0 * float(ndtr(-abs(_kurtosis_score(kurtosis, n, count)))),
+    )
+
+
+def _skewness_score(skewness: float, n: float, count: int) -> float:
+    """A standard normal score of the skewness averaged over ``count`` samples of ``n``."""
+    variance = 6 * (n - 2) / ((n + 1) * (n + 3))
+    fourth = 3 * (n * n + 27 * n - 70) * (n + 1) * (n + 3)
+    excess = (fourth / ((n - 2) * (n + 5) * (n + 7) * (n + 9)) - 3) / count
+    square = math.sqrt(2 * (2 + excess)) - 1
+    scale = math.sqrt(2 / (square - 1))
+    return math.asinh(skewness * math.sqrt(count / variance) / scale) / math.sqrt(
+        0.5 * math.log(square)
+    )
+
+
+def _kurtosis_score(kurtosis: float, n: float, count: int) -> float:
+    """A standard normal score of the excess kurtosis averaged over ``count`` samples of ``n``."""
+    variance = 24 * n * (n - 1) ** 2 / ((n - 3) * (n - 2) * (n + 3) * (n + 5))
+    third = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9))
+    third *= math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)) / count)
+    freedom = 6 + 8 / third * (2 / third + math.sqrt(1 + 4 / third**2))
+    below = 1 + kurtosis * math.sqrt(count / variance) * math.sqrt(2 / (freedom - 4))
+    if below <= 0.0:
+        return -math.inf
+    root = math.cbrt((1 - 2 / freedom) / below)
+    return (1 - 2 / (9 * freedom) - root) / math.sqrt(2 / (9 * freedom))
 
 
 def pit_ecdf(

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# A sweep over several machines: Slurm starts Ray on each of them, and the sweep runs on all.
+#
+#   sbatch examples/slurm_ray.sh
+#
+# Needs askgauss[ray] in the environment of every node. Submit it again after a time limit: cells
+# that are done are not done twice.
+#SBATCH --job-name=askgauss-sweep
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --time=04:00:00
+set -euo pipefail
+
+FOLDER=${FOLDER:-$PWD/sweep}
+PORT=${PORT:-6379}
+# A node's numerical libraries must not take the cores of its other workers.
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes[0]}
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+
+srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+  ray start --head --node-ip-address="$address" --port="$PORT" \
+  --num-cpus="$SLURM_CPUS_PER_TASK" --disable-usage-stats --block &
+sleep 15
+if ((${#nodes[@]} > 1)); then
+  workers=$(IFS=,; echo "${nodes[*]:1}")
+  srun --nodes=$((${#nodes[@]} - 1)) --ntasks-per-node=1 --nodelist="$workers" --overlap \
+    ray start --address="$address:$PORT" --num-cpus="$SLURM_CPUS_PER_TASK" --block &
+  sleep 15
+fi
+
+srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+  askgauss sweep --ray "$address:$PORT" --folder "$FOLDER"

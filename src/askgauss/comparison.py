@@ -1,0 +1,310 @@
+"""Several auditors on the same scores, side by side; it decides nothing.
+
+The verdict belongs to one method chosen beforehand (`askgauss.audit`). A table of many bounds, each
+valid by itself, has no valid best: the largest of them is above the truth more often than any one.
+So there is none here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from askgauss import _plain, _validate
+from askgauss.auditing import audit
+from askgauss.auditors import auditor_types
+from askgauss.auditors.base import Auditor
+from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics import diagnose
+from askgauss.exceptions import (
+    AskGaussError,
+    InvalidArgumentError,
+    MissingExtraError,
+    ScoreDirectionError,
+)
+from askgauss.linear_transcript import LinearTranscript
+from askgauss.results import Assumption, AuditResult, Consequence, Finding, Status, number
+from askgauss.scores import CanaryScores
+from askgauss.transcript import Transcript
+
+__all__ = ["Comparison", "ComparisonRow", "compare"]
+
+_KIND = "askgauss-comparison"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """What one method says.
+
+    Attributes:
+        name: The method, in kebab-case.
+        options: Its options that are not the default ones.
+        bound: The lower bound on epsilon; None where there is none, and the reason says why.
+        estimate: The method's estimate of epsilon, where it has one.
+        share: The bound as a share of the claimed epsilon.
+        assumption: What the bound rests on.
+        ceiling: The most the method could report from these canaries.
+        seconds: How long it took.
+        reason: Why there is no bound, or why it must not be used.
+    """
+
+    name: str
+    options: str
+    bound: float | None
+    estimate: float | None
+    share: float | None
+    assumption: Assumption
+    ceiling: float | None
+    seconds: float
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """The method with its options."""
+        return f"{self.name} ({self.options})" if self.options else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Rows in the order in which the methods were asked.
+
+    Attributes:
+        rows: One row a method.
+        present: Number of present canaries.
+        absent: Number of absent canaries.
+        delta: The delta the bounds are stated at.
+        confidence: Each bound by itself is above the truth in at most 1 - confidence of audits.
+        claim: What was claimed, if anything.
+    """
+
+    rows: tuple[ComparisonRow, ...]
+    present: int
+    absent: int
+    delta: float
+    confidence: float
+    claim: PrivacyClaim | None = None
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        head = ("method", "epsilon >=", "of claim", "ceiling", "seconds", "assuming")
+        cells: list[tuple[str, ...]] = [head]
+        for row in self.rows:
+            cells.append(
+                (
+                    row.label,
+                    "-" if row.bound is None else number(row.bound),
+                    "-" if row.share is None else f"{row.share:.0%}",
+                    "-" if row.ceiling is None else number(row.ceiling),
+                    f"{row.seconds:.3f}",
+                    row.assumption.value,
+                )
+            )
+        return cells
+
+    def _heading(self) -> str:
+        claimed = "" if self.claim is None else f"; claimed {self.claim}"
+        return (
+            f"{self.present:,} present and {self.absent:,} absent canaries, delta {self.delta:g}, "
+            f"confidence {self.confidence:g} each{claimed}"
+        )
+
+    def _notes(self) -> list[str]:
+        return [f"{row.label}: {row.reason}" for row in self.rows if row.reason]
+
+    def __str__(self) -> str:
+        cells = self._cells()
+        widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+        lines = [self._heading()]
+        for line in cells:
+            padded = [
+                text.ljust(width) if column in (0, len(line) - 1) else text.rjust(width)
+                for column, (text, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            lines.append("  " + "  ".join(padded).rstrip())
+        return "\n".join(lines + [f"  {note}" for note in self._notes()])
+
+    def to_markdown(self) -> str:
+        """The table in Markdown, with its notes below."""
+        head, *body = self._cells()
+        ruler = ("---", *["---:"] * (len(head) - 2), "---")
+        lines = [self._heading(), ""]
+        lines += ["| " + " | ".join(line) + " |" for line in (head, ruler, *body)]
+        notes = self._notes()
+        if notes:
+            lines += ["", *(f"- {note}" for note in notes)]
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; infinity is the string ``"inf"``."""
+        plain: dict[str, Any] = _plain.to_plain(self)
+        return plain
+
+    def to_json(self) -> str:
+        """JSON text."""
+        return _plain.dumps(_KIND, _SCHEMA, self.to_dict())
+
+    def to_dataframe(self) -> Any:
+        """A pandas data frame with a line a method.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("A data frame needs pandas: pip install pandas.") from error
+        names = [field.name for field in dataclasses.fields(ComparisonRow)]
+        lines = [
+            {**{name: getattr(row, name) for name in names}, "assumption": row.assumption.value}
+            for row in self.rows
+        ]
+        return pandas.DataFrame(lines, columns=names)
+
+
+def compare(
+    data: CanaryScores | Transcript | LinearTranscript,
+    *,
+    claim: PrivacyClaim | None = None,
+    delta: float | None = None,
+    auditors: Iterable[Auditor[Any]] | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """What several methods say about the same scores.
+
+    Args:
+        data: The scores of one training run, or its transcript.
+        claim: What the run claims.
+        delta: Where to state the bounds when there is no claim.
+        auditors: The methods; if not given, one of each with its default options.
+        confidence: Each bound by itself is above the truth in at most 1 - confidence of audits.
+
+    Returns:
+        A table. A method that does not apply is in it with the reason; so is one whose assumptions
+        fail a check.
+
+    Raises:
+        ScoreDirectionError: Present canaries score below absent ones.
+        InvalidArgumentError: An argument is outside its range.
+
+    Example:
+        >>> import numpy as np, askgauss as ag
+        >>> rng = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=rng.normal(1, 1, 500), absent=rng.normal(0, 1, 500))
+        >>> table = compare(scores, delta=1e-5, auditors=[ag.GaussianShift(), ag.OneRun()])
+        >>> [row.name for row in table.rows]
+        ['gaussian-shift', 'one-run']
+    """
+    methods = _methods(auditors)
+    level = _delta(claim, delta)
+    _validate.within(0.5, 1, confidence=confidence)
+    if isinstance(data, LinearTranscript):
+        data = data.scores()
+    checks = diagnose(data, claim=claim)
+    rows = [_row(data, method, claim, delta, confidence, checks) for method in methods]
+    present = int(data.member.sum())
+    return Comparison(
+        rows=tuple(rows),
+        present=present,
+        absent=int(data.member.size) - present,
+        delta=level,
+        confidence=confidence,
+        claim=claim,
+    )
+
+
+def _methods(auditors: Iterable[Auditor[Any]] | None) -> list[Auditor[Any]]:
+    if auditors is None:
+        return [kind() for kind in auditor_types().values()]
+    methods = list(auditors)
+    for method in methods:
+        if not isinstance(method, Auditor):
+            raise InvalidArgumentError(
+                f"Expected auditors to be auditors such as OneRun(), got {method!r}."
+            )
+    if not methods:
+        raise InvalidArgumentError("Expected at least one of auditors, got none.")
+    return methods
+
+
+def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
+    if (claim is None) == (delta is None):
+        raise InvalidArgumentError(
+            "Expected exactly one of claim and delta, got "
+            f"{'both' if claim is not None else 'neither'}. A claim brings its own delta."
+        )
+    level = claim.delta if claim is not None else delta
+    assert level is not None
+    _validate.probability(delta=level)
+    return level
+
+
+def _row(
+    data: CanaryScores | Transcript,
+    method: Auditor[Any],
+    claim: PrivacyClaim | None,
+    delta: float | None,
+    confidence: float,
+    checks: tuple[Finding, ...],
+) -> ComparisonRow:
+    started = time.perf_counter()
+    result: AuditResult | None = None
+    reason = ""
+    try:
+        result = audit(
+            data,
+            claim=claim,
+            delta=delta,
+            auditor=method,
+            confidence=confidence,
+            diagnostics=False,
+        )
+    except ScoreDirectionError:
+        raise  # wrong for every method alike
+    except AskGaussError as error:
+        reason = f"does not apply: {error}"
+    seconds = time.perf_counter() - started
+    bound = estimate = ceiling = None
+    if result is not None:
+        estimate = result.epsilon_point
+        if method.assumption is Assumption.ESTIMATE:
+            reason = f"an estimate of {number(estimate)}, and no bound."
+        else:
+            bound, ceiling = result.epsilon_lower, result.ceiling
+            reason = _caution(method.assumption, result.findings + checks)
+    return ComparisonRow(
+        name=method.name,
+        options=_options(method),
+        bound=bound,
+        estimate=estimate,
+        share=None if claim is None or bound is None else bound / claim.epsilon,
+        assumption=method.assumption,
+        ceiling=ceiling,
+        seconds=seconds,
+        reason=reason,
+    )
+
+
+def _caution(assumption: Assumption, findings: Sequence[Finding]) -> str:
+    """Why a bound of this assumption must not be used, if a check failed that it rests on."""
+    for finding in findings:
+        if (
+            finding.status is Status.FAIL
+            and finding.consequence is Consequence.INVALIDATES
+            and assumption.rests_on(finding.undermines)
+        ):
+            return f"INVALID: {finding.check}: {finding.summary}"
+    return ""
+
+
+def _options(method: Auditor[Any]) -> str:
+    """The options that differ from the default ones."""
+    default = type(method)()
+    return ", ".join(
+        f"{field.name}={getattr(method, field.name)!r}"
+        for field in dataclasses.fields(method)
+        if getattr(method, field.name) != getattr(default, field.name)
+    )

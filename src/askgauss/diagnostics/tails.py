@@ -1,0 +1,106 @@
+"""Tail probabilities the checks share, exact where there is an exact law."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, bdtrc, betainc, betaincc, chdtr, chdtrc, chdtri, gammaln, stdtr
+
+__all__ = [
+    "Spread",
+    "binomial_p_value",
+    "correlation_tail",
+    "equal_variances_p_value",
+    "overlap_p_value",
+    "ratio_p_value",
+    "ratio_tail",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Sum of squares of independent Gaussian observations of mean zero."""
+
+    freedom: float
+    square: float
+
+    @property
+    def scale(self) -> float:
+        """Their standard deviation."""
+        return math.sqrt(self.square / self.freedom)
+
+    def interval(self, error: float) -> tuple[float, float]:
+        """A two-sided interval of the standard deviation."""
+        low = math.sqrt(self.square / chdtri(self.freedom, 0.5 * error))
+        return low, math.sqrt(self.square / chdtri(self.freedom, 1.0 - 0.5 * error))
+
+    def p_value(self, scale: float) -> float:
+        """Of "this is the standard deviation", two-sided."""
+        statistic = self.square / scale**2
+        return 2.0 * float(min(chdtr(self.freedom, statistic), chdtrc(self.freedom, statistic)))
+
+    def lower_p_value(self, scale: float) -> float:
+        """Of "the standard deviation is at least this"."""
+        return float(chdtr(self.freedom, self.square / scale**2))
+
+
+def ratio_tail(ratio: float, numerator: float, denominator: float) -> float:
+    """P[F >= ratio] for a ratio of two variances with these degrees of freedom."""
+    x = numerator * ratio / (numerator * ratio + denominator)
+    return float(betaincc(0.5 * numerator, 0.5 * denominator, x))
+
+
+def ratio_p_value(ratio: float, numerator: float, denominator: float) -> float:
+    """Of "the two variances are equal", two-sided."""
+    x = numerator * ratio / (numerator * ratio + denominator)
+    below = float(betainc(0.5 * numerator, 0.5 * denominator, x))
+    return min(1.0, 2.0 * min(below, ratio_tail(ratio, numerator, denominator)))
+
+
+def equal_variances_p_value(square: NDArray[np.float64], freedom: NDArray[np.float64]) -> float:
+    """Bartlett's test that groups of Gaussian observations have one variance."""
+    groups, whole = square.size, float(freedom.sum())
+    statistic = whole * math.log(float(square.sum()) / whole)
+    statistic -= float((freedom * np.log(square / freedom)).sum())
+    correction = 1.0 + (float((1.0 / freedom).sum()) - 1.0 / whole) / (3.0 * (groups - 1))
+    return float(chdtrc(groups - 1, max(statistic, 0.0) / correction))
+
+
+def correlation_tail(correlation: float, count: float) -> float:
+    """P[the correlation of two independent Gaussian samples of mean zero is at least this]."""
+    if correlation >= 1.0:
+        return 0.0
+    t = correlation * math.sqrt((count - 1.0) / (1.0 - correlation**2))
+    return float(stdtr(count - 1.0, -t))
+
+
+def binomial_p_value(successes: int, trials: int, rate: float) -> float:
+    """Of "successes have this probability", two-sided and exact."""
+    if rate >= 1.0:
+        return float(successes == trials)
+    below = float(bdtr(successes, trials, rate))
+    above = float(bdtrc(successes - 1, trials, rate)) if successes else 1.0
+    return min(1.0, 2.0 * min(below, above))
+
+
+def overlap_p_value(overlap: int, first: int, second: int, steps: int) -> float:
+    """Of "two records are sampled independently", given in how many of the steps each was.
+
+    Two-sided and exact: the number of steps they share is then hypergeometric.
+    """
+    shared = np.arange(max(0, first + second - steps), min(first, second) + 1)
+    logs = (
+        _log_choose(first, shared)
+        + _log_choose(steps - first, second - shared)
+        - _log_choose(steps, np.array(second))
+    )
+    mass = np.exp(logs)
+    tails = mass[shared >= overlap].sum(), mass[shared <= overlap].sum()
+    return min(1.0, 2.0 * float(min(tails)))
+
+
+def _log_choose(total: int, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray(gammaln(total + 1.0) - gammaln(chosen + 1.0) - gammaln(total - chosen + 1.0))

@@ -1,0 +1,356 @@
+"""The paper's experiments and figures, one call: train what is missing, draw, write the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from askgauss import _files, _plain, _validate, accounting
+from askgauss.mechanisms import tree
+from askgauss.paper import data, dpftrl, dpsgd, figures, page, scatter, tables
+from askgauss.paper.run_folder import RunFolder, process_rank
+
+__all__ = ["FIGURES", "SCALES", "Scale", "publish", "run"]
+
+FIGURES = (*figures.figure_makers(), "convergence")
+"""Names of the figures."""
+
+Report = Callable[[str, int, int], None]
+
+_DELTA = 1e-5
+# What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
+_PUBLISHED_STEPS = 2508
+_PUBLISHED_NOISE = {8.0: 2.6245}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large a reproduction is.
+
+    Args:
+        data: Name of the image set.
+        groups: Groups of the normalisation.
+        epsilons: Claimed epsilons.
+        sampling_rate: Poisson rate of sound DP-SGD runs.
+        published_rate: The rate of runs as published.
+        published_steps: The steps those were calibrated for.
+        steps: Steps of DP-SGD.
+        snapshots: Steps after which DP-SGD is looked at.
+        canaries: Canaries of every audited run, half of them present.
+        counts: Numbers of canaries in the figures over them.
+        repeats: Audits behind an average.
+        tree_steps: Leaves of DP-FTRL.
+        tree_batch: Records of a leaf.
+        clip_norm: Clip norm.
+        learning_rate: Step size of DP-SGD by epsilon, see `dpsgd.Head`.
+        tree_learning_rate: Step size of DP-FTRL by epsilon.
+        convergence: Steps in the figure of convergence.
+    """
+
+    data: str
+    groups: int
+    epsilons: tuple[float, ...]
+    sampling_rate: float
+    published_rate: float
+    published_steps: int
+    steps: int
+    snapshots: tuple[int, ...]
+    canaries: int
+    counts: tuple[int, ...]
+    repeats: int
+    tree_steps: int
+    tree_batch: int
+    clip_norm: float = 1.0
+    learning_rate: tuple[float, ...]
+    tree_learning_rate: tuple[float, ...]
+    convergence: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 2500, 10_000)
+
+
+SCALES = {
+    "full": Scale(
+        data="cifar10",
+        groups=27,
+        epsilons=(1.0, 2.0, 4.0, 8.0),
+        sampling_rate=4096 / 50_000,
+        published_rate=1 / 12,
+        published_steps=_PUBLISHED_STEPS,
+        steps=2500,
+        snapshots=(50, 100, 250, 500, 1000),
+        canaries=5000,
+        counts=(100, 250, 500, 1000, 2500, 5000),
+        repeats=10,
+        tree_steps=128,
+        tree_batch=380,
+        learning_rate=(0.01, 0.01, 0.01, 0.01),
+        tree_learning_rate=(0.01, 0.01, 0.01, 0.01),
+    ),
+    "smoke": Scale(
+        data="digits",
+        groups=9,
+        epsilons=(2.0, 8.0),
+        sampling_rate=0.1,
+        published_rate=1 / 9,
+        published_steps=60,
+        steps=60,
+        snapshots=(20,),
+        canaries=400,
+        counts=(100, 400),
+        repeats=2,
+        tree_steps=32,
+        tree_batch=40,
+        learning_rate=(1.0, 1.0),
+        tree_learning_rate=(0.1, 0.1),
+        convergence=(1, 10, 100),
+    ),
+}
+"""The scales by name: ``full`` is the paper's, ``smoke`` runs everything in seconds."""
+
+
+def dpsgd_plan(scale: Scale, *, seed: int) -> dpsgd.Plan:
+    """Sound runs with canaries and without, and runs as published, for every epsilon."""
+    heads = []
+    for label, (epsilon, rate) in enumerate(zip(scale.epsilons, scale.learning_rate, strict=True)):
+        noise = accounting.dpsgd_noise_multiplier(
+            epsilon=epsilon,
+            delta=_DELTA,
+            sampling_rate=scale.sampling_rate,
+            steps=scale.steps,
+        )
+        published = accounting.dpsgd_noise_multiplier(
+            epsilon=epsilon,
+            delta=_DELTA,
+            sampling_rate=scale.published_rate,
+            steps=scale.published_steps,
+        )
+        if scale.published_steps == _PUBLISHED_STEPS:
+            published = _PUBLISHED_NOISE.get(epsilon, published)
+        for name, sampling_rate, sigma, canaries in (
+            ("sound", scale.sampling_rate, noise, scale.canaries),
+            ("clean", scale.sampling_rate, noise, 0),
+            ("published", scale.published_rate, published, scale.canaries),
+        ):
+            heads.append(
+                dpsgd.Head(
+                    name=f"{name}-{epsilon:g}",
+                    epsilon=epsilon,
+                    noise_multiplier=sigma,
+                    sampling_rate=sampling_rate,
+                    canaries=canaries,
+                    learning_rate=rate,
+                    label=label,
+                )
+            )
+    return dpsgd.Plan(
+        heads=tuple(heads),
+        steps=scale.steps,
+        snapshots=scale.snapshots,
+        clip_norm=scale.clip_norm,
+        seed=seed,
+    )
+
+
+def dpftrl_plan(scale: Scale, *, seed: int) -> dpftrl.TreeRunPlan:
+    """The same for DP-FTRL."""
+    heads = []
+    for label, (epsilon, rate) in enumerate(
+        zip(scale.epsilons, scale.tree_learning_rate, strict=True)
+    ):
+        noise = tree.noise_multiplier(epsilon=epsilon, delta=_DELTA, steps=scale.tree_steps)
+        for name, canaries in (("sound", scale.canaries), ("clean", 0), ("published", None)):
+            heads.append(
+                dpftrl.TreeHead(
+                    name=f"{name}-{epsilon:g}",
+                    epsilon=epsilon,
+                    noise_multiplier=noise,
+                    canaries=scale.canaries if canaries is None else canaries,
+                    learning_rate=rate,
+                    published=canaries is None,
+                    label=label,
+                )
+            )
+    return dpftrl.TreeRunPlan(
+        heads=tuple(heads),
+        steps=scale.tree_steps,
+        batch_size=scale.tree_batch,
+        clip_norm=scale.clip_norm,
+        seed=seed,
+    )
+
+
+def run(
+    scale: Literal["full", "smoke"] = "full",
+    *,
+    folder: str | os.PathLike[str],
+    figures: Sequence[str] | None = None,
+    data_folder: str | os.PathLike[str] | None = None,
+    model: Literal["scatter-linear", "wrn16-4", "small-cnn"] = "scatter-linear",
+    augment: int = 1,
+    seed: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Reproduce figures of the paper; what the folder has already is not done again.
+
+    Args:
+        scale: ``full`` is the paper's, on CIFAR-10; ``smoke`` runs everything in seconds.
+        folder: Where runs, figures and the page go.
+        figures: Names of figures, see `FIGURES`; all if not given.
+        data_folder: Where the data is cached.
+        model: What DP-SGD trains. The deep ones want a GPU at full scale.
+        augment: Random views of each image behind its gradient; deep models only.
+        seed: Root of every random choice.
+        progress: Show how far it is.
+
+    Returns:
+        The page, ``reproduction.md`` in the folder.
+
+    Raises:
+        DataError: The data has not been fetched.
+        RunFolderBusyError: Another process is at work in the folder.
+    """
+    _validate.one_of(tuple(SCALES), scale=scale)
+    _validate.integer(0, seed=seed)
+    names = FIGURES if figures is None else tuple(figures)
+    for name in names:
+        _validate.one_of(FIGURES, figures=name)
+    place, size, started = Path(folder), SCALES[scale], time.monotonic()
+    place.mkdir(parents=True, exist_ok=True)
+    if process_rank() > 0:
+        # One of several processes that train together: the first does everything else.
+        _help_train(size, data_folder, model, augment, seed)
+        return place / "reproduction.md"
+    with _shown(progress) as report:
+        runs = None
+        if set(names) - {"convergence"}:
+            runs = _runs(size, place, data_folder, model, augment, seed, report)
+        for number, name in enumerate(names):
+            report("figures", number, len(names))
+            _make(name, runs, size, place / "figures")
+        report("figures", len(names), len(names))
+        accuracy = tables.utility(runs) if runs is not None else []
+        if accuracy:
+            _files.write_text(place / "figures" / "utility.csv", _csv(accuracy))
+    minutes = (time.monotonic() - started) / 60.0
+    return page.write(place, scale=scale, model=model, minutes=minutes)
+
+
+def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> None:
+    """Copy the page and its figures into a folder of documentation."""
+    source, target = Path(folder), Path(docs)
+    pictures = target / "figures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for path in sorted((source / "figures").iterdir()):
+        if path.suffix in (".svg", ".csv") and path.stat().st_size < 1 << 20:
+            shutil.copyfile(path, pictures / path.name)
+    text = (source / "reproduction.md").read_text(encoding="utf-8")
+    _files.write_text(target / "reproduction.md", text)
+
+
+def _csv(rows: list[tables.Row]) -> str:
+    return figures.csv_text(rows)
+
+
+def _runs(
+    scale: Scale,
+    place: Path,
+    data_folder: str | os.PathLike[str] | None,
+    model: str,
+    augment: int,
+    seed: int,
+    report: Report,
+) -> tables.Runs:
+    images = data.load(scale.data, folder=data_folder)
+    sgd, ftrl = dpsgd_plan(scale, seed=seed), dpftrl_plan(scale, seed=seed)
+    features = scatter.features(
+        images,
+        folder=data_folder,
+        groups=scale.groups,
+        progress=lambda done, of: report("scattering features", done, of),
+    )
+    about = {"data": scale.data, "model": model}
+    trained = RunFolder(
+        place / "dpsgd", {**about, "augment": augment, "plan": _plain.to_plain(sgd)}
+    )
+    with trained as folder:
+        if model == "scatter-linear":
+            sgd_accuracy = dpsgd.train(
+                features, sgd, folder, progress=lambda done, of: report("DP-SGD", done, of)
+            )
+        else:
+            from askgauss.paper import deep
+
+            sgd_accuracy = deep.train_heads(
+                images,
+                sgd,
+                folder,
+                model=model,
+                augment=augment,
+                progress=lambda done, of: report(f"DP-SGD, {model}", done, of),
+            )
+    with RunFolder(place / "dpftrl", {**about, "plan": _plain.to_plain(ftrl)}) as folder:
+        ftrl_accuracy = dpftrl.train(
+            features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
+        )
+    return tables.Runs(
+        dpsgd_folder=place / "dpsgd",
+        dpsgd_plan=sgd,
+        dpftrl_folder=place / "dpftrl",
+        dpftrl_plan=ftrl,
+        dpsgd_accuracy=sgd_accuracy,
+        dpftrl_accuracy=ftrl_accuracy,
+        delta=_DELTA,
+        repeats=scale.repeats,
+    )
+
+
+def _help_train(
+    scale: Scale,
+    data_folder: str | os.PathLike[str] | None,
+    model: str,
+    augment: int,
+    seed: int,
+) -> None:
+    """Take part in the training of a deep model that the first process leads."""
+    if model != "scatter-linear":
+        from askgauss.paper import deep
+
+        images = data.load(scale.data, folder=data_folder)
+        plan = dpsgd_plan(scale, seed=seed)
+        deep.train_heads(images, plan, None, model=model, augment=augment)
+
+
+def _make(name: str, runs: tables.Runs | None, scale: Scale, folder: Path) -> None:
+    if name == "convergence":
+        rows = tables.convergence(scale.convergence)
+        figures.save(figures.draw_convergence(rows), rows, folder, name)
+        return
+    assert runs is not None
+    figure, rows = figures.figure_makers()[name](runs, scale.counts)
+    figures.save(figure, rows, folder, name)
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[Report]:
+    """A bar a stage on the terminal."""
+    if not progress:
+        yield lambda stage, done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        stages: dict[str, int] = {}
+
+        def report(stage: str, done: int, of: int) -> None:
+            if stage not in stages:
+                stages[stage] = bar.add_task(stage, total=of)
+            bar.update(stages[stage], completed=done)  # type: ignore[arg-type]
+
+        yield report

@@ -1,0 +1,271 @@
+"""Many small audits: every auditor on simulated runs, over epsilons and seeds, here or on Ray.
+
+A sweep is a grid of cells, a cell a few audits of one simulated run. Finished cells are files of
+their own, so that an interrupted sweep goes on where it was, on one machine or on many that share
+the folder; at the end they are gathered into one table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from askgauss import _files, _plain, _validate, accounting
+from askgauss.auditing import audit
+from askgauss.auditors import auditor_types
+from askgauss.exceptions import FileFormatError, MissingExtraError
+from askgauss.paper.figures import csv_text
+from askgauss.paper.run_folder import RunFolder
+from askgauss.simulation import simulate_dpsgd
+
+__all__ = ["Cell", "Grid", "coverage", "run"]
+
+Progress = Callable[[int, int], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One simulated run, and what to audit it with.
+
+    Args:
+        epsilon: The epsilon its noise is calibrated to.
+        seed: Root of its random choices.
+        noise_multiplier: That noise.
+        sampling_rate: Poisson sampling rate.
+        steps: Number of steps.
+        present: Present canaries.
+        absent: Absent canaries.
+        delta: Delta of the bounds.
+        confidence: Confidence of the bounds.
+        auditors: Kebab-case names of the auditors.
+    """
+
+    epsilon: float
+    seed: int
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    present: int
+    absent: int
+    delta: float
+    confidence: float
+    auditors: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"epsilon-{self.epsilon:g}-seed-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A sweep: every epsilon with every seed.
+
+    Args:
+        epsilons: Epsilons of the simulated runs.
+        seeds: How many runs of each.
+        auditors: Kebab-case names; those that read scores or transcripts of DP-SGD.
+        sampling_rate: Poisson sampling rate.
+        steps: Number of steps.
+        present: Present canaries of each run.
+        absent: Absent canaries of each run.
+        delta: Delta of the bounds.
+        confidence: Confidence of the bounds.
+
+    Example:
+        >>> grid = Grid(epsilons=(1.0, 8.0), seeds=3, auditors=("gaussian-shift",), steps=10)
+        >>> [cell.name for cell in grid.cells()][:2]
+        ['epsilon-1-seed-0', 'epsilon-1-seed-1']
+    """
+
+    epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    seeds: int = 100
+    auditors: tuple[str, ...] = ("subsampled-gaussian", "gaussian-shift", "one-run-fdp", "one-run")
+    sampling_rate: float = 4096 / 50_000
+    steps: int = 2500
+    present: int = 2500
+    absent: int = 2500
+    delta: float = 1e-5
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _validate.integer(1, seeds=self.seeds)
+        for name in self.auditors:
+            _validate.one_of(tuple(auditor_types()), auditors=name)
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell; the noise of an epsilon is calibrated once."""
+        for epsilon in self.epsilons:
+            noise = accounting.dpsgd_noise_multiplier(
+                epsilon=epsilon,
+                delta=self.delta,
+                sampling_rate=self.sampling_rate,
+                steps=self.steps,
+            )
+            for seed in range(self.seeds):
+                yield Cell(
+                    epsilon=epsilon,
+                    seed=seed,
+                    noise_multiplier=noise,
+                    sampling_rate=self.sampling_rate,
+                    steps=self.steps,
+                    present=self.present,
+                    absent=self.absent,
+                    delta=self.delta,
+                    confidence=self.confidence,
+                    auditors=self.auditors,
+                )
+
+
+def audit_cell(cell: Cell) -> list[Row]:
+    """Simulate the run of a cell and audit it; one row an auditor."""
+    transcript = simulate_dpsgd(
+        steps=cell.steps,
+        sampling_rate=cell.sampling_rate,
+        noise_multiplier=cell.noise_multiplier,
+        present=cell.present,
+        absent=cell.absent,
+        seed=cell.seed,
+    )
+    rows = []
+    for name in cell.auditors:
+        auditor = auditor_types()[name]()
+        result = audit(
+            transcript if auditor.reads == "transcript" else transcript.scores(),
+            delta=cell.delta,
+            auditor=auditor,
+            confidence=cell.confidence,
+            diagnostics=False,
+        )
+        rows.append(
+            {
+                "epsilon": cell.epsilon,
+                "seed": cell.seed,
+                "auditor": name,
+                "bound": result.epsilon_lower,
+                "above": result.epsilon_lower > cell.epsilon,
+            }
+        )
+    return rows
+
+
+def run(
+    grid: Grid,
+    *,
+    folder: str | os.PathLike[str],
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Run what is missing of a sweep, and gather all of it into one table.
+
+    Args:
+        grid: The sweep.
+        folder: Where cells and the table go; machines of a Ray cluster need not see it.
+        ray: Address of a Ray cluster, ``"local"`` for one on this machine; None runs the cells one
+            after another in this process.
+        progress: Told how many cells are done, of how many.
+
+    Returns:
+        The table: ``results.parquet``, or ``results.csv`` where pyarrow is not installed.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        RunFolderBusyError: Another process runs a sweep in the folder.
+    """
+    with RunFolder(folder, {"sweep": _plain.to_plain(grid)}) as place:
+        cells = list(grid.cells())
+        parts = place.path / "results" / "cells"
+        parts.mkdir(exist_ok=True)
+        missing = [cell for cell in cells if not (parts / f"{cell.name}.json").exists()]
+        finished = len(cells) - len(missing)
+        work = _here(missing) if ray is None else _on_ray(missing, ray)
+        for cell, rows in work:
+            _files.write_text(parts / f"{cell.name}.json", json.dumps(_plain.to_plain(rows)))
+            finished += 1
+            if progress is not None:
+                progress(finished, len(cells))
+        return _gather(place.path / "results", [parts / f"{cell.name}.json" for cell in cells])
+
+
+def _here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
+    for cell in cells:
+        yield cell, audit_cell(cell)
+
+
+def _on_ray(cells: Sequence[Cell], address: str) -> Iterator[tuple[Cell, list[Row]]]:
+    """Cells as they finish, a few more under way than there are cores."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("Sweeps on Ray need it: install askgauss[ray].") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=None if address == "local" else address)
+    try:
+        task = ray.remote(audit_cell)
+        ahead = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        waiting = iter(cells)
+        running = {task.remote(cell): cell for cell in itertools.islice(waiting, ahead)}
+        while running:
+            done, _ = ray.wait(list(running), num_returns=1)
+            cell = running.pop(done[0])
+            yield cell, ray.get(done[0])
+            for following in itertools.islice(waiting, 1):
+                running[task.remote(following)] = following
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _gather(folder: Path, parts: Sequence[Path]) -> Path:
+    rows = [row for part in parts for row in _read(part)]
+    for row in rows:
+        row["bound"] = float(row["bound"])
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        path = folder / "results.csv"
+        _files.write_text(path, csv_text(rows))
+        return path
+    path = folder / "results.parquet"
+    with _files.atomic_write(path) as stream:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+    return path
+
+
+def _read(part: Path) -> list[Row]:
+    try:
+        rows: list[Row] = json.loads(part.read_bytes())
+    except ValueError as error:
+        raise FileFormatError(f"{str(part)!r} is damaged: {error}. Delete it.") from error
+    return rows
+
+
+def coverage(rows: Sequence[Row]) -> list[Row]:
+    """Mean bound and share of bounds above the truth, by epsilon and auditor.
+
+    Example:
+        >>> coverage([{"epsilon": 1.0, "auditor": "a", "bound": 0.5, "above": False},
+        ...           {"epsilon": 1.0, "auditor": "a", "bound": 1.5, "above": True}])
+        [{'epsilon': 1.0, 'auditor': 'a', 'audits': 2, 'mean bound': 1.0, 'above': 0.5}]
+    """
+    found: dict[tuple[float, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["epsilon"], row["auditor"]), []).append(row)
+    return [
+        {
+            "epsilon": epsilon,
+            "auditor": auditor,
+            "audits": len(own),
+            "mean bound": sum(row["bound"] for row in own) / len(own),
+            "above": sum(bool(row["above"]) for row in own) / len(own),
+        }
+        for (epsilon, auditor), own in found.items()
+    ]

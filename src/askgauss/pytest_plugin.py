@@ -1,0 +1,208 @@
+"""A pytest plugin that fails a test when an audited run breaks its privacy claim.
+
+::
+
+    @pytest.mark.privacy(epsilon=8.0, delta=1e-5)
+    def test_training_is_private(privacy_audit):
+        privacy_audit(train_with_canaries())
+
+Nothing of askgauss is imported before the first audit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from askgauss.auditors.base import Auditor
+    from askgauss.claims import PrivacyClaim
+    from askgauss.inputs import AuditInput
+    from askgauss.results import AuditResult
+
+__all__ = ["PrivacyAudit", "privacy_audit"]
+
+_KIND = "askgauss-test-audits"
+_SCHEMA = 1
+_MARKER = (
+    "privacy(epsilon, delta, confidence=0.95, gate_error=0.001, **claim): what the audits of this "
+    "test hold the run to; further arguments are those of PrivacyClaim."
+)
+_RESULTS = pytest.StashKey[list[dict[str, Any]]]()
+# Where a report carries its audits; plain values, so that it may cross from worker to controller.
+_ATTRIBUTE = "privacy_audits"
+
+
+class PrivacyAudit:
+    """The ``privacy_audit`` fixture: call it with what a run left behind."""
+
+    def __init__(self, node: pytest.Item, strict: bool) -> None:
+        self._node, self._strict = node, strict
+
+    def __call__(
+        self,
+        data: AuditInput | str | os.PathLike[str],
+        *,
+        claim: PrivacyClaim | None = None,
+        auditor: Auditor[Any] | None = None,
+    ) -> AuditResult:
+        """Audit, and fail the test on a violation or an invalid audit.
+
+        Args:
+            data: Scores, a transcript, or the path of either or of a run folder.
+            claim: What the run claims, where the test has no ``privacy`` marker.
+            auditor: The method; the one that suits the data if not given.
+
+        Returns:
+            The result, for further assertions.
+        """
+        from askgauss.auditing import audit
+        from askgauss.inputs import load_audit_input
+
+        held_to, confidence, gate_error = self._terms(claim)
+        if isinstance(data, (str, os.PathLike)):
+            data = load_audit_input(data)
+        result = audit(
+            data, claim=held_to, auditor=auditor, confidence=confidence, gate_error=gate_error
+        )
+        self._node.stash.setdefault(_RESULTS, []).append(result.to_dict())
+        verdict = "none" if result.verdict is None else result.verdict.value
+        self._node.user_properties += [
+            ("privacy_verdict", verdict),
+            ("privacy_epsilon_lower", f"{result.epsilon_lower:g}"),
+        ]
+        failing = {"VIOLATION", "INVALID", "none"} | ({"INCONCLUSIVE"} if self._strict else set())
+        if verdict in failing:
+            pytest.fail(_explanation(result), pytrace=False)
+        return result
+
+    def _terms(self, claim: PrivacyClaim | None) -> tuple[PrivacyClaim, float, float]:
+        """The claim, the confidence and the gate error, from the marker or from the call."""
+        from askgauss.claims import PrivacyClaim
+
+        marker = self._node.get_closest_marker("privacy")
+        if (marker is None) == (claim is None):
+            pytest.fail(
+                "privacy_audit expects exactly one claim: mark the test with "
+                "@pytest.mark.privacy(epsilon=..., delta=...), or call privacy_audit(data, "
+                "claim=PrivacyClaim(...)).",
+                pytrace=False,
+            )
+        if claim is not None:
+            return claim, 0.95, 0.001
+        assert marker is not None
+        if marker.args or not {"epsilon", "delta"} <= marker.kwargs.keys():
+            pytest.fail(
+                "The privacy marker expects epsilon= and delta= by name, got "
+                f"{marker.args or ''}{sorted(marker.kwargs)}.",
+                pytrace=False,
+            )
+        terms = dict(marker.kwargs)
+        confidence, gate_error = terms.pop("confidence", 0.95), terms.pop("gate_error", 0.001)
+        return PrivacyClaim(**terms), confidence, gate_error
+
+
+def _explanation(result: AuditResult) -> str:
+    """The result and every check that did not pass, with nothing in it that commands a terminal."""
+    from askgauss.cli.terminal import printable
+
+    return printable(str(result))
+
+
+@pytest.fixture
+def privacy_audit(request: pytest.FixtureRequest) -> PrivacyAudit:
+    """Audits a run against the test's ``privacy`` marker; the test fails if the run does."""
+    return PrivacyAudit(request.node, request.config.getoption("privacy_strict"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the plugin."""
+    group = parser.getgroup("privacy", "privacy audits (askgauss)")
+    group.addoption(
+        "--privacy-json",
+        metavar="PATH",
+        default=None,
+        help="write the results of all privacy audits as JSON",
+    )
+    group.addoption(
+        "--privacy-strict",
+        action="store_true",
+        default=False,
+        help="also fail tests whose privacy audit is inconclusive",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, and gather results where they are summed up."""
+    config.addinivalue_line("markers", _MARKER)
+    path = config.getoption("privacy_json")
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise pytest.UsageError(
+            f"--privacy-json: there is no folder {str(Path(path).absolute().parent)!r}. Make it "
+            "first."
+        )
+    # A worker of pytest-xdist only runs tests; its controller sums up.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Summary(path), "askgauss-summary")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let each report carry the audits of its phase."""
+    report = yield
+    audits = item.stash.get(_RESULTS, [])
+    if audits:
+        setattr(report, _ATTRIBUTE, audits[:])
+        audits.clear()
+    return report
+
+
+class _Summary:
+    """Gathers the audits of all tests, in whatever process they ran."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._audits: list[tuple[str, dict[str, Any]]] = []
+        self._failure = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Gather the audits of one report."""
+        self._audits += [(report.nodeid, result) for result in getattr(report, _ATTRIBUTE, [])]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write what was asked for; a session that cannot is not a success."""
+        if self._path is None:
+            return
+        from askgauss import _files, _plain
+
+        tests = [{"test": name, "result": result} for name, result in self._audits]
+        try:
+            _files.write_text(self._path, _plain.dumps(_KIND, _SCHEMA, {"tests": tests}) + "\n")
+        except OSError as error:
+            self._failure = f"cannot write {self._path!r}: {error.strerror}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """One line for each audit."""
+        if not self._audits and not self._failure:
+            return
+        from askgauss.cli.terminal import one_line
+
+        terminalreporter.section("privacy audits")
+        for name, result in self._audits:
+            claim, lower = result["claim"], result["epsilon_lower"]
+            bound = lower if isinstance(lower, str) else f"{lower:.4g}"
+            terminalreporter.write_line(
+                one_line(
+                    f"{result['verdict'] or 'none'} {name}: epsilon >= {bound}, claimed "
+                    f"{claim['epsilon']:g} at delta {claim['delta']:g}"
+                )
+            )
+        if self._failure:
+            terminalreporter.write_line(one_line(f"--privacy-json: {self._failure}"))

@@ -1,0 +1,339 @@
+"""What all auditors that count guesses share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import askgauss as ag
+from askgauss.auditors import EpsilonDeltaFamily
+from askgauss.auditors.guessing import GuessTrial, fair_coins
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.results import Status
+from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.selection import Combination
+
+SELECTIONS = [
+    ag.Fixed(guesses=40),
+    ag.Fixed(fraction=0.25),
+    ag.Split(),
+    ag.MultiSplit(splits=5),
+    ag.UnionBound(candidates=6),
+    ag.CrossFit(folds=3),
+]
+AUDITORS = [ag.OneRun, ag.OneRunFDP, ag.OrderStatistics]
+
+
+def gaussian_scores(canaries, shift, seed=0, fair=True):
+    generator = np.random.default_rng(seed)
+    member = generator.random(canaries) < 0.5
+    score = generator.standard_normal(canaries) + shift * member
+    return CanaryScores(score=score, member=member, metadata=ScoreMetadata(fair_coins=fair))
+
+
+def gather(auditor, scores):
+    return auditor.gather(scores, delta=1e-5, confidence=0.95)
+
+
+class TestCounting:
+    """Against counting by hand."""
+
+    scores = gaussian_scores(101, 1.0)
+
+    @pytest.mark.parametrize("guesses", [1, 2, 7, 50, 101])
+    @pytest.mark.parametrize("two_sided", [True, False])
+    def test_fixed_guesses(self, guesses, two_sided):
+        auditor = ag.OneRun(selection=ag.Fixed(guesses=guesses), two_sided=two_sided)
+        ranked = sorted(zip(self.scores.score, self.scores.member, strict=True))
+        low = guesses // 2 if two_sided else 0
+        correct = sum(present for _, present in ranked[len(ranked) - (guesses - low) :])
+        correct += sum(not present for _, present in ranked[:low])
+        evidence = gather(auditor, self.scores)
+        assert evidence.trials == (GuessTrial(canaries=101, guesses=guesses, correct=correct),)
+
+    def test_a_threshold_guesses_present_at_or_above_it_and_nothing_else(self):
+        threshold = float(np.sort(self.scores.score)[70])
+        evidence = gather(ag.OneRun(selection=ag.Fixed(threshold=threshold)), self.scores)
+        above = self.scores.score >= threshold
+        correct = int((above & self.scores.member).sum())
+        assert evidence.trials == (GuessTrial(canaries=101, guesses=31, correct=correct),)
+
+    def test_a_fraction_is_rounded(self):
+        assert (
+            gather(ag.OneRun(selection=ag.Fixed(fraction=0.25)), self.scores).trials[0].guesses
+            == 25
+        )
+        assert (
+            gather(ag.OneRun(selection=ag.Fixed(fraction=1e-9)), self.scores).trials[0].guesses == 1
+        )
+
+    def test_a_split_tests_on_the_rest(self):
+        evidence = gather(ag.OneRun(selection=ag.Split(fraction=0.3)), self.scores)
+        assert [trial.canaries for trial in evidence.trials] == [71]
+
+    def test_folds_test_on_the_rest(self):
+        evidence = gather(ag.OneRun(selection=ag.CrossFit(folds=4)), self.scores)
+        assert sorted(trial.canaries for trial in evidence.trials) == [75, 76, 76, 76]
+        assert evidence.combination is Combination.BEST
+
+    def test_the_grid_of_a_union_bound_depends_on_the_number_of_canaries_only(self):
+        auditor = ag.OneRun(selection=ag.UnionBound(candidates=5))
+        first, second = (
+            [trial.guesses for trial in gather(auditor, gaussian_scores(400, 1.0, seed)).trials]
+            for seed in (1, 2)
+        )
+        assert first == second
+        assert first[0] == 16
+        assert first[-1] == 400
+
+    @pytest.mark.parametrize("selection", SELECTIONS[2:], ids=str)
+    def test_who_was_present_in_the_tested_part_is_not_looked_at_in_choosing(self, selection):
+        """Turning their coins changes how many guesses are right, not how many are made."""
+        scores = gaussian_scores(300, 1.0)
+        auditor = ag.OneRun(selection=selection)
+        order = np.argsort(scores.score)
+        if isinstance(selection, ag.Split):
+            from askgauss.selection import choosing_parts
+
+            (chosen,) = choosing_parts(selection, 300)
+            member = scores.member.copy()
+            member[order[~chosen]] ^= True
+        else:
+            return
+        turned = CanaryScores(score=scores.score, member=member, metadata=scores.metadata)
+        before, after = gather(auditor, scores).trials[0], gather(auditor, turned).trials[0]
+        assert before.guesses == after.guesses
+        assert before.correct + after.correct == before.guesses
+
+    def test_the_order_of_input_does_not_matter(self):
+        shuffled = np.random.default_rng(3).permutation(101)
+        again = CanaryScores(
+            score=self.scores.score[shuffled],
+            member=self.scores.member[shuffled],
+            metadata=self.scores.metadata,
+        )
+        for selection in SELECTIONS:
+            auditor = ag.OneRun(selection=selection)
+            assert gather(auditor, self.scores).trials == gather(auditor, again).trials
+
+    def test_a_monotone_change_of_scores_does_not_matter(self):
+        again = CanaryScores(
+            score=np.exp(self.scores.score),
+            member=self.scores.member,
+            metadata=self.scores.metadata,
+        )
+        for selection in SELECTIONS:
+            auditor = ag.OneRunFDP(selection=selection)
+            assert gather(auditor, self.scores).trials == gather(auditor, again).trials
+
+
+class TestQuestions:
+    @pytest.mark.parametrize("kind", AUDITORS)
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    def test_bound_p_value_and_rejection_agree(self, kind, selection):
+        auditor = kind(selection=selection)
+        evidence = gather(auditor, gaussian_scores(400, 1.5))
+        bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        assert bound > 0
+        for factor, above in ((0.99, True), (1.01, False)):
+            claim = {"epsilon": factor * bound, "delta": 1e-5}
+            assert (auditor.p_value(evidence, **claim) < 0.05) == above
+            assert auditor.rejects(evidence, **claim, error=0.05) == above
+
+    @pytest.mark.parametrize("kind", AUDITORS)
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    def test_perfect_guesses_reach_the_ceiling_and_no_more(self, kind, selection):
+        auditor = kind(selection=selection)
+        scores = gaussian_scores(200, 100.0)
+        evidence = gather(auditor, scores)
+        bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        ceiling = auditor.ceiling(evidence, delta=1e-5, confidence=0.95)
+        assert bound <= ceiling * (1 + 1e-9)
+        if isinstance(selection, ag.Fixed):
+            # With 40 or 50 guesses of some 200 fair coins all can be right.
+            assert bound == pytest.approx(ceiling)
+
+    def test_a_claim_above_the_ceiling_is_inconclusive_and_names_it(self):
+        scores = gaussian_scores(100, 100.0)
+        result = ag.audit(
+            scores, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5), auditor=ag.OneRun()
+        )
+        assert result.verdict is ag.Verdict.INCONCLUSIVE
+        assert "never report more than" in result.reason
+
+    @pytest.mark.parametrize("kind", AUDITORS)
+    @pytest.mark.parametrize("two_sided", [True, False])
+    def test_power_is_the_share_of_simulated_audits_that_reject(self, kind, two_sided):
+        auditor = kind(selection=ag.Fixed(fraction=0.4), two_sided=two_sided)
+        true_epsilon, error = 4.0, 0.05
+        shift = ag.gaussian.gdp_mu(true_epsilon, 1e-5)
+        evidences = [gather(auditor, gaussian_scores(300, shift, seed)) for seed in range(150)]
+        bounds = [
+            auditor.epsilon_lower(evidence, delta=1e-5, confidence=1 - error)
+            for evidence in evidences[:50]
+        ]
+        epsilon = float(np.median(bounds))
+        rejected = np.mean(
+            [auditor.rejects(item, epsilon=epsilon, delta=1e-5, error=error) for item in evidences]
+        )
+        power = auditor.power(
+            evidences[0], epsilon=epsilon, true_epsilon=true_epsilon, delta=1e-5, error=error
+        )
+        # Four standard errors of the simulation: a correct formula fails one seed in 15,000.
+        assert power == pytest.approx(rejected, abs=4 * math.sqrt(0.25 / 150))
+
+    def test_power_of_a_sampled_run_is_that_of_its_sum(self):
+        """The sum of the steps carries less than the steps do."""
+        evidence = gather(ag.OneRunFDP(), gaussian_scores(2000, 1.5))
+        from dataclasses import replace
+
+        sampled = replace(evidence, steps=100, sampling_rate=0.01)
+        plain = evidence.shift_of_mechanism(8.0, 1e-5)
+        assert sampled.shift_of_mechanism(8.0, 1e-5) < 0.5 * plain
+        assert replace(evidence, steps=100, sampling_rate=1.0).shift_of_mechanism(
+            8.0, 1e-5
+        ) == pytest.approx(plain)
+
+    @pytest.mark.parametrize("selection", [*SELECTIONS, ag.Fixed(threshold=0.3)], ids=str)
+    def test_json(self, selection):
+        result = ag.audit(
+            gaussian_scores(200, 1.0),
+            claim=ag.PrivacyClaim(epsilon=3.0, delta=1e-5),
+            auditor=ag.OneRunFDP(selection=selection, family=EpsilonDeltaFamily()),
+        )
+        again = ag.AuditResult.from_json(result.to_json())
+        assert again == result
+        assert again.auditor.selection == selection
+        assert again.p_value(epsilon=0.1) == result.p_value(epsilon=0.1)
+
+    def test_other_deltas_from_the_same_counts(self):
+        result = ag.audit(gaussian_scores(2000, 1.0), delta=1e-5, auditor=ag.OneRun())
+        assert result.epsilon_at(delta=1e-3) < result.epsilon_lower < result.epsilon_at(delta=1e-9)
+
+    def test_the_curve_of_a_distribution_free_bound_is_that_of_epsilon_delta(self):
+        result = ag.audit(gaussian_scores(2000, 1.0), delta=1e-5, auditor=ag.OneRun())
+        assert result.tradeoff().epsilon_at(1e-5) == pytest.approx(result.epsilon_lower)
+        assert result.tradeoff().epsilon_at(0.0) == math.inf
+
+    def test_the_curve_of_a_gaussian_bound_is_gaussian(self):
+        result = ag.audit(gaussian_scores(2000, 1.0), delta=1e-5, auditor=ag.OneRunFDP())
+        mu = ag.gaussian.gdp_mu(result.epsilon_lower, 1e-5)
+        assert result.tradeoff().beta_at(0.1) == pytest.approx(
+            stats.norm.cdf(stats.norm.isf(0.1) - mu)
+        )
+        shift = ag.audit(gaussian_scores(2000, 1.0), delta=1e-5)
+        assert shift.tradeoff().epsilon_at(1e-5) == pytest.approx(shift.epsilon_lower)
+        certain = CanaryScores.from_groups(present=[1.0] * 5, absent=[0.0] * 5)
+        assert ag.audit(certain, delta=1e-5).tradeoff().advantage() == 1.0
+
+
+class TestFairCoins:
+    def metadata(self, fair):
+        return ScoreMetadata(fair_coins=fair)
+
+    def scores(self, present, absent, fair):
+        generator = np.random.default_rng(present)
+        member = np.arange(present + absent) < present
+        return CanaryScores(
+            score=generator.standard_normal(member.size),
+            member=member,
+            metadata=self.metadata(fair),
+        )
+
+    def test_recorded_coins_are_believed(self):
+        *_, coins = fair_coins(self.scores(900, 100, True))
+        assert (coins.origin, coins.used) == ("fair", 1000)
+        assert coins.findings() == ()
+
+    def test_plausible_groups_are_used(self):
+        *_, coins = fair_coins(self.scores(520, 480, None))
+        assert (coins.origin, coins.used) == ("not recorded", 1000)
+        assert coins.findings()[0].status is Status.INFO
+
+    @pytest.mark.parametrize(("present", "absent", "fair"), [(700, 300, None), (500, 500, False)])
+    def test_others_are_thinned(self, present, absent, fair):
+        score, member, coins = fair_coins(self.scores(present, absent, fair))
+        smaller = min(present, absent)
+        assert coins.origin == "drawn"
+        assert 2 * smaller - 12 * math.sqrt(smaller) < coins.used <= 2 * smaller
+        assert score.size == member.size == coins.used
+        assert f"{coins.used:,} of 1,000 canaries" in coins.findings()[0].summary
+
+    def test_the_line_between_plausible_and_not_is_a_binomial_test(self):
+        for present in range(380, 430):
+            *_, coins = fair_coins(self.scores(present, 1000 - present, None))
+            plausible = stats.binomtest(present, 1000).pvalue >= 1e-6
+            assert (coins.origin == "not recorded") == plausible
+
+    def test_drawn_groups_have_binomial_sizes(self):
+        """Mean and variance over many score sets; four standard errors each."""
+        generator = np.random.default_rng(0)
+        sizes = []
+        for _ in range(800):
+            scores = CanaryScores(
+                score=generator.standard_normal(120),
+                member=np.arange(120) < 60,
+                metadata=self.metadata(False),
+            )
+            _, member, coins = fair_coins(scores)
+            sizes.append(int(member.sum()))
+        used = coins.used
+        assert np.mean(sizes) == pytest.approx(used / 2, abs=4 * math.sqrt(used / 4 / 800))
+        assert np.var(sizes) == pytest.approx(used / 4, rel=4 * math.sqrt(2 / 800))
+
+    def test_few_canaries_are_thinned_to_one_group(self):
+        *_, coins = fair_coins(self.scores(3, 5, False))
+        assert coins.used == 3
+
+    def test_the_result_says_how_many_were_used(self):
+        result = ag.audit(self.scores(700, 300, None), delta=1e-5, auditor=ag.OneRun())
+        (finding,) = [item for item in result.findings if item.check == "fair coins"]
+        assert "group sizes were fixed" in finding.summary
+        assert result.present == 700
+
+
+class TestArguments:
+    scores = gaussian_scores(100, 1.0)
+
+    @pytest.mark.parametrize("kind", [*AUDITORS, ag.AdaptiveOneRun])
+    def test_no_band_for_guesses(self, kind):
+        with pytest.raises(UnsupportedError, match=r"DKW\(\) is a band around error rates"):
+            kind(selection=ag.DKW())
+
+    def test_a_selection_is_an_object(self):
+        with pytest.raises(InvalidArgumentError, match="selection to be Fixed, Split"):
+            ag.OneRun(selection="split")
+
+    def test_no_guesses(self):
+        with pytest.raises(
+            InvalidArgumentError, match=r"threshold <= .* the highest score, got 99"
+        ):
+            gather(ag.OneRun(selection=ag.Fixed(threshold=99.0)), self.scores)
+
+    def test_more_guesses_than_canaries(self):
+        with pytest.raises(InvalidArgumentError, match="guesses <= 100, the number of canaries"):
+            gather(ag.OneRun(selection=ag.Fixed(guesses=101)), self.scores)
+
+    def test_a_threshold_is_told_apart_from_a_count_in_the_findings(self):
+        by_count = ag.audit(self.scores, delta=1e-5, auditor=ag.OneRun())
+        by_score = ag.audit(
+            self.scores, delta=1e-5, auditor=ag.OneRun(selection=ag.Fixed(threshold=0.5))
+        )
+        checks = [{item.check for item in result.findings} for result in (by_count, by_score)]
+        assert "number of guesses" not in checks[0]
+        assert "number of guesses" in checks[1]
+
+    @pytest.mark.parametrize("selection", SELECTIONS[2:], ids=str)
+    def test_a_handful_of_canaries(self, selection):
+        tiny = CanaryScores.from_groups(present=[1.0, 2.0], absent=[0.0, -1.0])
+        result = ag.audit(tiny, delta=1e-5, auditor=ag.OneRun(selection=selection))
+        assert result.epsilon_lower == 0.0
+
+    @pytest.mark.parametrize("kind", [*AUDITORS, ag.AdaptiveOneRun])
+    def test_constant_scores(self, kind):
+        flat = CanaryScores.from_groups(present=[1.0] * 50, absent=[1.0] * 50)
+        result = ag.audit(flat, delta=1e-5, auditor=kind())
+        assert result.epsilon_lower == 0.0

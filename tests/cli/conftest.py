@@ -1,0 +1,80 @@
+"""The program in this process and in one of its own, and files for it to read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import askgauss as ag
+from askgauss.cli import app
+
+PROGRAM = [sys.executable, "-m", "askgauss.cli"]
+ENVIRONMENT = {
+    name: value
+    for name, value in {**os.environ, "OMP_NUM_THREADS": "1"}.items()
+    if name not in ("NO_COLOR", "TERM")
+}
+
+
+@pytest.fixture
+def run():
+    """Call the program in this process; stdout, stderr and the exit code come back apart."""
+
+    def call(*arguments, **options):
+        return CliRunner().invoke(app, [str(item) for item in arguments], **options)
+
+    return call
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Call the program in a process of its own, in an empty folder."""
+
+    def call(*arguments, **options):
+        return subprocess.run(
+            [*PROGRAM, *map(str, arguments)],
+            **{"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "timeout": 120}
+            | options,
+            check=False,
+        )
+
+    return call
+
+
+def _transcript(noise_multiplier):
+    return ag.simulate_dpsgd(
+        steps=100,
+        sampling_rate=0.2,
+        noise_multiplier=noise_multiplier,
+        present=300,
+        absent=300,
+        seed=1,
+    )
+
+
+@pytest.fixture(scope="session")
+def correct(tmp_path_factory):
+    """A transcript of a run that keeps epsilon 8 at delta 1e-5 (its noise is 1.45 by the claim)."""
+    path = tmp_path_factory.mktemp("data") / "correct.npz"
+    _transcript(1.45).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def leaky(tmp_path_factory):
+    """The same with half the noise."""
+    path = tmp_path_factory.mktemp("data") / "leaky.npz"
+    _transcript(0.71).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def scores(tmp_path_factory):
+    """Scores of the correct run: too few for a verdict."""
+    path = tmp_path_factory.mktemp("data") / "scores.npz"
+    _transcript(1.45).scores().save(path)
+    return path

@@ -1,0 +1,335 @@
+"""How every command behaves: exit codes, errors in one line, options from a file, light imports."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import askgauss
+from askgauss.cli import audit, program
+from askgauss.exceptions import InvalidArgumentError
+from tests.cli.conftest import ENVIRONMENT, PROGRAM
+
+SOURCE = Path(askgauss.__file__).parent
+HEAVY = {"numpy", "scipy", "torch", "opacus", "matplotlib", "sklearn", "jinja2", "dp_accounting"}
+CLAIM = ("--epsilon", "8", "--delta", "1e-5")
+
+
+def _one_line(text):
+    assert text.count("\n") == 1, text
+    assert text.startswith("askgauss: "), text
+    assert "Traceback" not in text
+    return text
+
+
+# Imports.
+
+STUB = """
+import sys, types
+package = types.ModuleType("askgauss")
+package.__path__ = [{source!r}]
+sys.modules["askgauss"] = package
+"""
+CALL = """
+import json, sys
+{before}
+try:
+    {what}
+except SystemExit as leaving:
+    assert leaving.code == 0, leaving.code
+print("\\n" + json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
+"""
+
+
+def _loaded(what, before=""):
+    done = subprocess.run(
+        [sys.executable, "-c", CALL.format(what=what, before=before)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1])) & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["audit", "--help"]])
+def test_help_and_version_need_nothing_heavy_of_their_own(arguments):
+    # With the package's own __init__ out of the way, whatever that imports.
+    before = STUB.format(source=str(SOURCE))
+    assert _loaded(f"from askgauss.cli import main; main({arguments})", before) == set()
+
+
+def test_help_loads_nothing_that_importing_askgauss_does_not():
+    package = _loaded("import askgauss")
+    assert _loaded("from askgauss.cli import main; main(['--help'])") <= package
+
+
+def test_the_import_test_can_fail():
+    assert "numpy" in _loaded("import numpy", STUB.format(source=str(SOURCE)))
+
+
+# Usage.
+
+
+def test_help_lists_every_command(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    for (
+        name
+    ) in "demo audit compare report diagnose simulate plan theory faults selftest version".split():
+        assert f"\n  {name} " in result.stdout
+    assert run().stdout == result.stdout
+
+
+def test_version(run):
+    assert run("version").stdout.startswith(f"askgauss {askgauss.__version__}\npython 3.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["audti"], ["audti", "'audit'", "askgauss --help"]),
+        (["audit", "x", "--epsilom", "8"], ["--epsilom", "askgauss audit --help"]),
+        (["audit"], ["FILE|RUN", "askgauss audit --help"]),
+        (["audit", "x", "--epsilon", "eight"], ["--epsilon", "number", "askgauss audit --help"]),
+        (["simulate", "dpftrl", "--release", "leaves"], ["--release", "'nodes'"]),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(run, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    line = _one_line(result.stderr)
+    for word in words:
+        assert word in line
+
+
+def test_completion_knows_commands_and_auditors(shell):
+    environment = ENVIRONMENT | {"_ASKGAUSS_COMPLETE": "complete_bash"}
+    for words, position, wanted in (
+        ("askgauss sel", 1, b"selftest"),
+        ("askgauss audit x --auditor gaussian-sh", 4, b"gaussian-shift"),
+        ("askgauss simulate dpsgd --fault half-n", 4, b"half-noise"),
+    ):
+        done = shell(env=environment | {"COMP_WORDS": words, "COMP_CWORD": str(position)})
+        assert wanted in done.stdout.split(), words
+
+
+# Errors.
+
+
+def test_an_error_of_ours_is_one_line(run, correct):
+    result = run("audit", correct, "--epsilon", "-1", "--delta", "1e-5")
+    assert result.exit_code == 2
+    assert "epsilon > 0" in _one_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        (InvalidArgumentError("two\nlines \x1b[31m"), 2, "two lines \\x1b[31m"),
+        (ZeroDivisionError("oops"), 2, "bug"),
+        (MemoryError(), 2, "memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.npz"), 2, "'x.npz'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+@pytest.mark.parametrize("debug", [False, True])
+def test_whatever_happens_the_exit_code_is_not_that_of_a_verdict(
+    run, correct, monkeypatch, error, code, word, debug
+):
+    def fail(source):
+        raise error
+
+    monkeypatch.setattr(audit, "read_input", fail)
+    result = run("audit", correct, *CLAIM, *(["--debug"] if debug else []))
+    assert result.exit_code == code
+    assert word in result.stderr
+    assert ("Traceback" in result.stderr) == debug
+    if not debug:
+        _one_line(result.stderr)
+
+
+def test_debug_may_stand_before_the_command(run):
+    result = run("--debug", "audit", "/no/such/file", *CLAIM)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+
+
+def test_operating_system_errors_name_the_next_step():
+    error = OSError(errno.EACCES, "Permission denied")
+    assert program.explain_os_error(error).startswith("Permission denied. Check its permissions")
+    assert program.explain_os_error(OSError("odd")) == "odd."
+
+
+def test_a_closed_pipe_ends_quietly():
+    arguments = ["simulate", "dpsgd", "--steps", "100", "--present", "200", "--absent", "200"]
+    with subprocess.Popen(
+        [*PROGRAM, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.read(10).startswith(b"PK")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_help_into_a_closed_pipe_ends_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*PROGRAM, "--help"], env=ENVIRONMENT, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "{file}", *CLAIM],
+        ["audit", "{file}", *CLAIM, "--json", "-"],
+        ["simulate", "dpsgd", "--steps", "5", "--present", "9", "--absent", "9"],
+        ["version"],
+    ],
+)
+def test_a_full_disk_behind_stdout(correct, arguments):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, *(item.format(file=correct) for item in arguments)],
+            env=ENVIRONMENT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "The disk is full" in _one_line(done.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_device_is_written_to_and_never_replaced(run, correct):
+    result = run("audit", correct, *CLAIM, "--json", "/dev/full")
+    assert result.exit_code == 2
+    assert "Cannot write '/dev/full': No space left" in _one_line(result.stderr)
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)  # noqa: PTH116
+    assert run("audit", correct, *CLAIM, "--json", os.devnull).exit_code == 0
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)  # noqa: PTH116
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(run, correct, tmp_path, monkeypatch):
+    target = tmp_path / "result.json"
+    target.write_text("before")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = run("audit", correct, *CLAIM, "--json", target)
+    assert result.exit_code == 2
+    assert "The disk is full" in _one_line(result.stderr)
+    assert "CONSISTENT" in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    assert target.read_text() == "before"
+
+
+@pytest.mark.parametrize("place", ["missing/out.json", "."])
+def test_output_that_cannot_be_written(run, correct, tmp_path, place):
+    result = run("audit", correct, *CLAIM, "--json", tmp_path / place)
+    assert result.exit_code == 2
+    assert "Cannot write" in _one_line(result.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Options from a file.
+
+
+def _config(tmp_path, text):
+    path = tmp_path / "options.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_gives_what_the_command_line_does_not(run, scores, tmp_path):
+    path = _config(tmp_path, "epsilon = 8\ndelta = 1e-5\nconfidence = 0.9\njson = '-'")
+    content = json.loads(run("audit", scores, "--config", path).stdout)
+    assert content["confidence"] == 0.9
+    assert content["claim"]["epsilon"] == 8.0
+    content = json.loads(run("audit", scores, "--config", path, "--confidence", "0.8").stdout)
+    assert content["confidence"] == 0.8
+    content = json.loads(run("--config", path, "audit", scores).stdout)
+    assert content["confidence"] == 0.9
+
+
+def test_one_file_may_serve_several_commands(run, scores, tmp_path):
+    path = _config(
+        tmp_path,
+        "[audit]\nepsilon = 8\ndelta = 1e-5\ngate-error = 0.01\njson = '-'\n"
+        "[simulate.dpsgd]\nsteps = 7\npresent = 9\nabsent = 9\n"
+        "[compare]\nauditor = ['gaussian-shift', 'one-run']\ndelta = 1e-5\njson = '-'",
+    )
+    content = json.loads(run("audit", scores, "--config", path).stdout)
+    assert content["gate_error"] == 0.01
+    target = tmp_path / "run.npz"
+    assert run("simulate", "dpsgd", "--config", path, "-o", target).exit_code == 0
+    assert askgauss.Transcript.load(target).number_of_steps == 7
+    rows = json.loads(run("compare", scores, "--config", path).stdout)["rows"]
+    assert [row["name"] for row in rows] == ["gaussian-shift", "one-run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epsilom = 8", ["'epsilom'", "nearest is 'epsilon'"]),
+        ("gate_error = 0.1", ["'gate_error'", "nearest is 'gate-error'"]),
+        ("source = 'x'", ["'source'", "nearest is"]),
+        ("[audti]\nepsilon = 8", ["'audti'", "nearest is 'audit'"]),
+        ("[audit]\nepsilom = 8", ["'epsilom'", "nearest is 'epsilon'"]),
+        ("epsilon = 8\ndelta = 1e-5\nsteps = 7.5", ["--steps", "integer"]),
+        ("epsilon = 2020-01-01", ["epsilon", "date"]),
+        ("epsilon = = 8", ["as TOML"]),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_2(run, scores, tmp_path, text, words):
+    result = run("audit", scores, "--config", _config(tmp_path, text))
+    assert result.exit_code == 2
+    line = _one_line(result.stderr)
+    for word in words:
+        assert word in line
+
+
+def test_a_missing_file_of_options(run, scores):
+    result = run("audit", scores, "--config", "/no/such.toml")
+    assert result.exit_code == 2
+    assert "'/no/such.toml'" in _one_line(result.stderr)
+
+
+def test_every_option_of_every_command_can_stand_in_a_file(tmp_path):
+    import typer
+
+    from askgauss.cli import app
+    from askgauss.cli.config import _parameter
+
+    def commands(command):
+        return (
+            [leaf for inner in command.commands.values() for leaf in commands(inner)]
+            if hasattr(command, "commands")
+            else [command]
+        )
+
+    checked = 0
+    for command in commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                name = next(item for item in parameter.opts if item.startswith("--"))
+                assert _parameter(command, name[2:], tmp_path) == parameter.name
+                checked += 1
+    assert checked > 60

@@ -1,0 +1,515 @@
+"""The transcript of tree mechanisms, and the recorder that makes it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import askgauss as ag
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    NotDefinedError,
+    RecordingError,
+    ScoresError,
+    UnsupportedError,
+)
+from askgauss.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
+from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.mechanisms import tree
+from askgauss.simulation import simulate_dpftrl
+from askgauss.transcript import Transcript
+
+SIZE = 17
+CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+
+
+def small(**options):
+    settings = {"steps": 12, "noise_multiplier": 2.0, "present": 30, "absent": 40, "seed": 3}
+    return simulate_dpftrl(**{**settings, **options})
+
+
+def canaries():
+    return ag.DiracCanaries(present=8, absent=SIZE - 8, dimension=SIZE, seed=1)
+
+
+def feed(recorder, steps, *, seed=0, background=True):
+    """Releases that depend on the step alone, so that a resumed recorder can be fed the same."""
+    for step in steps:
+        generator = np.random.default_rng([seed, step])
+        rows = len(released_nodes(recorder.plan, step))
+        shape = (rows, SIZE) if recorder.plan.release == "nodes" else (SIZE,)
+        recorder.sample()
+        recorder.observe(
+            generator.normal(size=shape),
+            background=generator.normal(size=shape) if background else None,
+            cosines=generator.uniform(-1, 1, (2, SIZE)),
+        )
+
+
+def recorder_of(plan, **options):
+    return LinearRecorder(canaries(), plan, **options)
+
+
+def same(one, other):
+    mine, theirs = one._arrays(), other._arrays()
+    assert mine.keys() == theirs.keys()
+    for name, array in mine.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    assert one.plan == other.plan
+    assert one.facts == other.facts
+    assert one.largest_information == other.largest_information
+
+
+# --- nodes ---
+
+
+@given(
+    steps=st.integers(1, 40),
+    period=st.none() | st.integers(1, 12),
+    completion=st.booleans(),
+    estimator=st.sampled_from(["plain", "honaker"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_drawn_nodes_are_those_tree_noise_draws(steps, period, completion, estimator):
+    """Give every draw the number of its node: the prefixes must then hold the right ones."""
+    plan = TreePlan(
+        steps=steps,
+        estimator=estimator,
+        restart_every=period,
+        completion=completion and period is not None,
+    )
+    nodes = list(drawn_nodes(plan))
+    assert len(set(nodes)) == len(nodes)
+    numbers = itertools.count()
+
+    def draw(out):
+        row = np.zeros(len(nodes)) if out is None else out
+        row[:] = 0.0
+        row[next(numbers)] = 1.0
+        return row
+
+    noise = tree.TreeNoise(
+        draw, steps=steps, estimator=estimator, restart_every=period, completion=plan.completion
+    )
+    decoder = np.array([noise.next() for _ in range(steps)])
+    assert next(numbers) == len(nodes)
+    covered = np.zeros((len(nodes), steps))
+    for row, (number, level, index) in enumerate(nodes):
+        first = number * plan.period + (index << level)
+        stop = min(first + (1 << level), (number + 1) * plan.period)
+        covered[row, first:stop] = 1.0
+    # Were a draw taken for another node, its prefix would not add up to the leaves before it.
+    np.testing.assert_allclose(decoder @ covered, np.tri(steps), atol=1e-12)
+    expected = tree.prefix_variance(
+        steps, estimator, restart_every=period, completion=plan.completion
+    )
+    np.testing.assert_allclose((decoder**2).sum(axis=1), expected, rtol=1e-6)
+
+
+@given(steps=st.integers(1, 40), period=st.none() | st.integers(1, 12), completion=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_node_sums_are_the_sums_of_their_leaves(steps, period, completion):
+    plan = TreePlan(steps=steps, restart_every=period, completion=completion and period is not None)
+    leaves = np.random.default_rng(steps).integers(0, 100, size=(steps, 3)).astype(float)
+    sums = NodeSums(plan)
+    for step in range(steps):
+        nodes = released_nodes(plan, step)
+        for (number, level, index), total in zip(nodes, sums.push(leaves[step]), strict=True):
+            first = number * plan.period + (index << level)
+            stop = min(first + (1 << level), (number + 1) * plan.period, steps)
+            np.testing.assert_array_equal(total, leaves[first:stop].sum(axis=0))
+        assert len(sums.open) <= tree.levels(plan.period)
+
+
+def test_every_complete_node_is_released_once():
+    plan = TreePlan(steps=11)
+    found = [node for step in range(11) for node in released_nodes(plan, step)]
+    assert len(set(found)) == len(found)
+    expected = {(0, *node) for leaf in range(11) for node in tree.ancestors(leaf, steps=11)}
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": 4, "estimator": "best"}, "estimator to be one of plain, honaker, full"),
+        ({"steps": 4, "release": "everything"}, "release to be one of nodes, prefixes"),
+        ({"steps": 4, "restart_every": 0}, "restart_every"),
+        ({"steps": 4, "completion": True}, "completion to come with restart_every"),
+        (
+            {"steps": 4, "restart_every": 3, "completion": True, "estimator": "full"},
+            "completion to come with the plain",
+        ),
+        ({"steps": 4, "participations": 0}, "participations"),
+        ({"steps": 4, "min_separation": 0}, "min_separation"),
+    ],
+)
+def test_plans_out_of_range(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        TreePlan(**options)
+
+
+# --- the recorder ---
+
+
+def test_leaves_are_uniform():
+    """Chi-square over 16 leaves and 20,000 canaries; fails for one seed in 10,000."""
+    from scipy import stats
+
+    leaves = small(steps=16, present=10_000, absent=10_000).leaves[:, 0]
+    assert stats.chisquare(np.bincount(leaves, minlength=16)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("steps", "count", "gap"), [(12, 3, 4), (13, 3, 4), (10, 4, 1), (9, 9, 2)])
+def test_canaries_participate_as_declared(steps, count, gap):
+    transcript = small(steps=steps, participations=count, min_separation=gap, absent=300)
+    for leaves in transcript.leaves:
+        tree.check_participation(leaves, steps=steps, participations=count, min_separation=gap)
+        assert leaves.size == min(count, -(-steps // gap))
+    assert np.unique(transcript.leaves[:, 0]).size == 1 + steps - 1 - gap * (leaves.size - 1)
+
+
+def test_several_participations_carry_the_accounted_information():
+    """Nodes: the worst canary of many reaches the sensitivity that the accounting uses."""
+    transcript = small(steps=12, participations=3, min_separation=2, present=500, absent=500)
+    sensitivity = tree.sensitivity(12, participations=3, min_separation=2)
+    assert transcript.largest_information == sensitivity
+    assert transcript.information.max() == pytest.approx(sensitivity)
+    assert transcript.scores().relative_shift.max() == pytest.approx(1.0)
+
+
+PLANS = [
+    TreePlan(steps=9),
+    TreePlan(steps=9, estimator="honaker", release="prefixes"),
+    TreePlan(steps=9, estimator="full", release="prefixes"),
+    TreePlan(steps=9, estimator="plain", release="prefixes", restart_every=3, completion=True),
+    TreePlan(steps=9, estimator="honaker", restart_every=3, completion=True, participations=2),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_resumed_recorder_ends_the_same(plan):
+    whole = recorder_of(plan, noise_multiplier=2.0)
+    feed(whole, range(9))
+    for cut in range(10):
+        first = recorder_of(plan, noise_multiplier=2.0)
+        feed(first, range(cut))
+        second = recorder_of(plan, noise_multiplier=2.0)
+        second.load_state_dict(first.state_dict())
+        assert second.steps == cut
+        feed(second, range(cut, 9))
+        same(whole.transcript(), second.transcript())
+
+
+def test_a_checkpoint_between_sample_and_observe():
+    first = recorder_of(PLANS[0])
+    feed(first, range(3))
+    first.sample()
+    second = recorder_of(PLANS[0])
+    second.load_state_dict(first.state_dict())
+    second.observe(np.zeros((3, 17)), background=np.zeros((3, 17)), cosines=np.zeros((2, 17)))
+    assert second.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda s: s.pop("state"), FileFormatError, "state"),
+        (lambda s: s["state"].update(fingerprint="x"), RecordingError, "fingerprint"),
+        (lambda s: s["state"]["plan"].update(steps=10), RecordingError, "plan"),
+        (lambda s: s["state"].update(clip_norm=3.0), RecordingError, "clip_norm"),
+        (lambda s: s["state"].update(step=99), FileFormatError, "step up to 9"),
+        (lambda s: s.pop("sums.score"), FileFormatError, "sums.score"),
+        (lambda s: s.update(pieces=np.zeros((2, 4))), FileFormatError, "pieces"),
+        (lambda s: s.update(cosines=np.zeros(3)), FileFormatError, "cosines"),
+        (lambda s: s["state"].update(open=7), FileFormatError, "open"),
+    ],
+)
+def test_foreign_checkpoints(edit, error, message):
+    first = recorder_of(PLANS[1])
+    feed(first, range(4))
+    state = first.state_dict()
+    edit(state)
+    second = recorder_of(PLANS[1])
+    with pytest.raises(error, match=message):
+        second.load_state_dict(state)
+    feed(second, range(9))
+    whole = recorder_of(PLANS[1])
+    feed(whole, range(9))
+    same(whole.transcript(), second.transcript())
+
+
+class TestMisuse:
+    def test_observe_before_sample(self):
+        with pytest.raises(RecordingError, match="before sample"):
+            recorder_of(PLANS[0]).observe(np.zeros((1, 17)))
+
+    def test_more_steps_than_planned(self):
+        recorder = recorder_of(PLANS[0])
+        feed(recorder, range(9))
+        with pytest.raises(RecordingError, match="accounted for 9 steps"):
+            recorder.sample()
+
+    @pytest.mark.parametrize(
+        ("released", "options", "message"),
+        [
+            (np.zeros(17), {}, r"released to be numbers of shape \(1, 17\)"),
+            (np.zeros((2, 17)), {}, "released"),
+            (np.zeros((1, 17), dtype=complex), {}, "released"),
+            (np.zeros((1, 17)), {"background": np.zeros(17)}, "background"),
+            (np.zeros((1, 17)), {"cosines": np.zeros(17)}, "cosines"),
+        ],
+    )
+    def test_shapes(self, released, options, message):
+        recorder = recorder_of(PLANS[0])
+        recorder.sample()
+        with pytest.raises(InvalidArgumentError, match=message):
+            recorder.observe(released, **options)
+        recorder.observe(np.zeros((1, 17)))
+        assert recorder.steps == 1
+
+    def test_background_or_cosines_now_and_then(self):
+        recorder = recorder_of(PLANS[1])
+        feed(recorder, range(1))
+        recorder.sample()
+        with pytest.raises(RecordingError, match="background to stay known"):
+            recorder.observe(np.zeros(17), cosines=np.zeros((2, 17)))
+        with pytest.raises(RecordingError, match="cosines in every step"):
+            recorder.observe(np.zeros(17), background=np.zeros(17))
+
+    def test_nothing_observed(self):
+        with pytest.raises(RecordingError, match="got none"):
+            recorder_of(PLANS[0]).transcript()
+
+    def test_least_squares_needs_every_prefix(self):
+        recorder = recorder_of(PLANS[2])
+        feed(recorder, range(8))
+        with pytest.raises(RecordingError, match="all 9 steps, got 8"):
+            recorder.transcript()
+
+    def test_completed_prefixes_have_a_limit(self):
+        plan = replace(PLANS[3], steps=5000)
+        with pytest.raises(UnsupportedError, match="Release nodes"):
+            LinearRecorder(canaries(), plan)
+
+    def test_an_interrupted_step(self, monkeypatch):
+        recorder = recorder_of(PLANS[0])
+        monkeypatch.setattr(recorder, "_add", lambda piece: 1 / 0)
+        recorder.sample()
+        with pytest.raises(ZeroDivisionError):
+            recorder.observe(np.zeros((1, 17)))
+        for call in (recorder.sample, recorder.transcript, recorder.state_dict):
+            with pytest.raises(RecordingError, match="half way"):
+                call()
+
+    def test_arguments(self):
+        with pytest.raises(InvalidArgumentError, match="canaries"):
+            LinearRecorder([1, 2], PLANS[0])
+        with pytest.raises(InvalidArgumentError, match="clip_norm"):
+            LinearRecorder(canaries(), PLANS[0], clip_norm=0.0)
+        with pytest.raises(InvalidArgumentError, match="noise_multiplier"):
+            LinearRecorder(canaries(), PLANS[0], noise_multiplier=-1.0)
+
+
+def test_values_are_in_clip_norms():
+    one, five = recorder_of(PLANS[1]), recorder_of(PLANS[1], clip_norm=5.0)
+    feed(one, range(9))
+    feed(five, range(9))
+    np.testing.assert_allclose(five.transcript().score, one.transcript().score / 5.0)
+
+
+def test_a_run_that_stops_early_is_the_tree_so_far():
+    """The first 7 of 12 planned steps give the very transcript of a run of 7 for its canaries."""
+    for options in ({}, {"release": "prefixes", "estimator": "honaker"}):
+        plan = TreePlan(steps=12, **options)
+        stopped = recorder_of(plan)
+        feed(stopped, range(7))
+        transcript = stopped.transcript()
+        entered = transcript.leaves[:, 0] < 7
+        assert 0 < entered.sum() < 17
+        np.testing.assert_array_equal(transcript.information > 0, entered)
+        scores = transcript.scores()
+        np.testing.assert_array_equal(scores.ids, np.flatnonzero(entered))
+        short = recorder_of(replace(plan, steps=7))
+        feed(short, range(7))
+        assert transcript.largest_information == short.transcript().largest_information
+        assert transcript.number_of_steps == scores.metadata.steps == 7
+        assert len(transcript.cosines()) == entered.sum()
+
+
+# --- the transcript ---
+
+
+def test_scores_say_what_the_auditor_needs():
+    transcript = small(release="prefixes", estimator="honaker")
+    scores = transcript.scores()
+    assert scores.metadata.sampling_rate == 1.0
+    assert scores.metadata.steps == 12
+    assert scores.metadata.noise_multiplier == 2.0
+    assert scores.metadata.clip_norm == 1.0
+    assert scores.metadata.background == "known"
+    assert scores.metadata.fair_coins is False
+    expected = transcript.information / transcript.largest_information
+    np.testing.assert_allclose(scores.relative_shift, expected)
+    assert small(steps=8).scores().relative_shift is None
+    assert small(steps=12).scores().relative_shift is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"release": "prefixes"}])
+def test_audit_takes_the_transcript(options):
+    transcript = small(**options)
+    result = ag.audit(transcript, claim=CLAIM)
+    assert result.auditor == ag.GaussianShift()
+    by_scores = ag.audit(transcript.scores(), claim=CLAIM)
+    assert result.epsilon_lower == by_scores.epsilon_lower
+    assert ag.AuditResult.from_json(result.to_json()) == result
+    with pytest.raises(UnsupportedError, match="GaussianShift"):
+        ag.audit(transcript, claim=CLAIM, auditor=ag.SubsampledGaussian())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"release": "prefixes", "estimator": "honaker"}, {"participations": 2}],
+)
+def test_files_come_back_as_written(tmp_path, options):
+    transcript = small(**options)
+    path = tmp_path / "run.npz"
+    transcript.save(path)
+    same(LinearTranscript.load(path), transcript)
+    buffer = io.BytesIO()
+    transcript.save(buffer)
+    same(LinearTranscript.load(io.BytesIO(buffer.getvalue())), transcript)
+
+
+def test_without_cosines(tmp_path):
+    transcript = replace(small(), cosine=None, round_cosine=None)
+    transcript.save(tmp_path / "run.npz")
+    again = LinearTranscript.load(tmp_path / "run.npz")
+    assert again.cosine is None
+    with pytest.raises(NotDefinedError, match="no cosines"):
+        again.cosines()
+    with pytest.raises(InvalidArgumentError, match="kind"):
+        small().cosines("best")
+
+
+def test_neither_kind_of_transcript_passes_for_the_other(tmp_path):
+    other = ag.simulate_dpsgd(
+        steps=3, sampling_rate=0.5, noise_multiplier=1.0, present=5, absent=5, seed=0
+    )
+    other.save(tmp_path / "dpsgd.npz")
+    small().save(tmp_path / "dpftrl.npz")
+    with pytest.raises(FileFormatError, match="got 'askgauss-linear-transcript'"):
+        Transcript.load(tmp_path / "dpftrl.npz")
+    with pytest.raises(FileFormatError, match="got 'askgauss-transcript'"):
+        LinearTranscript.load(tmp_path / "dpsgd.npz")
+
+
+def rewrite(source, target, *, arrays=None, header=None):
+    """A copy of a file with some of it changed."""
+    with np.load(source) as content:
+        everything = {name: content[name] for name in content.files}
+    text = json.loads(everything.pop("askgauss").tobytes())
+    if header is not None:
+        header(text)
+    for name, array in (arrays or {}).items():
+        if array is None:
+            everything.pop(name)
+        else:
+            everything[name] = array
+    raw = np.frombuffer(json.dumps(text).encode(), np.uint8)
+    with target.open("wb") as stream:
+        np.savez(stream, askgauss=raw, **everything)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"header": lambda t: t.update(schema=2)}, "newer askgauss"),
+        ({"header": lambda t: t.update(kind="other")}, "kind"),
+        ({"header": lambda t: t.pop("plan")}, "plan"),
+        ({"header": lambda t: t["plan"].update(steps=-1)}, "plan"),
+        ({"header": lambda t: t["plan"].update(steps=3)}, r"leaves in \[0, 3\)"),
+        ({"header": lambda t: t.pop("facts")}, "facts"),
+        ({"header": lambda t: t.update(largest_information=0.5)}, r"information in \[0, 0.5\]"),
+        ({"header": lambda t: t.update(largest_information="nan")}, "information"),
+        ({"arrays": {"score": None}}, "whole transcript"),
+        ({"arrays": {"pieces.total": None}}, "whole transcript"),
+        ({"arrays": {"score": np.zeros(3)}}, "score to have shape"),
+        ({"arrays": {"member": np.zeros(70)}}, "member"),
+        ({"arrays": {"kept": np.arange(32) + 60}}, r"kept in \[0, 70\)"),
+        ({"arrays": {"information": np.zeros(70)}}, "whole transcript"),
+        ({"arrays": {"information": -np.ones(70)}}, "information"),
+    ],
+)
+def test_broken_files(tmp_path, change, message):
+    small().save(tmp_path / "good.npz")
+    rewrite(tmp_path / "good.npz", tmp_path / "bad.npz", **change)
+    with pytest.raises(FileFormatError, match=message):
+        LinearTranscript.load(tmp_path / "bad.npz")
+
+
+def test_a_later_version_may_add_fields(tmp_path):
+    small().save(tmp_path / "good.npz")
+    rewrite(
+        tmp_path / "good.npz",
+        tmp_path / "more.npz",
+        arrays={"novel": np.ones(2), "pieces.novel": np.ones(2)},
+        header=lambda text: text["facts"].update(novel=1),
+    )
+    same(LinearTranscript.load(tmp_path / "more.npz"), small())
+
+
+def test_arrays_are_read_only():
+    transcript = small()
+    with pytest.raises(ValueError, match="read-only"):
+        transcript.score[0] = 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        transcript.pieces.total[0] = 1.0
+
+
+def test_nan_is_refused_not_averaged():
+    recorder = recorder_of(PLANS[1])
+    feed(recorder, range(8))
+    recorder.sample()
+    released = np.zeros(17)
+    released[3] = np.nan
+    recorder.observe(released, background=np.zeros(17), cosines=np.zeros((2, 17)))
+    transcript = recorder.transcript()
+    assert not transcript.finite
+    with pytest.raises(ScoresError, match="nan"):
+        ag.audit(transcript, claim=CLAIM)
+
+
+def test_what_it_says_of_itself():
+    transcript = small()
+    assert repr(transcript) == (
+        "LinearTranscript(steps=12, release='nodes', present=30, absent=40, background='known')"
+    )
+    assert transcript.finite
+    assert transcript.auditable
+    assert not small(present=1).auditable
+    noted = transcript.with_facts(replace(transcript.facts, notes=("a note",)))
+    assert noted.facts.notes == ("a note",)
+
+
+def test_measured_noise_counts_absent_canaries():
+    transcript = small(steps=8, absent=50)
+    whole, count = transcript.measured_noise()
+    assert count == 15 * 50
+    leaves, fewer = transcript.measured_noise(transcript.pieces.level == 0)
+    assert fewer == 8 * 50
+    upper, more = transcript.measured_noise(transcript.pieces.level > 0)
+    assert count * whole**2 == pytest.approx(fewer * leaves**2 + more * upper**2)
+    with pytest.raises(InvalidArgumentError, match="where"):
+        transcript.measured_noise(transcript.pieces.level > 9)
+    with pytest.raises(NotDefinedError, match="single tree"):
+        transcript.restart_correlation()
