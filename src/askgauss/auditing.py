@@ -90,17 +90,16 @@ def audit(
     _validate.within(0, 0.5, gate_error=gate_error)
     method = auditor if auditor is not None else _default(data)
     given = data
-    if isinstance(data, LinearTranscript):
-        data = data.scores()
-    source = data
-    if isinstance(data, Transcript) and method.reads == "scores":
+    if isinstance(data, LinearTranscript) or (
+        isinstance(data, Transcript) and method.reads == "scores"
+    ):
         data = data.scores()
     _check_direction(data)
     evidence = method.gather(data, delta=level, confidence=confidence)
     present = int(np.count_nonzero(data.member))
     findings = method.findings(evidence, delta=level, confidence=confidence)
     if diagnostics:
-        checks = diagnose(source, claim=claim, gate_error=0.5 * gate_error)
+        checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error)
         named = {item.check for item in findings}
         findings += tuple(
             _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
@@ -109,7 +108,7 @@ def audit(
     free = None
     if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
         assert claim is not None
-        free, contradicted = _distribution_free(source, claim, confidence, 0.5 * gate_error)
+        free, contradicted = _distribution_free(given, claim, confidence, 0.5 * gate_error)
         if contradicted:
             verdict = Verdict.VIOLATION
             reason = f"by the distribution-free bound; and {reason}"
@@ -136,12 +135,15 @@ def audit(
 
 
 def _distribution_free(
-    data: CanaryScores | Transcript, claim: PrivacyClaim, confidence: float, error: float
+    data: CanaryScores | Transcript | LinearTranscript,
+    claim: PrivacyClaim,
+    confidence: float,
+    error: float,
 ) -> tuple[float | None, bool]:
     """The bound that needs no model of the scores, and whether it contradicts the claim."""
-    if isinstance(data, Transcript):
-        if not (data.finite and data.auditable):
-            return None, False
+    if isinstance(data, Transcript) and not (data.finite and data.auditable):
+        return None, False
+    if not isinstance(data, CanaryScores):
         data = data.scores()
     method = OneRun()
     try:

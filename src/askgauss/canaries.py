@@ -4,6 +4,9 @@ A canary is a direction of norm one in the space of the released sum. A *present
 planted, in the steps that sample it, with the largest norm one record may have; an *absent* one is
 a direction in which nothing is ever planted. Absent canaries therefore cost the training nothing,
 and both kinds are drawn from the same places, so that only membership tells them apart.
+
+Placed canaries are directions themselves. Example canaries are records: the model turns each into
+a gradient, whose direction changes as it trains, and the run's own sampler and clipper plant it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import abc
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 
-__all__ = ["BlockCanaries", "DiracCanaries", "PlacedCanaries", "Stream", "random_stream"]
+__all__ = [
+    "BlockCanaries",
+    "Canaries",
+    "DiracCanaries",
+    "ExampleCanaries",
+    "ExampleDataset",
+    "PlacedCanaries",
+    "Stream",
+    "random_stream",
+]
 
 _WATCHED_PER_TENSOR = 8
 
@@ -50,7 +64,108 @@ def fresh_seed() -> int:
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
-class PlacedCanaries(abc.ABC):
+class Canaries(abc.ABC):
+    """What all canaries share: how many there are, and which of them are present.
+
+    Args:
+        count: Number of canaries, each present by a fair coin of its own; or give
+        present: how many are present, and
+        absent: how many are absent.
+        seed: Root of every random choice; drawn from the operating system if not given.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
+    """
+
+    count: int | None = None
+    present: int | None = None
+    absent: int | None = None
+    seed: int | None = None
+    _seed: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.count, self.present, self.absent)
+        if self.seed is not None:
+            _validate.integer(0, seed=self.seed)
+        object.__setattr__(self, "_seed", fresh_seed() if self.seed is None else int(self.seed))
+
+    @property
+    def size(self) -> int:
+        """Number of canaries, present and absent."""
+        return _total(self.count, self.present, self.absent)
+
+    @property
+    def root_seed(self) -> int:
+        """The seed in use, given or drawn."""
+        return self._seed
+
+    @property
+    def fair_coins(self) -> bool:
+        """Whether every canary was made present by a fair coin of its own."""
+        return self.count is not None
+
+    @functools.cached_property
+    def member(self) -> NDArray[np.bool_]:
+        """True where the canary is present; from a stream nothing else reads."""
+        generator = random_stream(self._seed, Stream.MEMBERSHIP)
+        if self.fair_coins:
+            member = generator.random(self.size) < 0.5
+        else:
+            member = np.zeros(self.size, dtype=np.bool_)
+            member[generator.permutation(self.size)[: self.present]] = True
+        member.setflags(write=False)
+        return member
+
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Sizes of the tensors the canaries are laid out over, where they are."""
+        return ()
+
+    @property
+    def tensor(self) -> NDArray[np.int64]:
+        """Index of the tensor each canary is counted in: zero where it lies in no single one."""
+        return np.zeros(self.size, dtype=np.int64)
+
+    @property
+    def watch(self) -> NDArray[np.int64]:
+        """Coordinates that are never planted; none where canaries are no places."""
+        return np.zeros(0, dtype=np.int64)
+
+    @property
+    def watch_tensor(self) -> NDArray[np.int64]:
+        """Index of the tensor each watched coordinate lies in."""
+        return np.zeros(0, dtype=np.int64)
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A short digest of who is planted where, to tell one run's canaries from another's."""
+
+
+def _check_numbers(count: int | None, present: int | None, absent: int | None) -> None:
+    groups = (present, absent)
+    if None in groups if count is None else groups != (None, None):
+        raise InvalidArgumentError(
+            "Expected either count, or both present and absent, got "
+            f"count={count}, present={present}, absent={absent}."
+        )
+    if count is not None:
+        _validate.integer(4, count=count)
+    else:
+        _validate.integer(2, absent=absent)
+        # None present is allowed: a rehearsal that plants nothing and changes nothing.
+        _validate.integer(0, present=present)
+
+
+def _total(count: int | None, present: int | None, absent: int | None) -> int:
+    if count is not None:
+        return int(count)
+    assert present is not None
+    assert absent is not None
+    return int(present) + int(absent)
+
+
+@dataclass(frozen=True, slots=False, kw_only=True)
+class PlacedCanaries(Canaries):
     """What canaries at random places of a parameter vector share.
 
     Args:
@@ -65,27 +180,11 @@ class PlacedCanaries(abc.ABC):
         InvalidArgumentError: An argument is out of its range, or there is no room for the canaries.
     """
 
-    count: int | None = None
-    present: int | None = None
-    absent: int | None = None
     dimension: int | None = None
     tensors: Sequence[int] | None = None
-    seed: int | None = None
-    _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        groups = (self.present, self.absent)
-        if None in groups if self.count is None else groups != (None, None):
-            raise InvalidArgumentError(
-                "Expected either count, or both present and absent, got "
-                f"count={self.count}, present={self.present}, absent={self.absent}."
-            )
-        if self.count is not None:
-            _validate.integer(4, count=self.count)
-        else:
-            _validate.integer(2, absent=self.absent)
-            # None present is allowed: a rehearsal that plants nothing and changes nothing.
-            _validate.integer(0, present=self.present)
+        super().__post_init__()
         if (self.dimension is None) == (self.tensors is None):
             raise InvalidArgumentError(
                 "Expected exactly one of dimension and tensors, got "
@@ -95,28 +194,6 @@ class PlacedCanaries(abc.ABC):
             _validate.integer(1, dimension=self.dimension)
         else:
             object.__setattr__(self, "tensors", _checked_sizes(self.tensors))
-        if self.seed is not None:
-            _validate.integer(0, seed=self.seed)
-        object.__setattr__(self, "_seed", fresh_seed() if self.seed is None else int(self.seed))
-
-    @property
-    def size(self) -> int:
-        """Number of canaries, present and absent."""
-        if self.count is not None:
-            return int(self.count)
-        assert self.present is not None
-        assert self.absent is not None
-        return int(self.present) + int(self.absent)
-
-    @property
-    def root_seed(self) -> int:
-        """The seed in use, given or drawn."""
-        return self._seed
-
-    @property
-    def fair_coins(self) -> bool:
-        """Whether every canary was made present by a fair coin of its own."""
-        return self.count is not None
 
     @property
     def tensor_sizes(self) -> tuple[int, ...]:
@@ -130,18 +207,6 @@ class PlacedCanaries(abc.ABC):
     def total_dimension(self) -> int:
         """Length of the parameter vector."""
         return sum(self.tensor_sizes)
-
-    @functools.cached_property
-    def member(self) -> NDArray[np.bool_]:
-        """True where the canary is present; from a stream nothing else reads."""
-        generator = random_stream(self._seed, Stream.MEMBERSHIP)
-        if self.fair_coins:
-            member = generator.random(self.size) < 0.5
-        else:
-            member = np.zeros(self.size, dtype=np.bool_)
-            member[generator.permutation(self.size)[: self.present]] = True
-        member.setflags(write=False)
-        return member
 
     @property
     @abc.abstractmethod

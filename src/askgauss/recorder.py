@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _files, _plain, _validate
-from askgauss.canaries import PlacedCanaries, Stream, random_stream
+from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.transcript import (
     CanarySums,
@@ -66,7 +66,7 @@ class _Rows:
 class _StepWriter:
     """Appends steps to the file that `StepStore` reads; no handle stays open between writes."""
 
-    def __init__(self, path: str | os.PathLike[str], canaries: PlacedCanaries) -> None:
+    def __init__(self, path: str | os.PathLike[str], canaries: Canaries) -> None:
         self._path = Path(path)
         self._canaries = canaries
         self._row = np.zeros((), dtype=store_row(canaries.size))
@@ -197,14 +197,14 @@ class Recorder:
 
     def __init__(
         self,
-        canaries: PlacedCanaries,
+        canaries: Canaries,
         *,
         sampling_rate: float | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(canaries, PlacedCanaries):
+        if not isinstance(canaries, Canaries):
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )

@@ -19,6 +19,20 @@ ENVIRONMENT = {
     if name not in ("NO_COLOR", "TERM")
 }
 
+# What a plain installation does not have.
+EXTRAS = ("torch", "opacus", "sklearn", "jax", "jax_privacy", "pandas", "hypothesis", "kymatio")
+WITHOUT_EXTRAS = f"""
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, *rest: None if name.split(".")[0] in {EXTRAS} else find(name, *rest)
+)
+from askgauss.cli import main
+main(sys.argv[1:])
+"""
+PLAIN_PROGRAM = [sys.executable, "-c", WITHOUT_EXTRAS]
+
 
 @pytest.fixture
 def run():

@@ -19,6 +19,10 @@ from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
 SOURCE = Path(askgauss.__file__).parent
 HEAVY = {"numpy", "scipy", "torch", "opacus", "matplotlib", "sklearn", "jinja2", "dp_accounting"}
+COMMANDS = (
+    *("demo", "audit", "compare", "report", "diagnose", "simulate"),
+    *("plan", "theory", "faults", "selftest", "version"),
+)
 CLAIM = ("--epsilon", "8", "--delta", "1e-5")
 
 
@@ -81,9 +85,7 @@ def test_the_import_test_can_fail():
 def test_help_lists_every_command(run):
     result = run("--help")
     assert result.exit_code == 0
-    for (
-        name
-    ) in "demo audit compare report diagnose simulate plan theory faults selftest version".split():
+    for name in COMMANDS:
         assert f"\n  {name} " in result.stdout
     assert run().stdout == result.stdout
 
@@ -169,10 +171,15 @@ def test_operating_system_errors_name_the_next_step():
     assert program.explain_os_error(OSError("odd")) == "odd."
 
 
-def test_a_closed_pipe_ends_quietly():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_ends_quietly(unbuffered):
     arguments = ["simulate", "dpsgd", "--steps", "100", "--present", "200", "--absent", "200"]
     with subprocess.Popen(
-        [*PROGRAM, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*PROGRAM, *arguments],
+        # Unbuffered, a write may end half way without an error.
+        env=ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout.read(10).startswith(b"PK")
         process.stdout.close()

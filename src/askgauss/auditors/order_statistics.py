@@ -27,13 +27,16 @@ from askgauss.auditors.one_run_fdp import (
     family_findings,
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.results import Assumption, Finding
+from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.stats import gaussian, order_statistics
 from askgauss.stats.order_statistics import epsilon_from_counts
 
 __all__ = ["OrderStatistics", "epsilon_from_counts"]
 
 Array = NDArray[np.float64]
+
+# A shift at which the noise no longer matters.
+_NOISELESS = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +97,24 @@ class OrderStatistics(GuessingAuditor):
         """Independent canaries, and what the family takes for granted."""
         return family_assumption(self.family, Assumption.INDEPENDENT_CANARIES)
 
+    @property
+    def _rate(self) -> float:
+        return 1.0 if self.sampling_rate is None else self.sampling_rate
+
+    def _beyond_sampling(self, counts: dict[str, int], error: float) -> bool:
+        """Whether guesses are better than so rarely sampled canaries allow without any noise."""
+        if self._rate == 1.0:
+            return False
+        noiseless = order_statistics.Gaussian(mu=_NOISELESS, sampling_rate=self._rate)
+        return order_statistics.p_value(noiseless, **counts) < error
+
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
         counts = _mistakes(trial)
         if isinstance(self.family, GaussianFamily):
+            if self._beyond_sampling(counts, error):
+                return math.inf if delta < self._rate else 0.0
             return epsilon_from_counts(
                 **counts, delta=delta, confidence=1.0 - error, sampling_rate=self.sampling_rate
             )
@@ -115,7 +131,7 @@ class OrderStatistics(GuessingAuditor):
         if isinstance(self.family, EpsilonDeltaFamily):
             pair = order_statistics.EpsilonDelta(epsilon=epsilon, delta=delta)
             return order_statistics.p_value(pair, **counts)
-        rate = 1.0 if self.sampling_rate is None else self.sampling_rate
+        rate = self._rate
         if delta >= rate:
             return 1.0  # no noise is too small for such a delta
         # The epsilon without sampling, log(1 + (e^epsilon - 1) / rate), without overflow.
@@ -137,6 +153,21 @@ class OrderStatistics(GuessingAuditor):
     ) -> tuple[Finding, ...]:
         """What the counts were, and which family the bound rests on."""
         found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
+        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
+        if any(self._beyond_sampling(_mistakes(trial), share) for trial in evidence.trials):
+            found += (
+                Finding(
+                    check="sampling rate",
+                    status=Status.FAIL,
+                    summary=(
+                        f"the guesses are better than canaries sampled at rate {self._rate:g} "
+                        "allow, even without noise."
+                    ),
+                    consequence=Consequence.INVALIDATES,
+                    claimed=self._rate,
+                    remedy="Give the sampling_rate of the scores, or none for sums of many steps.",
+                ),
+            )
         return found + family_findings(self.family)
 
 

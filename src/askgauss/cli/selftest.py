@@ -31,7 +31,7 @@ def selftest(
     delta: Annotated[float, typer.Option(help="Delta of the bounds.")] = 1e-5,
     confidence: Confidence = 0.95,
     gate_error: GateError = 0.001,
-    audits: Annotated[int, typer.Option(help="Number of simulated audits of each kind.")] = 200,
+    audits: Annotated[int, typer.Option(help="Number of simulated audits of each kind.")] = 100,
     seed: Seed = 0,
 ) -> None:
     """Check the installation: no false alarms on clean runs, and a planted leak is caught.

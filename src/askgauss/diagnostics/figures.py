@@ -544,13 +544,14 @@ def _law(result: AuditResult, run: RunSummary) -> ScoreLaw | None:
     claim = result.claim
     noise = claim.noise_multiplier if claim is not None else None
     noise = run.noise_multiplier if noise is None else noise
-    if run.steps is None or run.sampling_rate is None or not noise:
+    rate = run.sampling_rate if run.sampling_rate is not None else run.accounted_sampling_rate
+    if run.steps is None or rate is None or not noise or run.poisson is False:
         return None
-    if run.source != "transcript" and run.sampling_rate == 1.0:
+    if run.source != "transcript" and rate == 1.0:
         return None  # scores of correlated noise look the same, and have another law
     return ScoreLaw(
         steps=run.steps,
-        sampling_rate=run.sampling_rate,
+        sampling_rate=rate,
         noise_multiplier=noise,
         clip_norm=1.0 if run.clip_norm is None else run.clip_norm,
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from askgauss import _validate
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import apply_gate
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
@@ -15,7 +17,7 @@ __all__ = ["diagnose"]
 
 
 def diagnose(
-    data: CanaryScores | Transcript,
+    data: CanaryScores | Transcript | LinearTranscript,
     *,
     claim: PrivacyClaim | None = None,
     gate_error: float = 0.0005,
@@ -43,6 +45,9 @@ def diagnose(
         findings += transcript_checks(data, claim)
         if data.finite and data.auditable:
             findings += score_checks(data.scores(), data.canaries.planted)
+    elif isinstance(data, LinearTranscript):
+        findings += linear_checks(data, claim)
+        findings += score_checks(data.scores())
     else:
         findings += score_checks(data)
     return apply_gate(findings, gate_error)

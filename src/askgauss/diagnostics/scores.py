@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +24,15 @@ __all__ = ["score_checks"]
 _FEWEST_FOR_SHAPE = 20
 _FEWEST_FOR_SPREAD = 5
 _BLOCKS = 20
-_PLACEBO_SEED = 20_25
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
-# Variance that sampling may add, relative to the noise, before a ratio of variances is no longer
-# distributed as one of Gaussian samples.
+# Variance that sampling may add, relative to the noise: beyond the first, a ratio of variances is no
+# longer distributed as one of Gaussian samples; beyond the second, the fit of the law decides.
 _MOST_ADDED = 0.1
+_MOST_ADDED_TO_SHAPE = 0.5
+# The exact law is slow; so many scores are enough to tell its shape.
+_THROUGH_THE_LAW = 5000
+_MORE_STEPS = "more sampled steps, or a transcript, to tell noise from sampling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,14 @@ class _Residuals:
     freedom: tuple[float, float]
     law: tuple[int, float, float] | None
     explained: bool
+
+    @property
+    def added(self) -> float:
+        """Variance that sampling adds to present scores, relative to the noise."""
+        if self.law is None:
+            return 0.0
+        steps, rate, shift = self.law
+        return sampling_variance(steps, rate) * shift**2
 
     @property
     def groups(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -119,6 +131,8 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
         return not_run(name, "scores that vary")
     sampled = group == "present" and not residuals.explained
     if sampled and residuals.law is not None:
+        if not residuals.added < _MOST_ADDED_TO_SHAPE:
+            return not_run(name, _MORE_STEPS)
         values = _through_the_law(values, residuals.law)
         if not np.isfinite(values).all():
             return not_run(name, "noise in the scores")
@@ -154,6 +168,7 @@ def _through_the_law(
     )
     if visible < _VISIBLE:
         return values
+    values = values[:: -(-values.size // _THROUGH_THE_LAW)]
     placed = exact.mean + values / values.std(ddof=1) * math.sqrt(exact.variance)
     below = exact.cdf(placed)
     # Beyond the middle the other tail is the more exact one.
@@ -165,13 +180,9 @@ def _equal_variance(residuals: _Residuals) -> Finding:
     name, (present, absent) = "equal variance", residuals.variances
     if absent == 0.0 or min(residuals.freedom) < _FEWEST_FOR_SPREAD - 1:
         return not_run(name, f"{_FEWEST_FOR_SPREAD} canaries of each kind, and scores that vary")
-    added = 0.0
-    if residuals.law is not None:
-        steps, rate, shift = residuals.law
-        added = sampling_variance(steps, rate) * shift**2
-        if not added < _MOST_ADDED:
-            return not_run(name, "more sampled steps, or a transcript, to tell noise from sampling")
-    ratio = present / absent / (1.0 + added)
+    if not residuals.added < _MOST_ADDED:
+        return not_run(name, _MORE_STEPS)
+    ratio = present / absent / (1.0 + residuals.added)
     above = ratio > 1.0
     # Sampling at an unknown rate adds variance to present scores, and no harm.
     unknown = not residuals.explained and residuals.law is None
@@ -245,7 +256,9 @@ def _chance_repeats(scores: CanaryScores) -> float:
 
 def _placebo(scores: CanaryScores) -> Finding:
     """An audit with membership shuffled must find nothing."""
-    generator = np.random.default_rng(_PLACEBO_SEED)
+    # Seeded by the scores themselves: a fixed shuffle may happen to resemble the membership.
+    digest = hashlib.sha256(scores.score.tobytes()).digest()
+    generator = np.random.default_rng(int.from_bytes(digest, "little"))
     shuffled = generator.permutation(scores.member)
     count, other = int(shuffled.sum()), int(shuffled.size - shuffled.sum())
     values = scores.score

@@ -19,8 +19,8 @@ from askgauss.transcript import Transcript
 __all__ = ["signal_checks"]
 
 _FEWEST_PLANTINGS = 10
-_FEWEST_CANARIES = 10
-_FEWEST_STEPS = 10
+_FEWEST_CANARIES = 20
+_FEWEST_STEPS = 20
 # Counts of inclusions are compared with their law where they are at least this large on average.
 _FEWEST_INCLUSIONS = 5
 _SAMPLER = "canaries that go through the training's own sampler"

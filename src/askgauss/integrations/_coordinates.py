@@ -75,15 +75,15 @@ class CanaryCoordinates:
             ]
         )
 
-    def along(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """What a flat reading, on the host, says about each canary."""
         if self._signs is None:
-            return values[self._columns].astype(np.float64)
+            return np.asarray(values[self._columns])
         return np.asarray((values[self._columns] * self._signs).sum(axis=1) / np.sqrt(self.width))
 
-    def watched(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def watched(self, values: NDArray[Any]) -> NDArray[Any]:
         """A flat reading, on the host, at the watched coordinates."""
-        return values[self._watch_columns].astype(np.float64)
+        return np.asarray(values[self._watch_columns])
 
     def plant(
         self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float

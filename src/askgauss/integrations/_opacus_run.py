@@ -28,6 +28,7 @@ from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "Ledger",
+    "LedgerState",
     "Sampling",
     "adapts_clipping",
     "audited_parameters",
@@ -195,6 +196,14 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    """What a ledger has counted: noise multiplier, sampling rate, steps."""
+
+    entries: tuple[tuple[float, float, int], ...]
+    broken: bool
+
+
 class Ledger:
     """What an accountant added to its history while the audit was attached.
 
@@ -245,17 +254,15 @@ class Ledger:
         """Whether the history was replaced while it was being counted."""
         return self._broken
 
-    def state(self) -> dict[str, Any]:
-        """Plain values to go on from."""
-        return {
-            "entries": [[noise, rate, steps] for (noise, rate), steps in self._counted().items()],
-            "broken": self._broken,
-        }
+    def state(self) -> LedgerState:
+        """What has been counted, to go on from."""
+        entries = tuple((*key, steps) for key, steps in self._counted().items())
+        return LedgerState(entries=entries, broken=self._broken)
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: LedgerState) -> None:
         """Go on from what `state` returned."""
-        self._closed = {(noise, rate): int(steps) for noise, rate, steps in state["entries"]}
-        self._broken = bool(state["broken"])
+        self._closed = {(noise, rate): steps for noise, rate, steps in state.entries}
+        self._broken = state.broken
         self._start = None
 
 

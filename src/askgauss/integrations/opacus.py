@@ -33,7 +33,7 @@ from askgauss.auditing import audit as run_audit
 from askgauss.auditors.base import Auditor
 from askgauss.canaries import BlockCanaries, DiracCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import MissingExtraError, RecordingError
+from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
 from askgauss.recorder import Recorder
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
@@ -75,6 +75,18 @@ class _Step:
     clean: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The part of a checkpoint that is not the recorder's."""
+
+    inject: str
+    known: bool
+    seed: int
+    unnoised: int
+    discarded: int
+    ledger: run.LedgerState
+
+
 class CanaryAudit:
     """Plants canaries in an Opacus run and records what each step releases about them.
 
@@ -110,6 +122,7 @@ class CanaryAudit:
         model: The model, for the names of its parameters.
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
+        store: A file to keep every step in as well, for `StepStore`; not with several ranks.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -147,6 +160,7 @@ class CanaryAudit:
         background: Literal["auto", "known", "unknown"] = "auto",
         model: torch.nn.Module | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
         _validate.one_of(tuple(_EXERCISED), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
@@ -156,6 +170,11 @@ class CanaryAudit:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._rank = int(getattr(optimizer, "rank", 0))
         self._world = int(getattr(optimizer, "world_size", 1))
+        if store is not None and self._world > 1:
+            raise UnsupportedError(
+                "A store keeps the steps of one process, and this run has several: leave store= "
+                "out and read the transcript, which every rank has."
+            )
         self._parameters = run.audited_parameters(optimizer)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = run.Ledger(found)
@@ -177,6 +196,7 @@ class CanaryAudit:
             sampling_rate=self._sampling.rate,
             clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
+            store=store,
         )
         self._planted: NDArray[np.int64] | None = None
         self._step: _Step | None = None
@@ -198,7 +218,8 @@ class CanaryAudit:
         """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
         if self._checkpoint is not None and self._checkpoint.exists():
             _, content = _files.read_arrays(self._checkpoint, _KIND, _SCHEMA)
-            return int(content["audit"]["seed"])
+            progress: _Progress = _plain.from_plain(_Progress, content.get("audit"), "audit")
+            return progress.seed
         if self._world == 1:
             return None
         drawn = torch.tensor([fresh_seed()], device=self._parameters[0].device)
@@ -357,16 +378,19 @@ class CanaryAudit:
         # The only waits for the device in a step.
         noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().numpy()
         clean = None if step.clean is None else step.clean.cpu().numpy()
-        # Infinite gradients make nan here. They are recorded, and the audit says so.
-        with np.errstate(invalid="ignore", over="ignore"):
-            watch = coordinates.watched(noisy) * step.scale
-            self._recorder.observe(
-                coordinates.along(noisy) * step.scale,
-                background=None if clean is None else coordinates.along(clean),
-                clip_norm=step.clip_norm,
-                noise_multiplier=step.noise_multiplier,
-                watch=watch if clean is None else watch - coordinates.watched(clean),
-            )
+        released = np.multiply(coordinates.along(noisy), step.scale, dtype=np.float64)
+        watch = np.multiply(coordinates.watched(noisy), step.scale, dtype=np.float64)
+        if clean is not None:
+            # Infinite gradients make nan here. They are recorded, and the audit says so.
+            with np.errstate(invalid="ignore"):
+                watch -= coordinates.watched(clean)
+        self._recorder.observe(
+            released,
+            background=None if clean is None else coordinates.along(clean),
+            clip_norm=step.clip_norm,
+            noise_multiplier=step.noise_multiplier,
+            watch=watch,
+        )
         self._planted = None
 
     def transcript(self) -> Transcript:
@@ -462,32 +486,35 @@ class CanaryAudit:
         Put it in the same file as the state of model and optimizer, so that the two never part.
         """
         state = self._recorder.state_dict()
-        plain = state.pop("state")
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
-        return {**tensors, "state": plain, "audit": self._plain_state()}
+        plain = {"state": state.pop("state"), "audit": _plain.to_plain(self._progress())}
+        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
 
-    def _plain_state(self) -> dict[str, Any]:
-        return {
-            "inject": self._inject,
-            "known": self._known,
-            "seed": self._canaries.root_seed,
-            "unnoised": self._unnoised,
-            "discarded": self._discarded,
-            "ledger": self._ledger.state(),
-        }
+    def _progress(self) -> _Progress:
+        return _Progress(
+            inject=self._inject,
+            known=self._known,
+            seed=self._canaries.root_seed,
+            unnoised=self._unnoised,
+            discarded=self._discarded,
+            ledger=self._ledger.state(),
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
         Raises:
-            RecordingError: The state belongs to another run.
+            RecordingError: The state belongs to another run. The audit stays as it was.
+            FileFormatError: The state is not one of an audit, or parts of it are missing.
         """
-        plain = state["audit"]
-        for name, mine in (("inject", self._inject), ("known", self._known)):
-            if plain[name] != mine:
+        progress: _Progress = _plain.from_plain(_Progress, state.get("audit"), "audit")
+        for name, theirs, mine in (
+            ("inject", progress.inject, self._inject),
+            ("known background", progress.known, self._known),
+        ):
+            if theirs != mine:
                 raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {plain[name]!r} "
-                    f"where this run has {mine!r}. Resume with the same settings."
+                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
+                    f"this run has {mine!r}. Resume with the same settings."
                 )
         arrays = {
             name: value.numpy() if isinstance(value, torch.Tensor) else value
@@ -495,11 +522,10 @@ class CanaryAudit:
             if name != "audit"
         }
         self._recorder.load_state_dict(arrays)
-        self._planted = np.array(arrays["drawn"]) if "drawn" in arrays else None
+        self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None
-        self._unnoised = int(plain["unnoised"])
-        self._discarded = int(plain["discarded"])
-        self._ledger.load(plain["ledger"])
+        self._unnoised, self._discarded = progress.unnoised, progress.discarded
+        self._ledger.load(progress.ledger)
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
         """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
@@ -513,8 +539,8 @@ class CanaryAudit:
         if self._rank != 0:
             return
         arrays = self._recorder.state_dict()
-        plain = {"state": arrays.pop("state"), "audit": self._plain_state()}
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, _plain.to_plain(plain))
+        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint that `save` wrote.
@@ -524,7 +550,8 @@ class CanaryAudit:
             FileFormatError: It is no such checkpoint.
         """
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        self.load_state_dict({**arrays, "state": content["state"], "audit": content["audit"]})
+        plain = {name: content.get(name) for name in ("state", "audit")}
+        self.load_state_dict({**arrays, **plain})
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -48,6 +48,7 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
             color=style.INK if main else style.MUTED,
             fontsize=10 if main else 9,
             va="bottom",
+            parse_math=False,
         )
         ax.plot([0.0, right], [height, height], color=style.GRID, linewidth=1.0, zorder=1)
         if bound.lower is None:

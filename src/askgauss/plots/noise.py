@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Gram, NoiseBySteps, NoiseByTensor
@@ -41,10 +42,9 @@ def noise_by_step(source: AuditResult | NoiseBySteps, ax: Axes | None = None) ->
     return ax
 
 
-def _highest(*parts: object) -> float:
-    values = np.concatenate([np.ravel(part) for part in parts if part is not None])  # type: ignore[call-overload]
-    values = values[np.isfinite(values)]
-    return max(float(values.max(initial=0.0)), 1e-9)
+def _highest(measured: NDArray[np.float64], claimed: NDArray[np.float64] | float | None) -> float:
+    values = np.append(measured, [] if claimed is None else claimed)
+    return max(float(values.max(where=np.isfinite(values), initial=0.0)), 1e-9)
 
 
 def noise_by_tensor(source: AuditResult | NoiseByTensor, ax: Axes | None = None) -> Axes:
@@ -69,7 +69,8 @@ def noise_by_tensor(source: AuditResult | NoiseByTensor, ax: Axes | None = None)
     style.tidy(ax, x="noise, in clip norms", grid="x")
     ax.set_xlim(0.0, 1.25 * _highest(shown.high, shown.claimed))
     ax.set_ylim(rows[-1] - 0.7, 0.7)
-    ax.set_yticks(rows, [style.label(name) for name in shown.names])
+    # Names come from outside: a dollar sign in one is not the start of a formula.
+    ax.set_yticks(rows, [style.label(name) for name in shown.names], parse_math=False)
     return ax
 
 

@@ -183,7 +183,7 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
             for part in text.PARTS
         ],
         "sight": text.sight(summary.run),
-        "sight_header": "would it show?" if exercised else "shows only in what passed",
+        "sight_header": "would it show?" if exercised else "shows only through",
         "sections": _sections(result, summary, curves),
         "meaning": text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),

@@ -1,0 +1,328 @@
+"""Clopper-Pearson, Gaussian-DP and Bayesian: what auditors of confusion matrices share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss import accounting
+from askgauss.auditors import bayesian, clopper_pearson, gaussian_dp
+from askgauss.auditors.confusion import ConfusionMatrix
+from askgauss.exceptions import (
+    InvalidArgumentError,
+    NotDefinedError,
+    ScoresError,
+    UnsupportedError,
+)
+from askgauss.scores import CanaryScores
+from askgauss.selection import Combination
+from askgauss.simulation import simulate_scores
+
+SELECTIONS = [
+    ag.Fixed(threshold=0.7),
+    ag.Split(),
+    ag.MultiSplit(splits=5),
+    ag.UnionBound(candidates=6),
+    ag.CrossFit(folds=3),
+    ag.DKW(),
+]
+CONFIDENT = [ag.ClopperPearson, ag.GaussianDP]
+KINDS = [*CONFIDENT, ag.Bayesian]
+
+
+def draw(present, absent, shift, seed=0):
+    generator = np.random.default_rng(seed)
+    return CanaryScores.from_groups(
+        present=generator.normal(shift, 1, present), absent=generator.normal(0, 1, absent)
+    )
+
+
+def gather(auditor, scores):
+    return auditor.gather(scores, delta=1e-5, confidence=0.95)
+
+
+def matrix_by_hand(scores, threshold):
+    return ConfusionMatrix(
+        true_positive=sum(value >= threshold for value in scores.present),
+        true_negative=sum(value < threshold for value in scores.absent),
+        false_positive=sum(value >= threshold for value in scores.absent),
+        false_negative=sum(value < threshold for value in scores.present),
+    )
+
+
+class TestCounting:
+    scores = draw(60, 45, 1.0)
+
+    @pytest.mark.parametrize("threshold", [-9.0, -0.5, 0.0, 1.3, 9.0])
+    def test_fixed(self, threshold):
+        evidence = gather(ag.ClopperPearson(selection=ag.Fixed(threshold=threshold)), self.scores)
+        assert evidence.trials == (matrix_by_hand(self.scores, threshold),)
+
+    def test_a_threshold_at_a_score_includes_it(self):
+        threshold = float(self.scores.present[3])
+        evidence = gather(ag.ClopperPearson(selection=ag.Fixed(threshold=threshold)), self.scores)
+        assert evidence.trials == (matrix_by_hand(self.scores, threshold),)
+
+    def test_a_split_tests_on_the_rest(self):
+        (trial,) = gather(ag.ClopperPearson(selection=ag.Split(fraction=0.2)), self.scores).trials
+        assert trial.present + trial.absent == 84
+
+    def test_candidates_are_left_out_of_the_counts(self):
+        evidence = gather(ag.ClopperPearson(selection=ag.UnionBound(candidates=8)), self.scores)
+        assert len(evidence.trials) == 8
+        assert {trial.present + trial.absent for trial in evidence.trials} == {97}
+        assert evidence.combination is Combination.BEST
+
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("decimals", [0, 1, 9])
+    def test_the_corners_of_the_hull_stand_for_all_thresholds(self, seed, decimals):
+        """Rounded scores have ties. The best of all thresholds is the best of the corners."""
+        raw = draw(40, 50, 1.0, seed)
+        scores = CanaryScores.from_groups(
+            present=raw.present.round(decimals), absent=raw.absent.round(decimals)
+        )
+        for kind in CONFIDENT:
+            auditor = kind(selection=ag.DKW())
+            evidence = gather(auditor, scores)
+            every = tuple(
+                matrix_by_hand(scores, threshold)
+                for threshold in np.append(np.unique(scores.score), np.inf)
+            )
+            brute = type(evidence)(trials=every, combination=evidence.combination)
+            for confidence in (0.6, 0.95):
+                level = {"delta": 1e-3, "confidence": confidence}
+                assert auditor.epsilon_lower(evidence, **level) == pytest.approx(
+                    auditor.epsilon_lower(brute, **level), abs=1e-12
+                )
+            assert len(evidence.trials) < len(every)
+
+    def test_the_band_is_that_of_the_empirical_trade_off_curve(self):
+        from askgauss.stats.tradeoff import TradeOff
+
+        scores = draw(2000, 3000, 2.0)
+        auditor = ag.ClopperPearson(selection=ag.DKW())
+        curve = TradeOff.empirical(scores.present, scores.absent, confidence=0.95)
+        bound = auditor.epsilon_lower(gather(auditor, scores), delta=1e-3, confidence=0.95)
+        assert bound == pytest.approx(curve.epsilon_at(1e-3), rel=1e-9)
+
+    def test_tied_scores_are_never_split(self):
+        """Whatever threshold is chosen, equal scores fall on one side of it."""
+        generator = np.random.default_rng(0)
+        scores = CanaryScores.from_groups(
+            present=generator.integers(0, 2, 300).astype(float),
+            absent=generator.integers(0, 2, 300).astype(float),
+        )
+        ones = int((scores.score == 1.0).sum())
+        for seed in range(10):
+            auditor = ag.ClopperPearson(selection=ag.Split(seed=seed, fraction=0.01))
+            try:
+                (trial,) = gather(auditor, scores).trials
+            except ScoresError:
+                continue
+            read_as_present = trial.true_positive + trial.false_positive
+            assert read_as_present == trial.present + trial.absent or read_as_present <= ones
+
+
+class TestQuestions:
+    @pytest.mark.parametrize("kind", CONFIDENT)
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    def test_bound_p_value_and_rejection_agree(self, kind, selection):
+        auditor = kind(selection=selection)
+        evidence = gather(auditor, draw(400, 300, 2.0))
+        bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        assert bound > 0
+        for factor, above in ((0.99, True), (1.01, False)):
+            claim = {"epsilon": factor * bound, "delta": 1e-5}
+            assert (auditor.p_value(evidence, **claim) < 0.05) == above
+            assert auditor.rejects(evidence, **claim, error=0.05) == above
+
+    @pytest.mark.parametrize(
+        ("kind", "counted"),
+        [
+            (ag.ClopperPearson, clopper_pearson.epsilon_from_counts),
+            (ag.GaussianDP, gaussian_dp.epsilon_from_counts),
+            (ag.Bayesian, bayesian.epsilon_from_counts),
+        ],
+    )
+    def test_one_threshold_is_the_function_of_its_counts(self, kind, counted):
+        auditor = kind(selection=ag.Fixed(threshold=0.7))
+        scores = draw(400, 300, 1.5)
+        expected = counted(**matrix_by_hand(scores, 0.7).counts, delta=1e-5, confidence=0.95)
+        result = ag.audit(scores, delta=1e-5, auditor=auditor)
+        assert result.epsilon_lower == pytest.approx(expected, rel=1e-9)
+
+    def test_published_counts(self):
+        matrix = dict(true_positive=900, true_negative=900, false_positive=100, false_negative=100)
+        level = {"delta": 1e-5, "confidence": 0.95}
+        assert clopper_pearson.epsilon_from_counts(**matrix, **level) == pytest.approx(
+            1.9897, abs=1e-4
+        )
+        assert bayesian.epsilon_from_counts(**matrix, **level) == pytest.approx(2.1095, abs=1e-4)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("selection", SELECTIONS[:5], ids=str)
+    def test_perfect_scores_reach_the_ceiling_and_no_more(self, kind, selection):
+        auditor = kind(selection=selection)
+        evidence = gather(auditor, draw(200, 150, 100.0))
+        bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        ceiling = auditor.ceiling(evidence, delta=1e-5, confidence=0.95)
+        assert bound <= ceiling * (1 + 1e-9)
+        assert bound > 0
+        result = ag.audit(
+            draw(200, 150, 100.0),
+            claim=ag.PrivacyClaim(epsilon=100.0, delta=1e-5),
+            auditor=auditor,
+            diagnostics=False,
+        )
+        assert result.verdict is ag.Verdict.INCONCLUSIVE
+        assert "never report more than" in result.reason
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_power_is_the_share_of_simulated_audits_that_reject(self, kind):
+        auditor = kind(selection=ag.Fixed(threshold=1.0))
+        true_epsilon = 6.0
+        shift = ag.gaussian.gdp_mu(true_epsilon, 1e-5)
+        evidences = [gather(auditor, draw(300, 300, shift, seed)) for seed in range(150)]
+        epsilon = float(
+            np.median(
+                [
+                    auditor.epsilon_lower(item, delta=1e-5, confidence=0.95)
+                    for item in evidences[:40]
+                ]
+            )
+        )
+        rejected = np.mean(
+            [auditor.rejects(item, epsilon=epsilon, delta=1e-5, error=0.05) for item in evidences]
+        )
+        # The power reads the threshold off the counts, so a typical audit is asked.
+        typical = sorted(evidences, key=lambda item: item.trials[0].false_positive)[75]
+        power = auditor.power(
+            typical, epsilon=epsilon, true_epsilon=true_epsilon, delta=1e-5, error=0.05
+        )
+        # Four standard errors of both simulations.
+        assert power == pytest.approx(rejected, abs=4 * math.sqrt(0.25 / 150 + 0.25 / 200))
+
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    def test_json(self, selection):
+        result = ag.audit(
+            draw(100, 100, 1.0),
+            claim=ag.PrivacyClaim(epsilon=3.0, delta=1e-5),
+            auditor=ag.GaussianDP(selection=selection),
+        )
+        again = ag.AuditResult.from_json(result.to_json())
+        assert again == result
+        assert again.auditor.selection == selection
+        assert again.p_value(epsilon=0.5) == result.p_value(epsilon=0.5)
+
+    def test_a_violation_is_found(self):
+        result = ag.audit(
+            draw(2500, 2500, 3.0),
+            claim=ag.PrivacyClaim(epsilon=2.0, delta=1e-5),
+            auditor=ag.ClopperPearson(),
+            diagnostics=False,
+        )
+        assert result.verdict is ag.Verdict.VIOLATION
+
+
+class TestBayesian:
+    def test_no_leak_has_no_bound(self):
+        """Published as it is, the posterior of epsilon has no mass at 0, and a bound above it."""
+        matrix = dict(true_positive=250, true_negative=250, false_positive=250, false_negative=250)
+        assert bayesian.epsilon_from_counts(**matrix, delta=1e-5, confidence=0.95) > 0.0
+        scores = draw(500, 500, 0.0)
+        auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.0))
+        assert ag.audit(scores, delta=1e-5, auditor=auditor).epsilon_lower == 0.0
+
+    def test_the_directed_posterior_is_a_share_of_draws(self):
+        """Draws of both rates, and the epsilon each shows."""
+        matrix = ConfusionMatrix(
+            true_positive=60, true_negative=60, false_positive=40, false_negative=40
+        )
+        generator = np.random.default_rng(0)
+        missed = generator.beta(40.5, 60.5, 400_000)
+        false = generator.beta(40.5, 60.5, 400_000)
+        for epsilon in (0.0, 0.2, 0.6):
+            lowest = np.maximum(
+                1 - 1e-5 - math.exp(epsilon) * missed, math.exp(-epsilon) * (1 - 1e-5 - missed)
+            )
+            # Five standard errors, and what the midpoint rule leaves.
+            assert bayesian._credence(matrix, epsilon, 1e-5) == pytest.approx(
+                np.mean(false >= lowest), abs=5 * math.sqrt(0.25 / 400_000) + 1e-4
+            )
+
+    def test_the_median_is_the_estimate(self):
+        auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))
+        result = ag.audit(draw(400, 300, 1.5), delta=1e-5, auditor=auditor)
+        counts = result.evidence.trials[0].counts
+        median = bayesian.epsilon_from_counts(**counts, delta=1e-5, confidence=0.5)
+        assert result.epsilon_point == pytest.approx(median, rel=1e-6)
+        assert result.epsilon_lower < result.epsilon_point
+
+    def test_no_p_values(self):
+        result = ag.audit(draw(100, 100, 1.0), delta=1e-5, auditor=ag.Bayesian())
+        with pytest.raises(NotDefinedError, match="a posterior is not one"):
+            result.p_value(epsilon=1.0)
+
+    def test_no_band(self):
+        with pytest.raises(UnsupportedError, match="one posterior for each threshold"):
+            ag.Bayesian(selection=ag.DKW())
+
+
+class TestSubsampledCurve:
+    RUN = {"steps": 40, "sampling_rate": 0.3}
+    scores = simulate_scores(**RUN, noise_multiplier=1.5, present=400, absent=400, seed=0)
+
+    @pytest.mark.parametrize("selection", [ag.Fixed(threshold=2.7), ag.CrossFit(folds=2)], ids=str)
+    def test_the_bound_is_the_noise_at_which_contradiction_ends(self, selection):
+        """By bisection over the noise multiplier."""
+        auditor = ag.GaussianDP(selection=selection, **self.RUN)
+        evidence = gather(auditor, self.scores)
+        points = evidence.limits(0.05)
+
+        def contradicted(noise):
+            curve = accounting.dpsgd_tradeoff(noise_multiplier=noise, **self.RUN)
+            return any(negative < curve.beta_at(positive) for positive, negative in points)
+
+        low, high = 0.5, 20.0
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            low, high = (low, middle) if contradicted(middle) else (middle, high)
+        expected = accounting.dpsgd_epsilon_lower(signal_to_noise=1 / high, delta=1e-5, **self.RUN)
+        bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        assert bound == pytest.approx(expected, rel=3e-3)
+        assert auditor.assumption is ag.Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+        p_values = [
+            auditor.p_value(evidence, epsilon=factor * bound, delta=1e-5) for factor in (0.99, 1.01)
+        ]
+        assert p_values[0] < 0.05 < p_values[1]
+
+    def test_both_or_neither(self):
+        with pytest.raises(InvalidArgumentError, match="sampling_rate and steps together"):
+            ag.GaussianDP(sampling_rate=0.1)
+
+
+class TestArguments:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_count_leaves_the_threshold_to_the_scores(self, kind):
+        with pytest.raises(UnsupportedError, match="needs a threshold"):
+            kind(selection=ag.Fixed(guesses=10))
+
+    def test_a_selection_is_an_object(self):
+        with pytest.raises(InvalidArgumentError, match="selection to be Fixed"):
+            ag.ClopperPearson(selection=0.5)
+
+    def test_more_candidates_than_canaries(self):
+        with pytest.raises(ScoresError, match="more canaries than 16 candidates"):
+            gather(ag.ClopperPearson(selection=ag.UnionBound()), draw(5, 5, 1.0))
+
+    def test_a_side_without_canaries(self):
+        with pytest.raises(ScoresError, match=r"present and absent canaries .* after splitting"):
+            gather(ag.ClopperPearson(selection=ag.Split(fraction=0.5)), draw(2, 2, 1.0))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_constant_scores(self, kind):
+        flat = CanaryScores.from_groups(present=[1.0] * 50, absent=[1.0] * 50)
+        assert ag.audit(flat, delta=1e-5, auditor=kind()).epsilon_lower == 0.0

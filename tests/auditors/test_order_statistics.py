@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss.auditors import EpsilonDeltaFamily, SubsampledFamily
+from askgauss.auditors.order_statistics import epsilon_from_counts
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.scores import CanaryScores, ScoreMetadata
+
+FAIR = ScoreMetadata(fair_coins=True)
+
+
+def one_step(canaries, shift, rate, seed):
+    generator = np.random.default_rng(seed)
+    member = generator.random(canaries) < 0.5
+    planted = member & (generator.random(canaries) < rate)
+    score = generator.standard_normal(canaries) + shift * planted
+    return CanaryScores(score=score, member=member, metadata=FAIR)
+
+
+def test_counts_of_the_published_examples():
+    level = {"delta": 1e-5, "confidence": 0.95}
+    for counts, expected in (
+        ((1000, 100, 26), 1.1926),
+        ((1000, 1000, 401), 1.4140),
+        ((10000, 2500, 364), 4.1371),
+    ):
+        named = dict(zip(("canaries", "guesses", "mistakes"), counts, strict=True))
+        assert epsilon_from_counts(**named, **level) == pytest.approx(expected, abs=1e-4)
+    named = {"canaries": 10000, "guesses": 1000, "mistakes": 242, "sampling_rate": 0.5}
+    assert epsilon_from_counts(**named, **level) == pytest.approx(3.1102, abs=1e-4)
+
+
+def test_what_it_says_it_assumes():
+    """Independence always; the Gaussian channel too, unless the family is free of it."""
+    assert ag.OrderStatistics(family=EpsilonDeltaFamily()).assumption is (
+        ag.Assumption.INDEPENDENT_CANARIES
+    )
+    assert ag.OrderStatistics().assumption is ag.Assumption.GAUSSIAN_SCORES
+
+
+@pytest.mark.parametrize("rate", [None, 0.3])
+def test_p_value_and_bound_agree_under_sampling(rate):
+    scores = one_step(2000, 3.0, 1.0 if rate is None else rate, seed=0)
+    auditor = ag.OrderStatistics(
+        sampling_rate=rate, two_sided=rate is None, selection=ag.Fixed(fraction=0.1)
+    )
+    result = ag.audit(scores, delta=1e-5, auditor=auditor, diagnostics=False)
+    assert result.epsilon_lower > 1.0
+    assert result.p_value(epsilon=result.epsilon_lower) == pytest.approx(0.05, rel=1e-4)
+
+
+def test_a_delta_beyond_the_sampling_rate_excuses_everything():
+    scores = one_step(2000, 3.0, 0.3, seed=0)
+    result = ag.audit(
+        scores, delta=0.4, auditor=ag.OrderStatistics(sampling_rate=0.3), diagnostics=False
+    )
+    assert result.epsilon_lower == 0.0
+    assert result.p_value(epsilon=0.5) == 1.0
+
+
+def test_known_sampling_gives_the_tail_that_sampling_has():
+    """Read as never sampled, the same guesses would stand for a smaller epsilon."""
+    scores = one_step(20_000, 4.0, 0.2, seed=1)
+    options = {"two_sided": False, "selection": ag.Fixed(fraction=0.05)}
+    known = ag.audit(
+        scores,
+        delta=1e-5,
+        auditor=ag.OrderStatistics(sampling_rate=0.2, **options),
+        diagnostics=False,
+    )
+    truth = np.log1p(0.2 * np.expm1(ag.gaussian.gdp_epsilon(1e-5 / 0.2, 4.0)))
+    assert 0.7 * truth < known.epsilon_lower <= truth
+
+
+def test_guesses_that_no_noise_explains_are_not_a_bound():
+    """Every canary is in the score, and the auditor is told only a tenth are."""
+    scores = one_step(500, 5.0, 1.0, seed=0)
+    result = ag.audit(
+        scores,
+        claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5),
+        auditor=ag.OrderStatistics(sampling_rate=0.1),
+        diagnostics=False,
+    )
+    assert result.epsilon_lower == np.inf
+    assert result.verdict is ag.Verdict.INVALID
+    assert "sampled at rate 0.1" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"selection": ag.Fixed(threshold=1.0)}, UnsupportedError, "not of those beyond a thresh"),
+        ({"family": SubsampledFamily()}, UnsupportedError, "whole sampled run"),
+        ({"sampling_rate": 0.0}, InvalidArgumentError, "sampling_rate"),
+        (
+            {"family": EpsilonDeltaFamily(), "sampling_rate": 0.5},
+            InvalidArgumentError,
+            "no sampling_rate with EpsilonDeltaFamily",
+        ),
+    ],
+)
+def test_what_it_refuses(options, error, message):
+    with pytest.raises(error, match=message):
+        ag.OrderStatistics(**options)

@@ -1,0 +1,210 @@
+"""The commands that read what a run left behind: verdicts, exit codes, documents."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+import askgauss as ag
+
+CLAIM = ("--epsilon", "8", "--delta", "1e-5")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "verdict"),
+    [("correct", 0, "CONSISTENT"), ("leaky", 1, "VIOLATION"), ("scores", 3, "INCONCLUSIVE")],
+)
+def test_the_exit_code_is_the_verdict(run, request, name, code, verdict):
+    result = run("audit", request.getfixturevalue(name), *CLAIM)
+    assert result.exit_code == code
+    assert result.stdout.startswith(f"{verdict}: ")
+    assert result.stderr == ""
+
+
+def test_an_invalid_audit_is_3(run, tmp_path):
+    # Every score twice: an audit of them would count the same evidence twice.
+    path = tmp_path / "twice.npz"
+    generator = ag.CanaryScores.from_groups
+    values = [0.1 * index for index in range(300)] * 2
+    generator(present=[value + 1.0 for value in values], absent=values).save(path)
+    result = run("audit", path, "--epsilon", "100", "--delta", "1e-5")
+    assert result.exit_code == 3
+    assert result.stdout.startswith("INVALID: ")
+
+
+def test_without_a_claim_there_is_a_bound_and_0(run, leaky):
+    result = run("audit", leaky, "--delta", "1e-5")
+    assert result.exit_code == 0
+    assert "epsilon >= " in result.stdout
+    assert "VIOLATION" not in result.stdout
+
+
+def test_the_command_says_what_the_library_says(run, scores):
+    content = json.loads(
+        run(
+            "audit", scores, *CLAIM, "--json", "-", "--auditor", "gaussian-rectangle",
+            "--confidence", "0.9", "--gate-error", "0.01", "--noise-multiplier", "1.45",
+            "--sampling-rate", "0.2", "--steps", "100", "--clip-norm", "1",
+        ).stdout
+    )  # fmt: skip
+    claim = ag.PrivacyClaim(
+        epsilon=8.0, delta=1e-5, noise_multiplier=1.45, sampling_rate=0.2, steps=100, clip_norm=1.0
+    )
+    expected = ag.audit(
+        ag.CanaryScores.load(scores),
+        claim=claim,
+        auditor=ag.GaussianRectangle(),
+        confidence=0.9,
+        gate_error=0.01,
+    )
+    assert content == json.loads(expected.to_json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--epsilon", "8"], "--delta is missing"),
+        ([], "--epsilon and --delta is missing"),
+        ([*CLAIM, "--auditor", "gausian-shift"], "Did you mean gaussian-shift?"),
+        ([*CLAIM, "--auditor", "subsampled-gaussian"], "reads a transcript"),
+        ([*CLAIM, "--json", "-", "--html", "-"], "--json and --html"),
+        ([*CLAIM, "--confidence", "1.5"], "confidence"),
+    ],
+)
+def test_what_cannot_be_audited_is_2(run, scores, arguments, word):
+    result = run("audit", scores, *arguments)
+    assert result.exit_code == 2
+    assert word in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_documents_of_every_kind(run, leaky, tmp_path):
+    paths = {form: tmp_path / f"out.{form}" for form in ("json", "junit", "html", "markdown")}
+    options = [item for form, path in paths.items() for item in (f"--{form}", path)]
+    result = run("audit", leaky, *CLAIM, *options)
+    assert result.exit_code == 1
+    assert ag.AuditResult.from_json(paths["json"].read_text()).verdict is ag.Verdict.VIOLATION
+    suite = ET.fromstring(paths["junit"].read_bytes()).find("testsuite")
+    assert int(suite.get("failures")) >= 1
+    assert "VIOLATION" in paths["html"].read_text(encoding="utf-8").upper()
+    assert "Violation" in paths["markdown"].read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        path.name for path in paths.values()
+    )
+
+
+@pytest.mark.parametrize("form", ["json", "junit", "markdown"])
+def test_a_document_on_stdout_is_alone_there(run, correct, tmp_path, form):
+    path = tmp_path / "out"
+    assert run("audit", correct, *CLAIM, f"--{form}", path).exit_code == 0
+    result = run("audit", correct, *CLAIM, f"--{form}", "-")
+    assert result.exit_code == 0
+    assert result.stdout == path.read_text(encoding="utf-8")
+
+
+def test_a_link_is_followed_not_replaced(run, correct, tmp_path):
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    target.write_text("")
+    link.symlink_to(target)
+    assert run("audit", correct, *CLAIM, "--json", link).exit_code == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["kind"] == "askgauss-result"
+
+
+def test_names_from_a_file_cannot_command_a_terminal(run, tmp_path):
+    path = tmp_path / "hostile.npz"
+    transcript = ag.simulate_dpsgd(
+        steps=40, sampling_rate=0.5, noise_multiplier=1.0, present=50, absent=50, seed=0,
+        fault="half-noise-in-one-tensor",
+    )  # fmt: skip
+    names = ("\x1b[2J\x1b]0;title\x07", "a\u202eb", "<script>alert(1)</script>")
+    transcript.with_facts(replace(transcript.facts, tensors=names)).save(path)
+    documents = [tmp_path / name for name in ("out.html", "out.md", "out.xml")]
+    options = ["--html", documents[0], "--markdown", documents[1], "--junit", documents[2]]
+    claimed = ["--noise-multiplier", "1", "--steps", "40"]
+    result = run("audit", path, *CLAIM, *claimed, *options)
+    assert "script" in result.stdout  # the name is shown, as text
+    texts = [result.output, *(item.read_text(encoding="utf-8") for item in documents)]
+    texts.append(run("diagnose", path, *CLAIM, *claimed).output)
+    for text in texts:
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    for text in texts[1:4]:
+        assert "<script>alert" not in text
+
+
+def test_a_hostile_file_name_is_spelled_out(run):
+    result = run("audit", "no\x1b[31m such", *CLAIM)
+    assert result.exit_code == 2
+    assert "\\x1b[31m" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+# Reading from a pipe.
+
+
+def test_standard_input(run, leaky):
+    result = run("audit", "-", *CLAIM, input=leaky.read_bytes())
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b'{"kind": "x", "schema": 1}'])
+def test_standard_input_that_is_no_data(run, content):
+    result = run("audit", "-", *CLAIM, input=content)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "the input stream" in result.stderr
+
+
+# compare, diagnose, report.
+
+
+def test_compare(run, scores, tmp_path):
+    path = tmp_path / "table.md"
+    options = ("--auditor", "gaussian-shift", "--auditor", "one-run", "--markdown", path)
+    result = run("compare", scores, *CLAIM, *options)
+    assert result.exit_code == 0
+    assert "gaussian-shift" in result.stdout
+    assert "| one-run" in path.read_text()
+    rows = json.loads(run("compare", scores, *CLAIM, "--json", "-").stdout)["rows"]
+    assert len(rows) > 5
+    assert run("compare", scores, *CLAIM, "--json", "-", "--markdown", "-").exit_code == 2
+
+
+def test_diagnose(run, correct, leaky, scores):
+    claimed = (*CLAIM, "--noise-multiplier", "1.45", "--sampling-rate", "0.2", "--steps", "100")
+    assert run("diagnose", correct, *claimed).exit_code == 0
+    result = run("diagnose", leaky, *claimed)
+    assert result.exit_code == 1
+    assert "[fail] noise scale" in result.stdout
+    assert run("diagnose", scores).exit_code == 0
+    findings = json.loads(run("diagnose", leaky, *claimed, "--json", "-").stdout)["findings"]
+    assert {item["status"] for item in findings} >= {"pass", "fail"}
+
+
+def test_report_renders_what_audit_wrote(run, leaky, tmp_path):
+    path = tmp_path / "result.json"
+    audited = run("audit", leaky, *CLAIM, "--json", path)
+    shown = run("report", path)
+    assert shown.exit_code == 0  # it shows, it does not judge
+    assert shown.stdout == audited.stdout
+    page = run("report", "-", "--markdown", "-", input=path.read_bytes())
+    assert page.stdout == run("audit", leaky, *CLAIM, "--markdown", "-").stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "askgauss-result"}', b"\xff"])
+def test_report_of_something_else_is_2(run, content):
+    result = run("report", "-", input=content)
+    assert result.exit_code == 2
+    assert "as a result" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_reading_the_wrong_kind_says_which_command_is_right(run, scores, tmp_path):
+    path = tmp_path / "result.json"
+    run("audit", scores, *CLAIM, "--json", path)
+    assert "askgauss report" in run("audit", path, *CLAIM).stderr
+    assert "askgauss audit --json" in run("report", scores).stderr

@@ -1,0 +1,128 @@
+"""Simulated runs through a real pipe, the faults, and the commands that need no data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+import askgauss as ag
+from askgauss.linear_transcript import LinearTranscript
+from tests.cli.conftest import ENVIRONMENT, PROGRAM
+
+CLAIM = ("--epsilon", "8", "--delta", "1e-5")
+
+
+def _pipe(first, second):
+    """Two programs with a pipe between them, as a shell would run them."""
+    with subprocess.Popen(
+        [*PROGRAM, *first], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as writer:
+        reader = subprocess.run(
+            [*PROGRAM, *second],
+            env=ENVIRONMENT,
+            stdin=writer.stdout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert writer.stderr.read() == b""
+        assert writer.wait(60) == 0
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "verdict"),
+    [([], 0, "CONSISTENT"), (["--fault", "half-noise"], 1, "VIOLATION")],
+)
+def test_the_first_thing_to_try(fault, code, verdict):
+    done = _pipe(["simulate", "dpsgd", *fault], ["audit", "-", *CLAIM])
+    assert done.returncode == code
+    assert done.stdout.startswith(f"{verdict}: ")
+    assert done.stderr == ""
+
+
+def test_a_writer_that_fails_is_not_taken_for_an_empty_run():
+    first = subprocess.run(
+        [*PROGRAM, "simulate", "dpsgd", "--fault", "half-nois"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=False,
+    )
+    assert first.returncode == 2
+    assert first.stdout == b""
+    assert b"Did you mean half-noise?" in first.stderr
+
+
+def test_simulate_writes_what_the_library_simulates(run, tmp_path):
+    path = tmp_path / "run.npz"
+    sizes = {"steps": 20, "present": 10, "absent": 12, "seed": 3}
+    options = [f"--{name}={value}" for name, value in sizes.items()]
+    options += ["--sampling-rate=0.5", "--noise-multiplier=2", f"--output={path}"]
+    assert run("simulate", "dpsgd", *options).exit_code == 0
+    expected = ag.simulate_dpsgd(**sizes, sampling_rate=0.5, noise_multiplier=2.0)
+    found = ag.Transcript.load(path)
+    assert (found.canaries.total == expected.canaries.total).all()
+    assert found.facts == expected.facts
+    piped = run("simulate", "dpsgd", *options[:-1])
+    assert piped.stdout_bytes == path.read_bytes()
+
+
+def test_dpftrl(run, tmp_path):
+    path = tmp_path / "run.npz"
+    sizes = ("--steps", "16", "--present", "200", "--absent", "200")
+    options = ("--release", "prefixes", "--estimator", "honaker", "--noise-multiplier", "4")
+    assert run("simulate", "dpftrl", *sizes, *options, "-o", path).exit_code == 0
+    found = LinearTranscript.load(path)
+    assert (found.plan.release, found.plan.estimator) == ("prefixes", "honaker")
+    assert "epsilon >= " in run("audit", path, "--delta", "1e-5").stdout
+
+
+def test_a_transcript_is_not_poured_into_a_terminal():
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [*PROGRAM, "simulate", "dpsgd"],
+        env=ENVIRONMENT,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(slave)
+    os.close(master)
+    assert done.returncode == 2
+    assert b"-o FILE" in done.stderr
+
+
+def test_faults(run):
+    listed = run("faults", "list").stdout
+    assert "\nhalf-noise " in listed
+    assert "Out of sight" in listed
+    sizes = ("--steps", "100", "--present", "200", "--absent", "200")
+    result = run("faults", "run", "half-noise", "noise-per-rank", *sizes)
+    assert result.exit_code == 0
+    assert "2 of 2 as expected." in result.stdout
+    # A run this small cannot tell, and the command says so.
+    weak = run("faults", "run", "noise-90", "--steps", "5", "--present", "20", "--absent", "20")
+    assert weak.exit_code == 1
+    assert "0 of 1 as expected." in weak.stdout
+    assert run("faults", "run", "no-such-fault").exit_code == 2
+
+
+def test_theory_agrees_with_the_law(run):
+    options = ("--steps", "100", "--sampling-rate", "0.2", "--noise-multiplier", "2")
+    numbers = json.loads(run("theory", *options, "--json", "-").stdout)["numbers"]
+    law = ag.ScoreLaw(steps=100, sampling_rate=0.2, noise_multiplier=2.0)
+    assert numbers["Kolmogorov distance"] == law.kolmogorov_distance()
+    assert numbers["epsilon of the score"] == law.epsilon_at(1e-5)
+    assert numbers["epsilon of the score"] < numbers["epsilon of the accountant"]
+    assert f"{law.mean:.6g}" in run("theory", *options).stdout
+
+
+def test_plan_answers_or_says_what_else_to_do(run):
+    result = run("plan", "--present", "100")
+    assert result.exit_code in (0, 2)
+    if result.exit_code == 2:
+        assert "askgauss selftest" in result.stderr

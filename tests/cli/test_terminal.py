@@ -1,0 +1,90 @@
+"""Plain text in a pipe, colours and a bar only for somebody who looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+
+from askgauss.cli import terminal
+from tests.cli.conftest import ENVIRONMENT, PROGRAM
+
+CLAIM = ("--epsilon", "8", "--delta", "1e-5")
+ESCAPE = b"\x1b["
+
+
+def _in_a_terminal(arguments, environment=None, error=False):
+    """What the program prints where its stdout (or its stderr) is a terminal."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)],
+        env=ENVIRONMENT | {"TERM": "xterm"} | (environment or {}),
+        stdin=slave,
+        stdout=subprocess.DEVNULL if error else slave,
+        stderr=slave if error else subprocess.PIPE,
+    )
+    os.close(slave)
+    shown = b""
+    # A terminal whose last user is gone reads as an error on Linux, as an end elsewhere.
+    with contextlib.suppress(OSError):
+        while piece := os.read(master, 4096):
+            shown += piece
+    os.close(master)
+    process.communicate(timeout=60)
+    return shown, process.returncode
+
+
+def test_a_terminal_gets_colours(leaky):
+    shown, code = _in_a_terminal(["audit", leaky, *CLAIM])
+    assert code == 1
+    assert b"\x1b[31m\x1b[1mVIOLATION\x1b[0m: " in shown
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_unless_it_wants_none(leaky, environment):
+    shown, _ = _in_a_terminal(["audit", leaky, *CLAIM], environment)
+    assert shown.startswith(b"VIOLATION: ")
+    assert ESCAPE not in shown
+
+
+def test_a_pipe_gets_plain_text(shell, leaky):
+    done = shell("audit", leaky, *CLAIM)
+    assert done.returncode == 1
+    assert ESCAPE not in done.stdout + done.stderr
+    assert ESCAPE not in shell("--help").stdout
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(shell):
+    arguments = ["selftest", "--audits", "8", "--steps", "10", "--present", "20", "--absent", "20"]
+    shown, _ = _in_a_terminal(arguments, error=True)
+    assert b"30/30" in shown
+    assert b"left" in shown
+    lines = shell(*arguments).stderr.decode().splitlines()
+    assert len(lines) == 4
+    assert lines[-1] == "askgauss: self-test: 30 of 30 audits, 0 s left."
+
+
+def test_a_terminal_as_input_is_not_waited_for():
+    shown, code = _in_a_terminal(["audit", "-", *CLAIM], error=True)
+    assert code == 2
+    assert b"got a terminal" in shown
+
+
+def test_letters_a_stream_does_not_have_are_spelled_out(shell):
+    done = shell("audit", "no-\u03b5-file", *CLAIM, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 2
+    assert rb"no-\u03b5-file" in done.stderr
+
+
+def test_printable_keeps_letters_and_lines():
+    assert terminal.printable("\u03b5 \u2265 1\n<b>") == "\u03b5 \u2265 1\n<b>"
+    assert terminal.printable("\x00\x7f\x9b\u2028\udcff") == r"\x00\x7f\x9b\u2028\udcff"
+    assert terminal.one_line(" a\n\tb\r\n") == "a b"
+
+
+def test_tables_line_up():
+    text = terminal.as_table([("name", "n"), ("longer name", "10")])
+    assert text == "name          n\nlonger name  10"

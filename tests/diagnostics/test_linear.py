@@ -1,0 +1,102 @@
+"""Checks of tree mechanisms: three broken trees are named, correct ones are not accused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms import tree
+from askgauss.results import Status
+from askgauss.simulation import simulate_dpftrl
+from askgauss.simulation.dpftrl import node_noise, run_tree
+
+CLAIM = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)
+
+
+def run(plan, change, noise_multiplier, claimed=None, seed=0):
+    """A tree whose node noise goes through ``change(draw, tree, level, index)``."""
+    canaries = ag.DiracCanaries(present=400, absent=400, dimension=800, seed=seed)
+    good = node_noise(seed, canaries.size)
+    return run_tree(
+        plan,
+        canaries,
+        lambda number, level, index: change(good, number, level, index),
+        noise_multiplier=noise_multiplier,
+        claimed=claimed,
+    )
+
+
+def failed(result):
+    return {item.check for item in result.findings if item.status is Status.FAIL}
+
+
+def test_noise_reused_after_a_restart_is_named():
+    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=48, restart_every=16)
+    plan = TreePlan(steps=48, restart_every=16)
+    broken = ag.audit(run(plan, lambda draw, _, *node: draw(0, *node), sigma), claim=CLAIM)
+    assert "noise after restarts" in failed(broken)
+    assert broken.verdict is ag.Verdict.VIOLATION
+    assert broken.epsilon_lower < 4.0  # the scores alone do not see it
+
+
+def test_noise_for_left_children_only_is_named():
+    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=128)
+
+    def left_only(draw, number, level, index):
+        drawn = draw(number, level, index)
+        return drawn if index % 2 == 0 else np.zeros_like(drawn)
+
+    broken = ag.audit(run(TreePlan(steps=128), left_only, sigma), claim=CLAIM)
+    assert "nodes without noise" in failed(broken)
+    assert broken.verdict is ag.Verdict.VIOLATION
+
+
+def test_too_few_levels_are_named():
+    claimed = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=128)
+    broken = ag.audit(
+        run(
+            TreePlan(steps=128),
+            lambda draw, *node: draw(*node),
+            claimed * math.sqrt(4 / 8),
+            claimed=claimed,
+        ),
+        claim=CLAIM,
+    )
+    assert "noise scale" in failed(broken)
+    assert broken.verdict is ag.Verdict.VIOLATION
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"release": "prefixes", "estimator": "plain"},
+        {"release": "prefixes", "estimator": "honaker"},
+        {"release": "prefixes", "estimator": "full"},
+        {"restart_every": 32},
+        {"restart_every": 32, "completion": True},
+    ],
+    ids=str,
+)
+def test_correct_trees_are_not_accused(options):
+    """Five runs each; a correct one fails with probability at most .0005."""
+    for seed in range(5):
+        result = ag.audit(
+            simulate_dpftrl(
+                steps=64, noise_multiplier=6.0, present=100, absent=100, seed=seed, **options
+            ),
+            claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5),
+        )
+        assert failed(result) == set()
+
+
+def test_checks_that_cannot_be_made_say_what_they_need():
+    result = ag.audit(
+        simulate_dpftrl(steps=8, noise_multiplier=3.0, present=20, absent=20, seed=0), delta=1e-5
+    )
+    skipped = {i.check: i.summary for i in result.findings if i.status is Status.NOT_RUN}
+    assert "needs a tree that is restarted" in skipped["noise after restarts"]

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.paper import data, figures, reproduce, scatter, sweep, tables, uncorrected
+from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
+from askgauss.simulation import simulate_scores
+from askgauss.stats import fdp, one_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Everything at the smallest scale, once."""
+    place = tmp_path_factory.mktemp("paper")
+    reproduce.run("smoke", folder=place / "run", data_folder=place / "data", progress=False)
+    return place
+
+
+def _rows(folder, name):
+    with (folder / "run" / "figures" / f"{name}.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_figure_is_there(folder):
+    for name in reproduce.FIGURES:
+        for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("csv", b"")):
+            content = (folder / "run" / "figures" / f"{name}.{kind}").read_bytes()
+            assert content.startswith(start)
+            assert len(content) > 50
+    page = (folder / "run" / "reproduction.md").read_text()
+    assert "A rehearsal" in page
+    for name in reproduce.FIGURES:
+        assert f"figures/{name}.svg" in page
+    assert page.count("\n| ") > 12
+
+
+def test_sound_bounds_do_not_exceed_what_is_claimed(folder):
+    """At confidence .95 some may, but not by much and not many of two dozen."""
+    rows = [row for row in _rows(folder, "bounds") if row["kind"] == tables.SOUND]
+    methods = {row["method"] for row in rows}
+    assert {"subsampled-gaussian", "gaussian-shift", "one-run", "one-run-fdp"} <= methods
+    above = [row for row in rows if float(row["bound"]) > float(row["epsilon"])]
+    assert len(above) <= 3
+    steps = {r["epsilon"]: float(r["bound"]) for r in rows if r["method"] == "subsampled-gaussian"}
+    assert steps["8"] > 5.0
+
+
+def test_uncorrected_baselines_are_marked(folder):
+    rows = _rows(folder, "bounds")
+    marked = {row["method"] for row in rows if row["kind"] == tables.UNCORRECTED}
+    assert marked == {"f-DP, best threshold", "one run, best threshold"}
+    import askgauss
+
+    assert not any("uncorrected" in name for name in askgauss.__all__)
+
+
+def test_nothing_is_done_twice(folder, monkeypatch):
+    def refuse(*arguments, **more):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("askgauss.paper.dpsgd._Run.advance", refuse)
+    monkeypatch.setattr("askgauss.paper.linear.Heads.clipped_sum", refuse)
+    before = (folder / "run" / "figures" / "gram.svg").read_bytes()
+    reproduce.run(
+        "smoke",
+        folder=folder / "run",
+        data_folder=folder / "data",
+        figures=["gram", "convergence"],
+        progress=False,
+    )
+    # The same numbers draw the same file.
+    assert (folder / "run" / "figures" / "gram.svg").read_bytes() == before
+
+
+def test_another_seed_needs_another_folder(folder):
+    with pytest.raises(FileFormatError, match="another plan"):
+        reproduce.run(
+            "smoke", folder=folder / "run", data_folder=folder / "data", seed=1, progress=False
+        )
+
+
+def test_publish_copies_the_page(folder, tmp_path):
+    reproduce.publish(folder / "run", tmp_path)
+    assert (tmp_path / "reproduction.md").exists()
+    assert (tmp_path / "figures" / "bounds.svg").exists()
+
+
+def test_wrong_names_are_refused(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="figures"):
+        reproduce.run("smoke", folder=tmp_path, figures=["nonsense"], progress=False)
+    with pytest.raises(InvalidArgumentError, match="scale"):
+        reproduce.run("huge", folder=tmp_path, progress=False)
+
+
+def test_the_full_scale_is_the_paper_s():
+    scale = reproduce.SCALES["full"]
+    assert scale.data == "cifar10"
+    assert scale.sampling_rate * 50_000 == 4096
+    assert (scale.steps, scale.canaries, scale.epsilons) == (2500, 5000, (1, 2, 4, 8))
+    assert (*scale.snapshots, scale.steps) == (50, 100, 250, 500, 1000, 2500)
+    assert (scale.tree_steps, scale.tree_batch) == (128, 380)
+    assert scale.tree_steps * scale.tree_batch <= 50_000
+
+
+def test_features_are_cached_and_gone_on_with(tmp_path, monkeypatch):
+    images = data.load("digits").few(300, 40)
+    whole = scatter.features(images, folder=tmp_path / "a", groups=9)
+    assert whole.train.shape == (300, 324)
+    assert whole.size == 324
+    # Every group of nine channels has mean 0 and variance 1, up to half precision.
+    groups = whole.train.astype(np.float64).reshape(300, 9, -1)
+    np.testing.assert_allclose(groups.mean(axis=2), 0.0, atol=2e-3)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, of):
+        if done >= 250:
+            raise Stop
+
+    monkeypatch.setattr(scatter, "_CHUNK", 10)
+    with pytest.raises(Stop):
+        scatter.features(images, folder=tmp_path / "b", groups=9, progress=stop)
+    assert not list((tmp_path / "b" / "scatter").glob("*.npy"))
+    seen = []
+    again = scatter.features(
+        images, folder=tmp_path / "b", groups=9, progress=lambda done, of: seen.append(done)
+    )
+    assert seen[0] == 170
+    np.testing.assert_allclose(again.train.astype(float), whole.train.astype(float), atol=2e-3)
+    np.testing.assert_allclose(again.test.astype(float), whole.test.astype(float), atol=2e-3)
+
+
+def test_uncorrected_is_the_best_of_all_thresholds():
+    scores = simulate_scores(
+        steps=100, sampling_rate=0.3, noise_multiplier=1.0, present=60, absent=60, seed=0
+    )
+    level = {"delta": 1e-5, "confidence": 0.95}
+    order = np.argsort(-scores.score)
+    correct = np.cumsum(scores.member[order])
+    for ours, counts in (
+        (uncorrected.uncorrected_one_run, one_run.epsilon_from_counts),
+        (uncorrected.uncorrected_fdp, fdp.epsilon_from_counts),
+    ):
+        brute = max(
+            counts(canaries=120, guesses=guesses + 1, correct=int(right), **level)
+            for guesses, right in enumerate(correct)
+        )
+        assert ours(scores, **level) == pytest.approx(brute, rel=1e-6)
+
+
+def test_a_subset_is_a_smaller_audit():
+    import askgauss as ag
+
+    run = {"steps": 40, "sampling_rate": 0.3, "noise_multiplier": 1.0}
+    transcript = ag.simulate_dpsgd(**run, present=50, absent=50, seed=0)
+    part = np.arange(20, 70)
+    small = tables.subset(transcript, part)
+    np.testing.assert_array_equal(small.scores().score, transcript.scores().score[part])
+    assert ag.audit(small, delta=1e-5, diagnostics=False).epsilon_lower > 0.0
+
+
+def test_csv_text():
+    assert figures.csv_text([{"a": 1 / 3, "b": "x"}]) == "a,b\n0.3333333333,x\n"
+
+
+# --- run folders and sweeps ------------------------------------------------------------------
+
+
+def _hold(path, ready, done):
+    with locked(path):
+        ready.set()
+        done.wait(60)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    (tmp_path / "run").mkdir()
+    holder = context.Process(target=_hold, args=(tmp_path / "run" / "lock", ready, done))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        with (
+            pytest.raises(RunFolderBusyError, match="another process"),
+            RunFolder(tmp_path / "run", {}),
+        ):
+            pass
+    finally:
+        done.set()
+        holder.join(60)
+    with RunFolder(tmp_path / "run", {}):
+        assert (tmp_path / "run" / "environment.json").exists()
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path):
+    with RunFolder(tmp_path / "run", {}) as folder:
+        folder.checkpoint(5, lambda place: (place / "x").write_text("five"))
+
+        def fail(place):
+            (place / "x").write_text("half")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            folder.checkpoint(10, fail)
+        step, place = folder.last_checkpoint()
+        assert (step, (place / "x").read_text()) == (5, "five")
+        folder.checkpoint(10, lambda place: (place / "x").write_text("ten"))
+        assert folder.last_checkpoint()[0] == 10
+        assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
+GRID = sweep.Grid(
+    epsilons=(2.0, 8.0),
+    seeds=3,
+    auditors=("gaussian-shift", "subsampled-gaussian"),
+    steps=20,
+    sampling_rate=0.3,
+    present=40,
+    absent=40,
+)
+
+
+def test_a_sweep_goes_on_where_it_was(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(done, of):
+        if done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        sweep.run(GRID, folder=tmp_path / "s", progress=stop)
+    seen = []
+    path = sweep.run(GRID, folder=tmp_path / "s", progress=lambda done, of: seen.append(done))
+    assert seen == [3, 4, 5, 6]
+    rows = _table(path)
+    assert len(rows) == 12
+    other = sweep.run(GRID, folder=tmp_path / "t")
+    assert _table(other) == rows
+    again = sweep.coverage([{**row, "bound": float(row["bound"])} for row in rows])
+    assert [row["audits"] for row in again] == [3] * 4
+    with pytest.raises(FileFormatError):
+        sweep.run(sweep.Grid(seeds=1), folder=tmp_path / "s")
+
+
+def _table(path):
+    if path.suffix == ".csv":
+        with path.open(newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        return [{**row, "above": row["above"] == "True"} for row in rows]
+    import pyarrow.parquet as parquet
+
+    return json.loads(json.dumps(parquet.read_table(path).to_pylist()))
+
+
+def test_a_sweep_on_ray(tmp_path):
+    pytest.importorskip("ray")
+    here = sweep.run(GRID, folder=tmp_path / "here")
+    there = sweep.run(GRID, folder=tmp_path / "there", ray="local")
+    assert _table(there) == _table(here)
