@@ -117,13 +117,11 @@ class TestCounting:
         )
         ones = int((scores.score == 1.0).sum())
         for seed in range(10):
-            auditor = ag.ClopperPearson(selection=ag.Split(seed=seed, fraction=0.01))
-            try:
-                (trial,) = gather(auditor, scores).trials
-            except ScoresError:
-                continue
+            auditor = ag.ClopperPearson(selection=ag.Split(seed=seed))
+            (trial,) = gather(auditor, scores).trials
             read_as_present = trial.true_positive + trial.false_positive
-            assert read_as_present == trial.present + trial.absent or read_as_present <= ones
+            tested = trial.present + trial.absent
+            assert read_as_present in (0, tested) or abs(read_as_present - 0.8 * ones) < 60
 
 
 class TestQuestions:
@@ -155,7 +153,9 @@ class TestQuestions:
         assert result.epsilon_lower == pytest.approx(expected, rel=1e-9)
 
     def test_published_counts(self):
-        matrix = dict(true_positive=900, true_negative=900, false_positive=100, false_negative=100)
+        matrix = ConfusionMatrix(
+            true_positive=900, true_negative=900, false_positive=100, false_negative=100
+        ).counts
         level = {"delta": 1e-5, "confidence": 0.95}
         assert clopper_pearson.epsilon_from_counts(**matrix, **level) == pytest.approx(
             1.9897, abs=1e-4
@@ -230,7 +230,9 @@ class TestQuestions:
 class TestBayesian:
     def test_no_leak_has_no_bound(self):
         """Published as it is, the posterior of epsilon has no mass at 0, and a bound above it."""
-        matrix = dict(true_positive=250, true_negative=250, false_positive=250, false_negative=250)
+        matrix = ConfusionMatrix(
+            true_positive=250, true_negative=250, false_positive=250, false_negative=250
+        ).counts
         assert bayesian.epsilon_from_counts(**matrix, delta=1e-5, confidence=0.95) > 0.0
         scores = draw(500, 500, 0.0)
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.0))
@@ -320,7 +322,7 @@ class TestArguments:
 
     def test_a_side_without_canaries(self):
         with pytest.raises(ScoresError, match=r"present and absent canaries .* after splitting"):
-            gather(ag.ClopperPearson(selection=ag.Split(fraction=0.5)), draw(2, 2, 1.0))
+            gather(ag.ClopperPearson(selection=ag.Split(fraction=0.25)), draw(2, 2, 1.0))
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_constant_scores(self, kind):
