@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check bench calibration clean
+.PHONY: help run test lint types check bench calibration faults docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,13 +20,18 @@ $(VENV)/base.stamp: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
+$(VENV)/demo.stamp: $(VENV)/base.stamp
+	$(PIP) torch==2.13.0
+	$(PIP) --editable ".[opacus,sklearn]"
+	touch $@
+
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
 	$(PIP) --editable ".[opacus,jax,sklearn,paper,test,docs,dev]"
 	touch $@
 
-run: $(VENV)/base.stamp  ## audit a simulated DP-SGD run and print the verdict
-	$(BIN)/python examples/simulated_audit.py
+run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
+	$(BIN)/askgauss demo
 
 test: $(VENV)/all.stamp  ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -38,13 +43,19 @@ lint: $(VENV)/all.stamp  ## style
 types: $(VENV)/all.stamp  ## static types, strict
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types docs test  ## what CI runs
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 
 calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
 	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+
+faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
+	$(BIN)/python -m tests.faults.table --output docs/faults.md
+
+docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
+	$(BIN)/mkdocs build --strict --site-dir site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

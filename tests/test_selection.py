@@ -85,12 +85,12 @@ class TestParts:
 class TestOrder:
     def test_sorts(self):
         scores = np.random.default_rng(0).standard_normal(100)
-        order = random_order(scores, stream(None, "ties", scores))
+        order = random_order(scores)
         assert (np.diff(scores[order]) > 0).all()
 
     def test_ties_are_in_no_order(self):
         scores = np.repeat([0.0, 1.0], 500)
-        order = random_order(scores, np.random.default_rng(0))
+        order = random_order(scores)
         assert (order[:500] < 500).all()
         # 125 are expected of either half; seven standard errors.
         assert abs(int((order[:250] < 250).sum()) - 125) < 7 * np.sqrt(250 / 8)

@@ -19,6 +19,7 @@ from askgauss.diagnostics import diagnose
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.linear_transcript import LinearTranscript
+from askgauss.power import smallest_leak
 from askgauss.results import (
     Assumption,
     AuditResult,
@@ -112,7 +113,7 @@ def audit(
         if contradicted:
             verdict = Verdict.VIOLATION
             reason = f"by the distribution-free bound; and {reason}"
-    return AuditResult(
+    result = AuditResult(
         auditor=method,
         evidence=evidence,
         present=present,
@@ -132,6 +133,7 @@ def audit(
         metadata=summarise(given).to_metadata() if diagnostics else {},
         version=__version__,
     )
+    return replace(result, smallest_leak=smallest_leak(result))
 
 
 def _distribution_free(
@@ -152,6 +154,12 @@ def _distribution_free(
         return None, False  # too few canaries to guess from
     bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
     return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
+
+
+def _too_weak(contribution: Finding) -> bool:
+    """Whether canaries add less to the sum than a record may."""
+    failed = contribution.status is Status.WARN
+    return failed and contribution.measured is not None and contribution.measured < 1.0
 
 
 def _as_it_concerns(finding: Finding, assumption: Assumption) -> Finding:
@@ -227,8 +235,16 @@ def _decide(
         delta=claim.delta,
         error=share,
     )
-    if power is not None and power >= _ENOUGH_POWER:
+    # Power is that of canaries that add a whole clip norm, the most a record may.
+    weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
+    if power is not None and power >= _ENOUGH_POWER and not weak:
         return Verdict.CONSISTENT, "no evidence against the claim.", power
+    if weak:
+        reason = (
+            f"no evidence against the claim, but {weak[0].summary[:-1]}: what a record may add "
+            "beyond that was not seen."
+        )
+        return Verdict.INCONCLUSIVE, reason, None
     chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
     reason = (
         f"no evidence against the claim, but this audit had {chance} of noticing a true epsilon of "

@@ -107,7 +107,7 @@ class PrivacyAudit:
 
 
 def _explanation(result: AuditResult) -> str:
-    """The result and every check that did not pass, with nothing in it that commands a terminal."""
+    """The result and its worst findings, with nothing in it that could command a terminal."""
     from askgauss.cli.terminal import printable
 
     return printable(str(result))

@@ -255,6 +255,11 @@ class Recorder:
         """Number of steps observed so far."""
         return len(self._rows["clip_norm"])
 
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        """Indices of the canaries every step of which is kept."""
+        return self._kept.copy()
+
     def sample(self) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step, by an independent coin for each.
 

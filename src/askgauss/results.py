@@ -135,6 +135,8 @@ class AuditResult:
         verdict: The verdict on the claim; None where there is no claim.
         reason: Why the verdict is what it is, in one sentence.
         power: Probability of a VIOLATION had the true epsilon been 1.25 times the claim.
+        smallest_leak: The smallest true epsilon that would have been a VIOLATION with probability
+            .8; None where that is unknown.
         findings: The checks.
         metadata: Facts about the run, for the report.
         version: The askgauss that made the result.
@@ -155,6 +157,7 @@ class AuditResult:
     verdict: Verdict | None = None
     reason: str = ""
     power: float | None = None
+    smallest_leak: float | None = None
     findings: tuple[Finding, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     version: str = ""
@@ -266,6 +269,10 @@ class AuditResult:
             "metadata": dict[str, Any],
             "version": str,
         }
+        # Fields that came later: results written before them do not say.
+        for name, hint in (("smallest_leak", float | None),):
+            if name in content:
+                hints[name] = hint
         missing = hints.keys() - content.keys()
         if missing:
             raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
@@ -304,6 +311,10 @@ class AuditResult:
             lines.append(
                 f"  power       {self.power:.0%} chance of a violation at epsilon "
                 f"{1.25 * self.claim.epsilon:g}; false alarm at most {self.gate_error:g}"
+            )
+        if self.smallest_leak is not None:
+            lines.append(
+                f"  smallest    would have noticed epsilon {number(self.smallest_leak)} with 80 %"
             )
         shown = [f for f in self.findings if f.status in (Status.FAIL, Status.WARN, Status.INFO)]
         order = [Status.FAIL, Status.WARN, Status.INFO]

@@ -223,14 +223,20 @@ def stream(
     return np.random.default_rng(entropy)
 
 
-def random_order(scores: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
+def random_order(
+    scores: NDArray[np.float64], selection: Selection | None = None
+) -> NDArray[np.intp]:
     """Indices that sort the scores upwards, with ties in random order.
 
     Example:
-        >>> random_order(np.array([3.0, 1.0, 2.0]), np.random.default_rng(0))
+        >>> random_order(np.array([3.0, 1.0, 2.0]))
         array([1, 2, 0])
     """
-    shuffled = generator.permutation(scores.size)
+    order = np.argsort(scores)
+    ranked = scores[order]
+    if not (ranked[1:] == ranked[:-1]).any():
+        return order
+    shuffled = stream(selection, "ties", scores).permutation(scores.size)
     return shuffled[np.argsort(scores[shuffled], kind="stable")]
 
 

@@ -48,6 +48,8 @@ class RunFacts:
         exercised: Parts of the training pipeline the canaries went through.
         precision: Names of the number formats met.
         seed: Root of the canaries' random choices.
+        contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
+            norms; None where canaries are planted with the whole clip norm.
         notes: Anything a reader of the report should know.
     """
 
@@ -64,6 +66,7 @@ class RunFacts:
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     seed: int | None = None
+    contribution: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -130,6 +133,9 @@ class Transcript:
         watch_values: Values of coordinates that are never planted, one row a step.
         watch_tensor: Index of the tensor each of them lies in.
         facts: What is known about the run.
+        gram: How far the directions of the first of the kept canaries are from orthogonal, where
+            they are gradients: the mean absolute cosine of every two. Empty where they are
+            orthogonal by construction.
     """
 
     member: NDArray[np.bool_]
@@ -142,6 +148,7 @@ class Transcript:
     watch_values: NDArray[np.float64]
     watch_tensor: NDArray[np.int64]
     facts: RunFacts = field(default_factory=RunFacts)
+    gram: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
         for part in (self, self.canaries, self.steps):
@@ -208,13 +215,15 @@ class Transcript:
         _files.write_arrays(target, _KIND, _SCHEMA, self.arrays(), metadata)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Every array by a flat name."""
+        """Every array by a flat name; the gram matrix only where there is one."""
         result: dict[str, NDArray[Any]] = {}
         for prefix, part in (("", self), ("canaries.", self.canaries), ("steps.", self.steps)):
             for item in fields(part):
                 value = getattr(part, item.name)
                 if isinstance(value, np.ndarray):
                     result[prefix + item.name] = value
+        if self.gram.size == 0:
+            del result["gram"]
         return result
 
     @classmethod
@@ -261,6 +270,7 @@ class Transcript:
             **dict.fromkeys(("kept_values", "kept_planted"), (steps, self.kept.size)),
             "watch_values": (steps, self.watch_tensor.size),
             "watch_tensor": (self.watch_tensor.size,),
+            "gram": (min(len(self.gram), self.kept.size),) * 2,
         }
         kinds = {"member": "b", "kept_planted": "b"} | dict.fromkeys(
             ("tensor", "canaries.planted", "steps.planted", "kept", "watch_tensor"), "i"

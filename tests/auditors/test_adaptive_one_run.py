@@ -94,7 +94,8 @@ class TestOdds:
         model = adaptive_one_run._Model(0.0, 1.0, 0.5)
         confidence, right = groups.guess(model, True)
         assert right.all()
-        assert confidence[1] > confidence[0]
+        # With 0.9 left of the sum, the log odds of a step of 1 are (0.9 - 0.5) / 0.5^2.
+        assert confidence[[1, 3]] == pytest.approx([1.6, 1.6])
 
     def test_the_fit(self):
         scores, labels = shared(4000, 3, 0.5, seed=0, contribution=2.0)
@@ -137,7 +138,7 @@ class TestAudit:
         """Eight canaries a coordinate hide each other from an auditor who is told nothing."""
         told, untold, alone = [], [], []
         for seed in range(4):
-            scores, groups = shared(600, 8, 1.0, seed)
+            scores, groups = shared(600, 8, 0.5, seed)
             told.append(
                 ag.audit(
                     scores, delta=1e-5, auditor=ag.AdaptiveOneRun(groups=groups), diagnostics=False
@@ -148,15 +149,15 @@ class TestAudit:
                     scores, delta=1e-5, auditor=ag.AdaptiveOneRun(), diagnostics=False
                 ).epsilon_lower
             )
-            single, _ = shared(600, 1, 1.0, seed)
+            single, _ = shared(600, 1, 0.5, seed)
             alone.append(
                 ag.audit(
                     single, delta=1e-5, auditor=ag.AdaptiveOneRun(), diagnostics=False
                 ).epsilon_lower
             )
-        assert np.mean(told) > 1.3 * np.mean(untold)
-        assert np.mean(told) > np.mean(alone)
-        assert max(told) < ag.gaussian.gdp_epsilon(1e-5, 1.0)
+        assert np.mean(told) > 1.5 * np.mean(untold)
+        assert np.mean(told) > 0.9 * np.mean(alone)
+        assert max(told) < ag.gaussian.gdp_epsilon(1e-5, 2.0)
 
     def test_it_is_above_the_truth_at_most_nominally(self):
         """A leak of 0, and delta spent on nothing; an exact audit fails one seed in 10,000."""

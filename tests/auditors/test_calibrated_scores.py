@@ -25,7 +25,7 @@ def black_box(canaries, holdout, leak, seed):
 
     features, difficulty, spread = examples(canaries)
     member = generator.random(canaries) < 0.5
-    score = difficulty + spread * (generator.standard_normal(canaries) + leak * member)
+    score = difficulty + spread * generator.standard_normal(canaries) + leak * member
     scores = CanaryScores(score=score, member=member, metadata=METADATA)
     others, difficulty, spread = examples(holdout)
     raw = difficulty + spread * generator.standard_normal(holdout)

@@ -142,7 +142,6 @@ class TestQuestions:
         [
             (ag.ClopperPearson, clopper_pearson.epsilon_from_counts),
             (ag.GaussianDP, gaussian_dp.epsilon_from_counts),
-            (ag.Bayesian, bayesian.epsilon_from_counts),
         ],
     )
     def test_one_threshold_is_the_function_of_its_counts(self, kind, counted):
@@ -254,6 +253,25 @@ class TestBayesian:
             assert bayesian._credence(matrix, epsilon, 1e-5) == pytest.approx(
                 np.mean(false >= lowest), abs=5 * math.sqrt(0.25 / 400_000) + 1e-4
             )
+
+    def test_the_level_by_simulation(self):
+        """The product of two uniform numbers is below it as often as the error says."""
+        generator = np.random.default_rng(0)
+        product = generator.random(400_000) * generator.random(400_000)
+        for error in (0.05, 0.2):
+            found = np.mean(product < bayesian._level(error))
+            assert found == pytest.approx(error, abs=5 * math.sqrt(error / 400_000))
+        assert bayesian._level(0.05) == pytest.approx(0.0087, abs=1e-4)
+
+    def test_one_threshold_is_the_function_of_its_counts_at_that_level(self):
+        auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))
+        scores = draw(400, 300, 1.5)
+        confidence = 1.0 - bayesian._level(0.05)
+        expected = bayesian.epsilon_from_counts(
+            **matrix_by_hand(scores, 0.7).counts, delta=1e-5, confidence=confidence
+        )
+        result = ag.audit(scores, delta=1e-5, auditor=auditor)
+        assert result.epsilon_lower == pytest.approx(expected, rel=1e-9)
 
     def test_the_median_is_the_estimate(self):
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))

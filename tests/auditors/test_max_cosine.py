@@ -34,8 +34,8 @@ class TestNull:
                 epsabs=1e-14,
             )
             upper, lower = _cosine_tails(np.array([threshold]), dimension)
-            assert upper[0] == pytest.approx(expected, rel=1e-8, abs=1e-14)
-            assert lower[0] == pytest.approx(1 - expected, rel=1e-8, abs=1e-14)
+            assert upper[0] == pytest.approx(expected, rel=1e-8, abs=1e-12)
+            assert lower[0] == pytest.approx(1 - expected, rel=1e-8, abs=1e-12)
 
     def test_random_directions_follow_it(self):
         generator = np.random.default_rng(0)
@@ -57,10 +57,13 @@ class TestEstimate:
             2.317789, abs=1e-6
         )
 
-    @pytest.mark.parametrize("dimension", [2, 20, 300])
-    def test_no_threshold_shows_more(self, dimension):
+    @pytest.mark.parametrize(
+        ("dimension", "mean", "deviation"),
+        [(2, 0.1, 0.2), (3, 0.3, 0.2), (20, 0.18, 0.2), (300, 0.1, 0.05), (300, -0.1, 0.07)],
+    )
+    def test_no_threshold_shows_more(self, dimension, mean, deviation):
         """A fine grid of thresholds, both ways round and both orders."""
-        mean, deviation, delta = 0.8 / math.sqrt(dimension), 0.9 / math.sqrt(dimension), 1e-3
+        delta = 1e-3
         found = cosine_epsilon(mean, deviation, dimension=dimension, delta=delta)
         grid = np.linspace(-1, 1, 200_001)[1:-1]
         upper, lower = _cosine_tails(grid, dimension)
@@ -74,18 +77,18 @@ class TestEstimate:
     def test_a_cosine_that_cannot_be_is_unbounded(self):
         assert cosine_epsilon(0.99, 0.1, dimension=5, delta=1e-3) == math.inf
 
-    @pytest.mark.parametrize("dimension", [400, 4000])
-    def test_it_finds_the_noise(self, dimension):
-        """With few canaries among many dimensions the estimate is close to the truth."""
+    @pytest.mark.parametrize(("dimension", "present"), [(900, 90), (4000, 400)])
+    def test_it_finds_the_noise(self, dimension, present):
+        """Roughly, with few canaries among many dimensions: free variances push it upwards."""
         estimates = []
         for seed in range(5):
-            scores = cosines(200, 200, dimension, noise=3.0, seed=seed)
+            scores = cosines(present, present, dimension, noise=1.0, seed=seed)
             result = ag.audit(
                 scores, delta=1e-5, auditor=ag.MaxCosine(dimension=dimension), diagnostics=False
             )
             estimates.append(result.epsilon_point)
-        truth = ag.gaussian.gdp_epsilon(1e-5, 1 / 3.0)
-        assert np.mean(estimates) == pytest.approx(truth, rel=0.35)
+        truth = ag.gaussian.gdp_epsilon(1e-5, 1.0)
+        assert np.mean(estimates) == pytest.approx(truth, rel=0.25)
 
     def test_maxima_are_fitted_on_both_sides(self):
         generator = np.random.default_rng(0)
@@ -117,7 +120,7 @@ def test_what_it_refuses():
     with pytest.raises(InvalidArgumentError, match="dimension"):
         ag.MaxCosine(dimension=1)
     large = ag.CanaryScores.from_groups(present=[1.5, 0.2, 0.3], absent=[0.0, 0.1, 0.2])
-    with pytest.raises(ScoresError, match="since they are cosines, got one of size 1.5"):
+    with pytest.raises(ScoresError, match=r"since they are cosines, got one of size 1\.5"):
         ag.audit(large, delta=1e-5, auditor=ag.MaxCosine(dimension=10))
     flat = ag.CanaryScores.from_groups(present=[0.5, 0.5, 0.5], absent=[0.0, 0.1, 0.2])
     with pytest.raises(ScoresError, match="vary within each group"):

@@ -99,17 +99,20 @@ class TestSubsampled:
         auditor = ag.OneRunFDP(family=SubsampledFamily(), selection=ag.Fixed(guesses=60))
         assert ag.audit(silent, delta=1e-5, auditor=auditor).epsilon_lower == 0.0
 
-    def test_the_ceiling_is_near_that_of_perfect_guesses(self):
-        """The quick one reads the Gaussian ceiling as such a run."""
-        perfect = {"canaries": 60, "guesses": 60, "correct": 60}
-        auditor = ag.OneRunFDP(family=SubsampledFamily())
-        from askgauss.auditors.guessing import GuessTrial
-
-        evidence = self.result.evidence
-        exact = auditor._bound(GuessTrial(**perfect), evidence, 1e-5, 0.05)
-        assert auditor._ceiling(GuessTrial(**perfect), evidence, 1e-5, 0.05) == pytest.approx(
-            exact, rel=0.05
+    def test_guesses_that_no_noise_explains_are_not_a_bound(self):
+        """Half of the canaries are never sampled, so half of the guesses cannot be right."""
+        generator = np.random.default_rng(0)
+        member = generator.random(600) < 0.5
+        sure = CanaryScores(score=member + 0.01 * generator.random(600), member=member)
+        result = ag.audit(
+            sure,
+            claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5),
+            auditor=ag.GaussianDP(sampling_rate=0.5, steps=1, selection=ag.Fixed(threshold=0.5)),
+            diagnostics=False,
         )
+        assert result.epsilon_lower == result.ceiling == np.inf
+        assert result.verdict is ag.Verdict.INVALID
+        assert "even without noise" in result.reason
 
 
 @pytest.mark.parametrize(

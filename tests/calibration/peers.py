@@ -86,6 +86,9 @@ FREE: tuple[Auditor[Any], ...] = (
     ag.ClopperPearson(selection=ag.CrossFit(folds=3)),
     ag.ClopperPearson(selection=ag.UnionBound()),
     ag.ClopperPearson(selection=ag.DKW()),
+    ag.Bayesian(),
+    ag.Bayesian(selection=ag.Fixed(threshold=0.5)),
+    ag.Bayesian(selection=ag.CrossFit(folds=3)),
 )
 # Valid only where the trade-off curve is Gaussian.
 GAUSSIAN: tuple[Auditor[Any], ...] = (
@@ -98,11 +101,6 @@ GAUSSIAN: tuple[Auditor[Any], ...] = (
     ag.GaussianDP(selection=ag.Fixed(threshold=0.5)),
     ag.GaussianDP(selection=ag.MultiSplit(splits=5)),
     ag.GaussianDP(selection=ag.DKW()),
-)
-# Credible, not confident: shown, and held to less.
-CREDIBLE: tuple[Auditor[Any], ...] = (
-    ag.Bayesian(),
-    ag.Bayesian(selection=ag.Fixed(threshold=0.5)),
 )
 
 
@@ -129,11 +127,11 @@ class PeerCount:
     mean_bound: float
 
 
-def cells(canaries: Iterable[int], credible: bool = True) -> list[PeerCell]:
+def cells(canaries: Iterable[int]) -> list[PeerCell]:
     """Every auditor on every law it is meant for."""
     found = []
     for law, size in itertools.product(LAWS, canaries):
-        auditors = FREE + (GAUSSIAN if law.gaussian else ()) + (CREDIBLE if credible else ())
+        auditors = FREE + (GAUSSIAN if law.gaussian else ())
         found += [PeerCell(auditor, law, size) for auditor in auditors]
     return found
 
@@ -167,20 +165,18 @@ def section(counts: list[PeerCount]) -> Iterable[str]:
     """The counts as Markdown: one line an auditor, one column a law and number of canaries."""
     audits = counts[0].audits
     limit = allowed(audits, len(counts))
-    strict = [item for item in counts if item.cell.auditor not in CREDIBLE]
-    over = [item for item in strict if item.above > limit]
-    total = sum(item.above for item in strict)
+    over = [item for item in counts if item.above > limit]
+    total = sum(item.above for item in counts)
     yield "## The other auditors"
     yield ""
     yield "Gaussian, Laplace, randomised-response and null scores, whose epsilon is known exactly;"
     yield "auditors of a Gaussian family only where the curve is Gaussian. Share of audits with the"
     yield "bound above the truth, and in brackets the mean bound of some."
     yield ""
-    yield f"- {len(strict)} cells, {audits:,} audits each; above the truth in {total:,} of "
-    yield f"  {audits * len(strict):,} ({total / (audits * len(strict)):.2%}; nominal "
+    yield f"- {len(counts)} cells, {audits:,} audits each; above the truth in {total:,} of "
+    yield f"  {audits * len(counts):,} ({total / (audits * len(counts)):.2%}; nominal "
     yield f"  {1 - CONFIDENCE:.0%}). Chance allows {limit} in some cell at a family-wise error of "
     yield f"  {FAMILY_ERROR:g}. Cells beyond it: **{len(over)}**."
-    yield "- `Bayesian` is credible, not confident, and not counted above."
     yield ""
     for size in sorted({item.cell.canaries for item in counts}):
         yield f"### {size:,} canaries"
@@ -192,7 +188,7 @@ def section(counts: list[PeerCount]) -> Iterable[str]:
             for item in counts
             if item.cell.canaries == size
         }
-        for auditor in FREE + GAUSSIAN + CREDIBLE:
+        for auditor in FREE + GAUSSIAN:
             shown = [by_cell.get((auditor, law)) for law in LAWS]
             texts = [
                 "" if item is None else f"{item.above / item.audits:.1%} ({item.mean_bound:.2f})"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss import report
 from askgauss.cli import demo as demo_module
 from askgauss.cli import training
 from askgauss.cli.runs import RunFolder
@@ -35,6 +36,12 @@ def finished(tmp_path_factory):
         check=False,
     )
     return folder, done
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """A report takes longer to draw than these runs to train; here it is beside the point."""
+    monkeypatch.setattr(report, "render", lambda result: "drawn elsewhere")
 
 
 def _stop_after(monkeypatch, steps):
@@ -71,22 +78,24 @@ def test_a_run_leaves_everything_in_its_folder(finished):
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_audit_and_report_read_the_folder(run, finished):
+def test_audit_and_report_read_the_folder(run, finished, no_figures):
     folder, done = finished
     audited = run("audit", folder)
     assert audited.exit_code == done.returncode
     assert done.stdout.startswith(audited.stdout)
     stricter = run("audit", folder, "--epsilon", "0.1", "--delta", "1e-5")
     assert stricter.exit_code == 1
-    before = (folder / "report.html").read_text(encoding="utf-8")
-    (folder / "report.html").unlink()
+    before = (folder / "report.html").read_bytes()
     shown = run("report", folder)
     assert shown.exit_code == 0
     assert shown.stdout == audited.stdout
-    assert len((folder / "report.html").read_text(encoding="utf-8")) == len(before)
+    assert (folder / "report.html").read_text() == "drawn elsewhere"
+    (folder / "report.html").write_bytes(before)
 
 
-def test_what_was_stopped_goes_on_as_if_it_had_not_been(run, finished, tmp_path, monkeypatch):
+def test_what_was_stopped_goes_on_as_if_it_had_not_been(
+    run, finished, tmp_path, monkeypatch, no_figures
+):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         _stop_after(patch, 15)
@@ -123,7 +132,8 @@ def test_a_second_control_c_stops_at_once():
 
 
 def test_control_c_from_outside(tmp_path):
-    arguments = ["demo", str(tmp_path / "run"), "--backend", "numpy", "--steps", "100000"]
+    arguments = ["demo", str(tmp_path / "run"), "--backend", "numpy", "--steps", "5000"]
+    arguments += ["--hidden", "512"]  # so that it takes minutes, if nobody stops it
     process = subprocess.Popen(
         [*PROGRAM, *arguments],
         env=ENVIRONMENT,
@@ -149,7 +159,7 @@ def test_control_c_from_outside(tmp_path):
     assert errors.count("\n") == 1
     assert "--resume" in errors
     kept = RunFolder(tmp_path / "run").read()
-    assert 0 < kept.done < 100000
+    assert 0 < kept.done < 5000
     assert kept.status == "interrupted"
 
 
@@ -164,7 +174,7 @@ def test_the_lock_dies_with_its_holder(tmp_path):
         pass
 
 
-def test_half_the_noise_is_found(run, tmp_path):
+def test_half_the_noise_is_found(run, tmp_path, no_figures):
     # A violation is what makes the demo a demo: the audit sees what the training did.
     folder = tmp_path / "run"
     options = ("--backend", "numpy", "--steps", "200", "--noise-factor", "0.5")
@@ -239,7 +249,7 @@ def test_without_extras_it_trains_in_numpy_and_says_so(tmp_path):
     assert "pip install 'askgauss[opacus,sklearn]'" in refused.stderr
 
 
-def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch):
+def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch, no_figures):
     pytest.importorskip("opacus")
     from askgauss.cli import training_opacus
 
@@ -314,9 +324,9 @@ def test_the_noise_and_the_plantings_are_as_planned():
         trainer.step()
     transcript = trainer.transcript()
     noise = transcript.watch_values
-    # Some 1,280 draws: their deviation is within 10 % of 1.5 but for a chance below 1e-6.
-    assert noise.size > 1200
-    assert abs(noise.std() / 1.5 - 1.0) < 0.1
+    # Over 1,000 draws: their deviation is within 12 % of 1.5 but for a chance below 1e-6.
+    assert noise.size > 1000
+    assert abs(noise.std() / 1.5 - 1.0) < 0.12
     assert transcript.canaries.planted[~transcript.member].sum() == 0
     rate = transcript.canaries.planted[transcript.member].mean() / 40
     # 71 canaries in 40 steps at 0.2: a deviation of 0.0075.

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 import askgauss as ag
+from askgauss import power
 from askgauss.linear_transcript import LinearTranscript
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
@@ -121,8 +122,16 @@ def test_theory_agrees_with_the_law(run):
     assert f"{law.mean:.6g}" in run("theory", *options).stdout
 
 
-def test_plan_answers_or_says_what_else_to_do(run):
-    result = run("plan", "--present", "100")
-    assert result.exit_code in (0, 2)
-    if result.exit_code == 2:
-        assert "askgauss selftest" in result.stderr
+def test_plan_finds_what_is_left_open(run):
+    settings = {"epsilon": 8.0, "delta": 1e-5, "sampling_rate": 0.2, "confidence": 0.9995}
+    given = {"present": 50, "absent": 200, "steps": 100, "alternative": 12.0, "power": 0.9}
+    for find in given:
+        known = {name: value for name, value in given.items() if name != find}
+        options = [f"--{name}={value}" for name, value in known.items()]
+        result = run("plan", "--find", find, "--sampling-rate", "0.2", *options)
+        assert result.exit_code == 0
+        assert result.stdout == f"{power.solve(**settings, **known, **{find: None})}\n"
+    refused = run("plan", "--find", "steps", "--steps", "100")
+    assert refused.exit_code == 2
+    assert "--steps" in refused.stderr
+    assert "gaussian-shift" in run("plan", "--auditor", "gaussian-shift").stdout

@@ -22,8 +22,7 @@ STEPS, EVERY, RATE = 14, 3, 0.25
 def main(folder: Path, kill_at: int, where: str) -> None:
     """Train to the end, or to a SIGKILL in step ``kill_at``.
 
-    ``where`` is "mid" (after the noise), "end" (after the step) or "save" (half-way through the
-    checkpoint of that step).
+    ``where`` is "mid" (after the noise) or "save" (half-way through the checkpoint of that step).
     """
     warnings.simplefilter("ignore")
     run = make_run()
@@ -52,7 +51,6 @@ def main(folder: Path, kill_at: int, where: str) -> None:
             run.optimizer.zero_grad()
             run.criterion(run.model(data[0][mask]), data[1][mask]).backward()
             run.optimizer.step()
-            die_if("end")
             if (step + 1) % EVERY == 0:
                 state = {
                     "model": run.model.state_dict(),

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
         for rank in range(RANKS)
     ]
     try:
-        errors = [rank.communicate(timeout=300)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=900)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -85,11 +85,11 @@ def browser(*, width: int = 1280, height: int = 900) -> Iterator[object]:
             window.quit()
 
 
-def emulate(window: object, *, scheme: str, width: int, height: int = 900) -> None:
+def emulate(window: object, *, scheme: str, width: int, height: int = 900, media: str = "") -> None:
     """Prefer a colour scheme, at the width of some device."""
     window.execute_cdp_cmd(  # type: ignore[attr-defined]
         "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]},
     )
     window.execute_cdp_cmd(  # type: ignore[attr-defined]
         "Emulation.setDeviceMetricsOverride",

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 import askgauss as ag
+from askgauss import report
 from askgauss.results import Consequence, Finding, Status
 from askgauss.simulation import simulate_dpsgd, simulate_scores
 
@@ -153,3 +154,9 @@ ALL = {
         hostile,
     )
 }
+
+
+@functools.cache
+def page(name: str) -> str:
+    """The report of one of them."""
+    return report.render(ALL[name]())

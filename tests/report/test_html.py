@@ -58,7 +58,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages():
-    return {name: report.render(make()) for name, make in samples.ALL.items()}
+    return {name: samples.page(name) for name in samples.ALL}
 
 
 @pytest.mark.parametrize("name", samples.ALL)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincc, betaincinv
+from scipy.special import betaincc, betaincinv, lambertw
 
 from askgauss.auditors.clopper_pearson import epsilon_of_rates
 from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence, ConfusionMatrix
@@ -37,12 +37,12 @@ class Bayesian(ConfusionAuditor):
         The scores of different canaries are independent; nothing about the mechanism.
 
     Guarantee:
-        A credible bound, not a confidence bound: close to one with many canaries, and somewhat too
-        high where mistakes are very few. There are no p-values.
-
-        `epsilon_from_counts` is the posterior as published: guesses far worse than chance are a
-        leak too, so that no leak at all still has a bound above 0. The auditor knows which way the
-        scores point and counts worse guesses as none; otherwise the two agree.
+        Close to a confidence bound, not exactly one. As published, the posterior is of the larger
+        of two log ratios, and where both are equal its 5 % quantile is above the truth in 20 % of
+        audits; guesses worse than chance count as a leak, so that none at all has a bound above 0.
+        The auditor therefore reads the quantile at which the larger of two is right often enough,
+        and counts worse guesses as no leak. `epsilon_from_counts` is the bound as published. There
+        are no p-values.
 
     Args:
         selection: How the threshold is chosen; not `DKW`, which has no posterior.
@@ -71,7 +71,7 @@ class Bayesian(ConfusionAuditor):
     ) -> float:
         """The lower credible bound on epsilon."""
         share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
-        return self._quantile(evidence, delta, share)
+        return self._quantile(evidence, delta, _level(share))
 
     def epsilon_point(self, evidence: ConfusionEvidence, *, delta: float) -> float:
         """The posterior median."""
@@ -100,9 +100,19 @@ class Bayesian(ConfusionAuditor):
         self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
     ) -> Callable[[ConfusionMatrix], bool]:
         def rejects(trial: ConfusionMatrix) -> bool:
-            return _credence(trial, epsilon, delta) < error
+            return _credence(trial, epsilon, delta) < _level(error)
 
         return rejects
+
+
+def _level(error: float) -> float:
+    """The credible level that is wrong with probability ``error``.
+
+    The two log ratios have posterior distribution functions that are uniform at the truth, and
+    nearly independent. Their product, that of the larger one, is below x with probability
+    x (1 - log x).
+    """
+    return math.exp(1.0 + float(lambertw(-error / math.e, -1).real))
 
 
 def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) -> float:

@@ -166,7 +166,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             return _matrices(score, member, thresholds), Combination.BEST
         if isinstance(selection, DKW):
             return _hull(data), Combination.BAND
-        order = random_order(data.score, stream(selection, "ties", data.score))
+        order = random_order(data.score, selection)
         score, member = data.score[order], data.member[order]
         median = isinstance(selection, MultiSplit)
         combination = Combination.MEDIAN if median else Combination.BEST
@@ -228,9 +228,6 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             steps=evidence.steps,
             sampling_rate=evidence.sampling_rate,
         )
-        return self._ceiling(perfect, delta, confidence)
-
-    def _ceiling(self, perfect: ConfusionEvidence, delta: float, confidence: float) -> float:
         return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
 
     def power(

@@ -10,9 +10,9 @@ from scipy.special import ndtri
 
 from askgauss import _validate
 from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence
-from askgauss.auditors.one_run_fdp import SampledRun
+from askgauss.auditors.one_run_fdp import SampledRun, sampling_findings
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.results import Assumption
+from askgauss.results import Assumption, Finding
 from askgauss.stats import gaussian
 from askgauss.stats.confusion import gaussian_dp_epsilon as epsilon_from_counts
 from askgauss.stats.tradeoff import TradeOff
@@ -81,7 +81,9 @@ class GaussianDP(ConfusionAuditor):
         """The lower bound on epsilon."""
         _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
         points = evidence.limits(1.0 - confidence)
-        mu = self._mu(evidence, points)
+        rates = np.array(points)
+        distances = self._promise(rates[:, 0], rates[:, 1], delta)
+        mu = max(0.0, evidence.combination.largest(distances.tolist()))
         run = self._run
         if run is None or mu == 0.0:
             return gaussian.gdp_epsilon(delta, mu)
@@ -92,18 +94,15 @@ class GaussianDP(ConfusionAuditor):
 
         return run.epsilon(run.strongest(margin, mu), delta)
 
-    def _mu(self, evidence: ConfusionEvidence, points: list[tuple[float, float]]) -> float:
-        rates = np.array(points)
-        distances = self._promise(rates[:, 0], rates[:, 1], 0.0)
-        return max(0.0, evidence.combination.largest(distances.tolist()))
-
-    def _ceiling(self, perfect: ConfusionEvidence, delta: float, confidence: float) -> float:
-        run = self._run
-        if run is None:
-            return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
-        # Near enough, and a hundred times faster: the Gaussian ceiling read as such a run.
-        mu = self._mu(perfect, perfect.limits(1.0 - confidence))
-        return run.epsilon(run.signal_like(mu), delta)
+    def findings(
+        self, evidence: ConfusionEvidence, *, delta: float, confidence: float
+    ) -> tuple[Finding, ...]:
+        """The confusion matrix, and whether the sampling allows it."""
+        found = ConfusionAuditor.findings(self, evidence, delta=delta, confidence=confidence)
+        if self.sampling_rate is None:
+            return found
+        bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
+        return found + sampling_findings(bound, self.sampling_rate)
 
     def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
         return np.asarray(-ndtri(positive) - ndtri(negative))

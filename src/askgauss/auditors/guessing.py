@@ -262,7 +262,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         selection = self.selection
         if isinstance(selection, Fixed) and selection.threshold is not None:
             return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
-        ordered = member[random_order(score, stream(selection, "ties", score))]
+        ordered = member[random_order(score, selection)]
         size = ordered.size
         if isinstance(selection, Fixed | UnionBound):
             counts = _stated(selection, size)

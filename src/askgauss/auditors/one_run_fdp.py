@@ -10,7 +10,7 @@ from typing import Literal
 from askgauss import _validate, accounting
 from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, GuessTrial
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.results import Assumption, Finding, Status
+from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores
 from askgauss.stats import fdp, gaussian
 from askgauss.stats.fdp import epsilon_from_counts
@@ -29,6 +29,8 @@ __all__ = [
 # The curves of the subsampled family take a good part of a second each, so the search for the
 # strongest rejected one ends early, on its safe side.
 _SUBSAMPLED_TOLERANCE = 1e-4
+# A signal so strong that noise no longer matters, only how rarely a canary is sampled.
+_NOISELESS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,10 @@ class SampledRun:
         return math.sqrt(math.log1p((mu / self.sampling_rate) ** 2 / self.steps))
 
     def strongest(self, margin: Callable[[TradeOff], float], mu: float) -> float:
-        """The largest signal whose curve has a positive margin, looked for near a Gaussian one."""
+        """The largest signal whose curve has a positive margin, looked for near a Gaussian one.
+
+        Infinite if canaries sampled so rarely cannot show so much at any noise.
+        """
 
         def at(signal: float) -> float:
             return margin(self.curve(signal))
@@ -139,6 +144,8 @@ class SampledRun:
                 return 0.0
             at_low = at(low)
         while at_high > 0.0:
+            if high > _NOISELESS:
+                return math.inf
             low, at_low = high, at_high
             high *= factor
             factor = factor * factor
@@ -230,23 +237,35 @@ class OneRunFDP(GuessingAuditor):
         curve = self._curve(evidence, epsilon, delta)
         return fdp.rejects(curve, **trial.counts, error=error)
 
-    def _ceiling(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
-        if not isinstance(self.family, SubsampledFamily):
-            return GuessingAuditor._ceiling(self, trial, evidence, delta, error)
-        # Near enough, and a hundred times faster: the Gaussian ceiling read as such a run.
-        run = self.family.run(evidence.steps, evidence.sampling_rate)
-        everything = dict.fromkeys(("canaries", "guesses", "correct"), trial.canaries)
-        mu = fdp.mu_from_counts(**everything, confidence=1.0 - error)
-        return run.epsilon(run.signal_like(mu), delta)
-
     def findings(
         self, evidence: GuessEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """What the counts were, and which family the bound rests on."""
         found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
+        if isinstance(self.family, SubsampledFamily):
+            bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
+            rate = self.family.run(evidence.steps, evidence.sampling_rate).sampling_rate
+            found += sampling_findings(bound, rate)
         return found + family_findings(self.family)
+
+
+def sampling_findings(bound: float, sampling_rate: float) -> tuple[Finding, ...]:
+    """That no noise explains an infinite bound, so that the sampling rate must be another."""
+    if not math.isinf(bound):
+        return ()
+    return (
+        Finding(
+            check="sampling rate",
+            status=Status.FAIL,
+            summary=(
+                f"canaries sampled at rate {sampling_rate:g} cannot be told so well, even without "
+                "noise."
+            ),
+            consequence=Consequence.INVALIDATES,
+            claimed=sampling_rate,
+            remedy="Give the sampling rate and the number of steps that the scores come from.",
+        ),
+    )
 
 
 def check_family(family: object) -> None:

@@ -25,9 +25,10 @@ from askgauss.auditors.one_run_fdp import (
     check_family,
     family_assumption,
     family_findings,
+    sampling_findings,
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.results import Assumption, Consequence, Finding, Status
+from askgauss.results import Assumption, Finding
 from askgauss.stats import gaussian, order_statistics
 from askgauss.stats.order_statistics import epsilon_from_counts
 
@@ -153,21 +154,8 @@ class OrderStatistics(GuessingAuditor):
     ) -> tuple[Finding, ...]:
         """What the counts were, and which family the bound rests on."""
         found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
-        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
-        if any(self._beyond_sampling(_mistakes(trial), share) for trial in evidence.trials):
-            found += (
-                Finding(
-                    check="sampling rate",
-                    status=Status.FAIL,
-                    summary=(
-                        f"the guesses are better than canaries sampled at rate {self._rate:g} "
-                        "allow, even without noise."
-                    ),
-                    consequence=Consequence.INVALIDATES,
-                    claimed=self._rate,
-                    remedy="Give the sampling_rate of the scores, or none for sums of many steps.",
-                ),
-            )
+        bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
+        found += sampling_findings(bound, self._rate)
         return found + family_findings(self.family)
 
 

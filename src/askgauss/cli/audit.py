@@ -160,7 +160,7 @@ def diagnose(
     from askgauss import _plain
     from askgauss.diagnostics import diagnose as run_checks
 
-    findings = run_checks(data, claim=claim, gate_error=gate_error)  # type: ignore[arg-type]
+    findings = run_checks(data, claim=claim, gate_error=gate_error)
     if json != "-":
         for finding in findings:
             say(_finding_text(finding))

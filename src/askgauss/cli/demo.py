@@ -127,7 +127,9 @@ def _check_free(folder: RunFolder) -> None:
 
 def _check_options(options: dict[str, Any]) -> None:
     from askgauss import _validate
+    from askgauss.claims import PrivacyClaim
 
+    PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
     _validate.integer(1, steps=options["steps"], hidden=options["hidden"])
     _validate.integer(2, batches=options["batches"])
     _validate.integer(0, seed=options["seed"])

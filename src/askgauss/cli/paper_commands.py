@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from askgauss.cli.program import Command
-from askgauss.cli.terminal import as_table, note, say
+from askgauss.cli.terminal import Progress, as_table, note, say
 
 __all__ = ["data", "register", "reproduce", "sweep"]
 
@@ -131,4 +131,7 @@ def sweep(
         grid = replace(grid, epsilons=tuple(epsilon))
     if auditor:
         grid = replace(grid, auditors=tuple(auditor))
-    say(str(sweeps.run(grid, folder=folder, ray=ray)))
+    cells = len(grid.epsilons) * grid.seeds
+    with Progress("sweep", cells, unit="runs") as bar:
+        table = sweeps.run(grid, folder=folder, ray=ray, progress=lambda done, of: bar.advance())
+    say(str(table))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from askgauss.cli.outputs import Json, write_text
-from askgauss.cli.shared import Confidence, GateError
+from askgauss.cli.shared import GateError, auditor_named, complete_auditor
 from askgauss.cli.terminal import as_table, printable, say
-from askgauss.exceptions import UnsupportedError
+from askgauss.exceptions import InvalidArgumentError
 
 __all__ = ["plan", "theory"]
 
@@ -63,43 +63,76 @@ def theory(
         write_text(json, _plain.dumps("askgauss-theory", 1, content) + "\n")
 
 
+class Unknown(StrEnum):
+    """What a plan may leave open."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    STEPS = "steps"
+    ALTERNATIVE = "alternative"
+    POWER = "power"
+
+
 def plan(
+    find: Annotated[Unknown, typer.Option(help="What to find, given the others.")] = (
+        Unknown.PRESENT
+    ),
     epsilon: Annotated[float, typer.Option(help="Claimed epsilon.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Claimed delta.")] = 1e-5,
-    true_epsilon: Annotated[
-        float | None, typer.Option(help="The leak to notice; leave out to find the smallest.")
-    ] = None,
-    present: Annotated[
-        int | None, typer.Option(help="Present canaries; leave out to find how many.")
-    ] = None,
-    absent: Annotated[int | None, typer.Option(help="Absent canaries; as many as present.")] = None,
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 2500,
     sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 0.0819,
-    power: Annotated[float, typer.Option(help="How likely the leak should be noticed.")] = 0.8,
-    confidence: Confidence = 0.95,
+    present: Annotated[int | None, typer.Option(help="Present canaries.  [default: 1000]")] = None,
+    absent: Annotated[int | None, typer.Option(help="Absent canaries.  [default: 4000]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.  [default: 2500]")] = None,
+    alternative: Annotated[
+        float | None,
+        typer.Option(help="True epsilon to be noticed.  [default: 1.25 times the claim]"),
+    ] = None,
+    power: Annotated[
+        float | None, typer.Option(help="How likely it should be noticed.  [default: 0.8]")
+    ] = None,
     gate_error: GateError = 0.001,
+    auditor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Method; by default the one that reads a transcript.",
+            autocompletion=complete_auditor,
+        ),
+    ] = None,
 ) -> None:
-    """Say, before any training, how many canaries an audit needs or which leak it could notice."""
-    from askgauss.claims import PrivacyClaim
+    """Say before any training how many canaries an audit needs, or which leak it would notice."""
+    given: dict[str, Any] = {
+        "present": present,
+        "absent": absent,
+        "steps": steps,
+        "alternative": alternative,
+        "power": power,
+    }
+    if given[find] is not None:
+        raise InvalidArgumentError(
+            f"Expected --{find} to be left out, it is what to find. Name another with --find."
+        )
+    usual: dict[str, Any] = {
+        "present": 1000,
+        "absent": 4000,
+        "steps": 2500,
+        "alternative": 1.25 * epsilon,
+        "power": 0.8,
+    }
+    for name, value in usual.items():
+        if name != find and given[name] is None:
+            given[name] = value
+    from askgauss import _validate
+    from askgauss.power import solve
 
-    answer = _solver()(
-        claim=PrivacyClaim(epsilon=epsilon, delta=delta, steps=steps, sampling_rate=sampling_rate),
-        true_epsilon=true_epsilon,
-        present=present,
-        absent=absent,
-        power=power,
-        confidence=confidence,
-        gate_error=gate_error,
+    _validate.within(0, 0.5, gate_error=gate_error)
+    answer = solve(
+        epsilon=epsilon,
+        delta=delta,
+        sampling_rate=sampling_rate,
+        # The verdict has half of the gate's error; the findings have the other.
+        confidence=1.0 - gate_error / 2,
+        auditor=auditor_named(auditor),
+        **given,
     )
     say(printable(str(answer)))
-
-
-def _solver() -> Any:
-    """`askgauss.power.solve`, which not every version has."""
-    try:
-        return importlib.import_module("askgauss.power").solve
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            "This askgauss has no power analysis. Simulate instead: askgauss selftest with your "
-            "own --present, --absent, --steps and --sampling-rate shows what would be caught."
-        ) from error

@@ -110,12 +110,16 @@ class Context:
             steps: In how many steps; as accounted for if not given.
 
         Returns:
-            Whether the claim is exceeded by more than the tolerance, and a sentence about it.
+            Whether the claim is exceeded by more than the tolerance, and a sentence about it. Where
+            there is no claim, or no rate to compose with, a part that is not as claimed is breach
+            enough.
         """
         rate = rate or self.claimed_rate
         steps = steps or self.claimed_steps or self.transcript.number_of_steps
-        if self.claim is None or rate is None or self.noise.square == 0.0 or signal <= 0.0:
+        if self.noise.square == 0.0 or signal <= 0.0:
             return False, ""
+        if self.claim is None or rate is None:
+            return True, ""
         noise = noise or self.noise.interval(INTERVAL_ERROR)[1]
         implied = accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal / noise,

@@ -7,7 +7,7 @@ there is nothing to show. Drawing and rendering compute nothing of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -70,7 +70,7 @@ _LAW_POINTS = 12
 _MERGED = (1, 2000), (2, 300), (4, 0)
 _FEWEST_FOR_BAND = 50
 # Levels of the measured trade-off curve, and how finely its top is looked for.
-_LEVELS = 20
+_LEVELS = 40
 _RESOLUTION = 2e-3
 
 
@@ -215,7 +215,8 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     claim = result.claim
     claimed = None if claim is None else TradeOff.epsilon_delta(claim.epsilon, claim.delta)
     mechanism, missing = _mechanism_curve(result), _no_profile(result)
-    profile = None if missing else _profile(result)
+    bound_at = _bound_at(result)
+    profile = None if missing else _profile(result, bound_at)
     measured = None if profile is None else TradeOff.from_profile(*zip(*profile, strict=True))
     bound = result.epsilon_lower if usable(result) else result.distribution_free
     scores = Summary.from_metadata(result.metadata).scores
@@ -242,7 +243,7 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
             ),
             true_positives=(
                 None if tightest is None else 1.0 - tightest.beta_at(_FALSE_POSITIVES),
-                None if profile is None else _least_true_positives(result, profile),
+                None if profile is None else _least_true_positives(profile, bound_at),
             ),
             belief=(
                 None if claim is None else float(expit(claim.epsilon)),
@@ -283,7 +284,25 @@ def _no_profile(result: AuditResult) -> str:
     return ""
 
 
-def _profile(result: AuditResult) -> list[tuple[float, float]]:
+def _bound_at(result: AuditResult) -> Callable[[float], float]:
+    """The bound at any delta.
+
+    Of a composed bound the ratio of signal to noise behind it is found once: to ask the auditor
+    would fit every tensor again for every delta.
+    """
+    evidence, epsilon = result.evidence, result.epsilon_lower
+    rate = getattr(evidence, "sampling_rate", None)
+    if result.auditor.name != _OF_STEPS or rate is None or not 0.0 < epsilon < math.inf:
+        return lambda delta: result.epsilon_at(delta=delta)
+    run = {"sampling_rate": rate, "steps": evidence.steps}
+    # The ratio is given to seven digits and rounded up; give up more than that.
+    signal = (1.0 - 1e-6) * accounting.dpsgd_signal_to_noise(
+        epsilon=epsilon, delta=result.delta, **run
+    )
+    return lambda delta: accounting.dpsgd_epsilon_lower(signal_to_noise=signal, delta=delta, **run)
+
+
+def _profile(result: AuditResult, bound_at: Callable[[float], float]) -> list[tuple[float, float]]:
     """Bounds on epsilon at many deltas, as pairs of rising epsilon and falling delta.
 
     Where the scores are modelled, one event makes all of them true together. The first epsilon is
@@ -292,14 +311,14 @@ def _profile(result: AuditResult) -> list[tuple[float, float]]:
     low, high = result.delta, 1.0
     while high - low > _RESOLUTION * high:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if result.epsilon_at(delta=middle) > 0.0 else (low, middle)
+        low, high = (middle, high) if bound_at(middle) > 0.0 else (low, middle)
     pairs = [(0.0, low)]
     # Most levels where a picture shows them, and a few for the steep end.
     middle = min(1e-3, 0.1 * low)
     visible = ndtr(np.linspace(ndtri(low), ndtri(middle), _LEVELS))
     steep = np.geomspace(middle, 0.01 * min(result.delta, middle), 5)[1:]
     for delta in np.concatenate([visible, steep]).tolist():
-        epsilon = result.epsilon_at(delta=delta)
+        epsilon = bound_at(delta)
         if pairs[-1][0] < epsilon < math.inf:
             pairs.append((epsilon, delta))
     return pairs
@@ -314,7 +333,9 @@ def _answers_everywhere(result: AuditResult) -> bool:
     return True
 
 
-def _least_true_positives(result: AuditResult, profile: list[tuple[float, float]]) -> float:
+def _least_true_positives(
+    profile: list[tuple[float, float]], bound_at: Callable[[float], float]
+) -> float:
     """The true positive rate at 1 % false positives, from below.
 
     It is the least of ``delta + e^epsilon alpha`` over the whole profile (and of the same with the
@@ -336,7 +357,7 @@ def _least_true_positives(result: AuditResult, profile: list[tuple[float, float]
         if floors[place] >= 0.97 * best or len(pairs) > 3 * _LEVELS or right[1] == 0.0:
             return max(floors[place], alpha)
         delta = float(ndtr(0.5 * (ndtri(left[1]) + ndtri(right[1]))))
-        epsilon = min(max(result.epsilon_at(delta=delta), left[0]), right[0])
+        epsilon = min(max(bound_at(delta), left[0]), right[0])
         pairs.insert(place + 1, (epsilon, delta))
 
 

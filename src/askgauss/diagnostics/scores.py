@@ -26,8 +26,8 @@ _FEWEST_FOR_SPREAD = 5
 _BLOCKS = 20
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
-# Variance that sampling may add, relative to the noise: beyond the first, a ratio of variances is no
-# longer distributed as one of Gaussian samples; beyond the second, the fit of the law decides.
+# Variance that sampling may add, relative to the noise: beyond the first, a ratio of variances is
+# no longer distributed as one of Gaussian samples; beyond the second, the fit of the law decides.
 _MOST_ADDED = 0.1
 _MOST_ADDED_TO_SHAPE = 0.5
 # The exact law is slow; so many scores are enough to tell its shape.

@@ -280,8 +280,6 @@ def _step_count(context: Context) -> Finding:
     taken = context.transcript.number_of_steps
     more = taken > accounted
     broken, implied = context.breach(steps=taken) if more else (False, "")
-    # Without a claim to compose against, more steps than accounted for are one too many.
-    broken = broken or (more and (context.claim is None or context.claimed_rate is None))
     return fact(
         name,
         taken != accounted,

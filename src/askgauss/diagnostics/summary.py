@@ -231,37 +231,43 @@ class Summary:
         return summary
 
     def _check(self) -> None:
-        """That the tables have the sizes they were made with: a file may say anything."""
-        sizes: list[tuple[Array, tuple[int, ...]]] = []
+        """That the tables are such as `summarise` makes: a file may say anything."""
         if (scores := self.scores) is not None:
             hexagons = hexagon_centres()[0].size
-            for counts in (scores.present_counts, scores.absent_counts):
-                sizes.append((counts, (BINS,)))
-            for pit in (scores.present_pit, scores.absent_pit):
-                sizes.append((pit, (0, PIT_POINTS)))
-            sizes.append((scores.density, (0, hexagons)))
+            _expect(scores.present_counts, BINS)
+            _expect(scores.absent_counts, BINS)
+            _expect(scores.present_pit, 0, PIT_POINTS)
+            _expect(scores.absent_pit, scores.present_pit.size)
+            _expect(scores.density, 0, hexagons)
             if not (math.isfinite(scores.high - scores.low) and scores.low < scores.high):
                 raise FileFormatError(
                     "Expected the histogram of the scores to have a finite width."
                 )
-            if min(scores.present.count, scores.absent.count) < 2:
-                raise FileFormatError("Expected at least 2 scores in each group.")
+            for group in (scores.present, scores.absent):
+                if group.count < 2 or not 0.0 <= group.sum_of_squares < math.inf:
+                    raise FileFormatError("Expected moments of at least 2 scores in each group.")
         if (noise := self.noise) is not None:
-            count = min(noise.step.size, STEPS)
-            sizes += [(item, (count,)) for item in (noise.step, noise.scale, noise.low, noise.high)]
-            sizes.append((noise.claimed, (count,)))
+            _expect(noise.step, *range(1, STEPS + 1))
+            for part in (noise.scale, noise.low, noise.high):
+                _expect(part, noise.step.size)
+            _expect(noise.claimed, noise.step.size, finite=False)
         if (tensors := self.tensors) is not None:
-            count = min(len(tensors.names), TENSORS)
-            sizes += [(item, (count,)) for item in (tensors.scale, tensors.low, tensors.high)]
+            _expect(tensors.scale, *range(1, TENSORS + 1))
+            for part in (tensors.low, tensors.high, np.zeros(len(tensors.names))):
+                _expect(part, tensors.scale.size)
         if (gram := self.gram) is not None:
-            size = min(max(gram.size, 0), GRAM)
-            sizes.append((gram.cosines, (size * (size - 1) // 2,)))
-        for array, allowed in sizes:
-            if array.size not in allowed:
-                raise FileFormatError(
-                    f"Expected a table of {' or '.join(map(str, allowed))} numbers for the report, "
-                    f"got {array.size}. The file was edited: audit again."
-                )
+            if not (2 <= gram.size <= GRAM and gram.steps >= 1):
+                raise FileFormatError(f"Expected a Gram matrix of 2 to {GRAM} canaries.")
+            _expect(gram.cosines, gram.size * (gram.size - 1) // 2)
+
+
+def _expect(table: Array, *sizes: int, finite: bool = True) -> None:
+    if table.size not in sizes or (finite and not np.isfinite(table).all()):
+        wanted = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        raise FileFormatError(
+            f"Expected a table of {wanted} finite numbers for the report, got {table.size} "
+            "numbers or some that are not finite. The file was edited: audit again."
+        )
 
 
 def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,26 +30,44 @@ class CanaryCoordinates:
     def __init__(self, tensors: Sequence[Tensor], canaries: DiracCanaries | BlockCanaries) -> None:
         sizes = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
         self._edges = np.concatenate([[0], np.cumsum(sizes)])
+        self._devices = [tensor.device for tensor in tensors]
         # One coordinate a canary, or one row of them.
         self._owned = canaries.coordinates
         self._signs = canaries.signs if isinstance(canaries, BlockCanaries) else None
-        places = np.concatenate([self._owned.ravel(), canaries.watch])
-        order = np.argsort(places)
-        column = np.empty_like(order)
-        column[order] = np.arange(order.size)
-        self._columns = column[: self._owned.size].reshape(self._owned.shape)
-        self._watch_columns = column[self._owned.size :]
-        counts, local = self._by_tensor(places[order])
-        parts = torch.from_numpy(local).split_with_sizes(counts)
-        self._parts = [
-            (index, part.to(tensors[index].device)) for index, part in enumerate(parts) if len(part)
-        ]
-        self._device = tensors[0].device
+        columns, self._read_places = self._lay_out(
+            np.concatenate([self._owned.ravel(), canaries.watch])
+        )
+        self._columns = columns[: self._owned.size].reshape(self._owned.shape)
+        self._watch_columns = columns[self._owned.size :]
+        present = np.flatnonzero(canaries.member)
+        ranks, self._plant_places = self._lay_out(self._owned[present].ravel())
+        self._plant_counts = [len(part) for _, part in self._plant_places]
+        # Where a present canary's coordinates come among all that may be planted.
+        self._ranks = np.full(self._owned.shape, -1)
+        self._ranks[present] = ranks.reshape(self._owned[present].shape)
+        self._heights = np.zeros(ranks.size)
         self._dtype = (
             torch.float64
             if any(tensor.dtype == torch.float64 for tensor in tensors)
             else torch.float32
         )
+
+    def _lay_out(
+        self, places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], list[tuple[int, Tensor]]]:
+        """Flat coordinates sorted by tensor: the rank of each, and the tensors' indices of them."""
+        order = np.argsort(places)
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(order.size)
+        bounds = np.searchsorted(places[order], self._edges)
+        parts = [
+            (index, places[order[start:stop]] - self._edges[index])
+            for index, (start, stop) in enumerate(itertools.pairwise(bounds))
+            if stop > start
+        ]
+        return ranks, [
+            (index, torch.from_numpy(local).to(self._devices[index])) for index, local in parts
+        ]
 
     @property
     def width(self) -> int:
@@ -68,12 +87,9 @@ class CanaryCoordinates:
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
-        return torch.cat(
-            [
-                tensors[index].detach().take(places).to(self._device, self._dtype)
-                for index, places in self._parts
-            ]
-        )
+        first = self._devices[0]
+        parts = [tensors[index].take(places).to(first) for index, places in self._read_places]
+        return torch.cat(parts).detach().to(self._dtype)
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """What a flat reading, on the host, says about each canary."""
@@ -89,42 +105,25 @@ class CanaryCoordinates:
         self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
     ) -> None:
         """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
-        counts, _, places, heights = self._spread(planted, clip_norm / np.sqrt(self.width))
-        for tensor, count, where, what in zip(tensors, counts, places, heights, strict=True):
-            if count:
-                value = what.to(tensor.device, tensor.dtype)
-                tensor.detach().put_(where.to(tensor.device), value, accumulate=True)
+        ranks, height = self._ranks[planted], clip_norm / np.sqrt(self.width)
+        # Those that are not planted now get a zero: no sorting, and one copy to the device.
+        self._heights[ranks] = height if self._signs is None else height * self._signs[planted]
+        heights = torch.from_numpy(self._heights).to(self._devices[0], self._dtype)
+        parts = heights.split_with_sizes(self._plant_counts)
+        for (index, places), part in zip(self._plant_places, parts, strict=True):
+            tensor = tensors[index].detach()
+            tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
+        self._heights[ranks] = 0.0
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:
         """Write each planted canary into a row of its own: ``height`` at all its coordinates."""
-        counts, order, places, heights = self._spread(planted, height)
-        which = torch.from_numpy(order // self.width).to(self._device).split_with_sizes(counts)
-        for tensor, row, where, what in zip(rows, which, places, heights, strict=True):
-            flat = (row * (tensor.numel() // len(tensor)) + where).to(tensor.device)
-            tensor.put_(flat, what.to(tensor.device, tensor.dtype))
-
-    def _spread(
-        self, planted: NDArray[np.int64], height: float
-    ) -> tuple[list[int], NDArray[np.int64], tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The coordinates of the planted canaries, tensor by tensor.
-
-        Returns:
-            How many each tensor has, the order that sorts them, their places in the tensors, and
-            ``height`` with their signs. The last two go to the device in one copy each.
-        """
-        owned = self._owned[planted].ravel()
-        order = np.argsort(owned)
-        counts, local = self._by_tensor(owned[order])
-        places = torch.from_numpy(local).to(self._device)
-        if self._signs is None:
-            heights = torch.full((order.size,), height, dtype=self._dtype, device=self._device)
-        else:
-            signed = torch.from_numpy(height * self._signs[planted].ravel()[order])
-            heights = signed.to(self._device, self._dtype)
-        return counts, order, places.split_with_sizes(counts), heights.split_with_sizes(counts)
-
-    def _by_tensor(self, ascending: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
-        """How many of these flat coordinates each tensor has, and where in it they are."""
-        bounds = np.searchsorted(ascending, self._edges)
-        counts = bounds[1:] - bounds[:-1]
-        return counts.tolist(), ascending - np.repeat(self._edges[:-1], counts)
+        for row, canary in enumerate(planted):
+            owned = np.atleast_1d(self._owned[canary])
+            signs = np.ones(1) if self._signs is None else self._signs[canary]
+            owner = np.searchsorted(self._edges, owned, side="right") - 1
+            for index in np.unique(owner).tolist():
+                here = owner == index
+                places = torch.from_numpy(owned[here] - self._edges[index])
+                values = torch.from_numpy(height * signs[here])
+                tensor = rows[index][row]
+                tensor.put_(places.to(tensor.device), values.to(tensor.device, tensor.dtype))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from askgauss import _files, _plain, _validate
 from askgauss.auditing import audit as run_audit
 from askgauss.auditors.base import Auditor
-from askgauss.canaries import BlockCanaries, DiracCanaries, fresh_seed
+from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
 from askgauss.recorder import Recorder
@@ -49,6 +49,7 @@ except ImportError as error:
 from askgauss.integrations import _opacus_run as run
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._examples import ExampleProbe, ProbeProgress
 
 __all__ = ["CanaryAudit"]
 
@@ -61,6 +62,15 @@ _FAR_ABOVE = 100.0
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),
+    "examples": (
+        "sampler",
+        "per-sample gradient",
+        "clipping",
+        "sum",
+        "noise",
+        "reduction",
+        "step count",
+    ),
 }
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -85,6 +95,7 @@ class _Progress:
     unnoised: int
     discarded: int
     ledger: run.LedgerState
+    examples: ProbeProgress | None = None
 
 
 class CanaryAudit:
@@ -101,12 +112,19 @@ class CanaryAudit:
     auditors that guess membership give a number, which makes each present by a fair coin.
 
     The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
-    not audited, and neither are the parts before the place they go in at.
+    not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
+    through everything: they are records of the loader's own dataset, and are observed along their
+    own gradients, with the background unknown. They need ``model``, ``criterion`` and
+    ``data_loader``, one process, and a loader without workers::
+
+        data = canaries.dataset(train_set)      # then DataLoader(data, ...) and make_private(...)
+        audit = CanaryAudit(optimizer, canaries=canaries, model=model, criterion=loss,
+                            data_loader=loader)
 
     Args:
         optimizer: The optimizer `PrivacyEngine.make_private` returned.
         canaries: How many, half of them present by fair coins; or canaries made by you over the
-            optimizer's parameters; or None to leave it to the audit.
+            optimizer's parameters; or examples; or None to leave it to the audit.
         inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
             optimizer's own clipping as a gradient far above the clip norm, so that clipping is
             audited too; 32 are present unless you say otherwise.
@@ -119,7 +137,10 @@ class CanaryAudit:
         background: Whether to subtract the other records' clean sum, which the auditor can see:
             ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
             unless the loader says that sampling is not Poisson.
-        model: The model, for the names of its parameters.
+        model: The model, for the names of its parameters; examples need it for their gradients.
+        criterion: The loss of the training, for examples.
+        every: With examples, observe one step in so many: each costs a gradient a canary. The bound
+            is on what the observed steps leak together.
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
@@ -151,7 +172,7 @@ class CanaryAudit:
         self,
         optimizer: Any,
         *,
-        canaries: int | DiracCanaries | BlockCanaries | None = None,
+        canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
         inject: Literal["sum", "sample"] = "sum",
         seed: int | None = None,
         data_loader: Any = None,
@@ -159,14 +180,16 @@ class CanaryAudit:
         sampling_rate: float | None = None,
         background: Literal["auto", "known", "unknown"] = "auto",
         model: torch.nn.Module | None = None,
+        criterion: Any = None,
+        every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        _validate.one_of(tuple(_EXERCISED), inject=inject)
+        _validate.one_of(("sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
         run.check_optimizer(optimizer, inject)
         self._optimizer = optimizer
-        self._inject = inject
+        self._inject: str = inject
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._rank = int(getattr(optimizer, "rank", 0))
         self._world = int(getattr(optimizer, "world_size", 1))
@@ -179,18 +202,28 @@ class CanaryAudit:
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = run.Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
-        self._known = run.background_known(background, self._sampling)
+        self._known = False
+        if not isinstance(canaries, ExampleCanaries):
+            self._known = run.background_known(background, self._sampling)
         self._names = run.tensor_names(optimizer, self._parameters, model)
-        self._canaries = choose_canaries(
-            canaries,
-            sizes=tuple(parameter.numel() for parameter in self._parameters),
-            records=self._records(),
-            rows=inject == "sample",
-            spread=isinstance(optimizer, DPPerLayerOptimizer),
-            seed=seed,
-            draw_seed=self._draw_seed,
-        )
-        self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
+        self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
+        if isinstance(canaries, ExampleCanaries):
+            _check_for_examples(inject, background, seed)
+            self._inject = "examples"
+            self._canaries = canaries
+        else:
+            if every != 1:
+                raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
+            self._canaries = choose_canaries(
+                canaries,
+                sizes=tuple(parameter.numel() for parameter in self._parameters),
+                records=self._records(),
+                rows=inject == "sample",
+                spread=isinstance(optimizer, DPPerLayerOptimizer),
+                seed=seed,
+                draw_seed=self._draw_seed,
+            )
+            self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
         self._recorder = Recorder(
             self._canaries,
             sampling_rate=self._sampling.rate,
@@ -198,6 +231,18 @@ class CanaryAudit:
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
             store=store,
         )
+        self._probe: ExampleProbe | None = None
+        if isinstance(self._canaries, ExampleCanaries):
+            self._probe = ExampleProbe(
+                self._canaries,
+                optimizer=optimizer,
+                parameters=self._parameters,
+                model=model,
+                criterion=criterion,
+                data_loader=data_loader,
+                every=every,
+                kept=self._recorder.kept,
+            )
         self._planted: NDArray[np.int64] | None = None
         self._step: _Step | None = None
         self._unnoised = 0
@@ -227,7 +272,7 @@ class CanaryAudit:
         return int(drawn.item())
 
     @property
-    def canaries(self) -> DiracCanaries | BlockCanaries:
+    def canaries(self) -> DiracCanaries | BlockCanaries | ExampleCanaries:
         """Who is planted where."""
         return self._canaries
 
@@ -260,6 +305,8 @@ class CanaryAudit:
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
         optimizer.add_noise = self._plant_then_add_noise
         _attached.add(optimizer)
+        if self._probe is not None:
+            self._probe.listen()
         self._entered = True
         return self
 
@@ -273,6 +320,8 @@ class CanaryAudit:
         self._entered = False
         self._step = None
         _attached.discard(optimizer)
+        if self._probe is not None:
+            self._probe.stop()
         self._hook.remove()
         # Whoever wrapped our wrapper meanwhile keeps it: it only passes calls on from here.
         if vars(optimizer).get("add_noise") == self._plant_then_add_noise:
@@ -308,7 +357,11 @@ class CanaryAudit:
         optimizer = self._optimizer
         sums = self._clipped_sums()
         self._ledger.open()
-        if self._planted is None:
+        if self._probe is not None:
+            # The run's own sampler chose: with new noise comes the batch it was drawn for.
+            self._discarded += self._planted is not None
+            self._planted = self._probe.planted()
+        elif self._planted is None:
             self._planted = self._recorder.sample()
         else:
             # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
@@ -323,7 +376,7 @@ class CanaryAudit:
             clean = self._coordinates.read(sums)
             if self._world > 1:
                 torch.distributed.all_reduce(clean)
-        if self._rank == 0 and self._planted.size:
+        if self._probe is None and self._rank == 0 and self._planted.size:
             if self._inject == "sum":
                 self._coordinates.plant(sums, self._planted, clip_norm)
             else:
@@ -374,6 +427,9 @@ class CanaryAudit:
         if step is None:
             self._unnoised += 1
             return
+        if self._probe is not None:
+            self._observe_examples(self._probe, step)
+            return
         coordinates = self._coordinates
         # The only waits for the device in a step.
         noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().numpy()
@@ -392,6 +448,20 @@ class CanaryAudit:
             watch=watch,
         )
         self._planted = None
+
+    def _observe_examples(self, probe: ExampleProbe, step: _Step) -> None:
+        planted, self._planted = self._planted, None
+        if not probe.due():
+            return
+        assert planted is not None
+        released = [_gradient(item) for item in self._parameters]
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._recorder.observe(
+                probe.along(released, planted, step.clip_norm) * step.scale,
+                planted=planted,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+            )
 
     def transcript(self) -> Transcript:
         """The transcript of the steps recorded so far.
@@ -426,7 +496,15 @@ class CanaryAudit:
             ),
             notes=(*self._sampling.notes, *self._notes(entries, differs)),
         )
-        return recorded.with_facts(facts)
+        if self._probe is None:
+            return recorded.with_facts(facts)
+        facts = replace(
+            facts,
+            poisson=self._sampling.poisson is True,
+            contribution=self._probe.contribution,
+            notes=(*facts.notes, *self._probe.notes()),
+        )
+        return replace(recorded, facts=facts, gram=self._probe.gram)
 
     def _notes(
         self, entries: dict[tuple[float, float], int] | None, noise_differs: bool
@@ -485,9 +563,13 @@ class CanaryAudit:
 
         Put it in the same file as the state of model and optimizer, so that the two never part.
         """
-        state = self._recorder.state_dict()
+        state = self._arrays()
         plain = {"state": state.pop("state"), "audit": _plain.to_plain(self._progress())}
         return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
+
+    def _arrays(self) -> dict[str, Any]:
+        state = self._recorder.state_dict()
+        return state if self._probe is None else state | self._probe.arrays()
 
     def _progress(self) -> _Progress:
         return _Progress(
@@ -497,6 +579,7 @@ class CanaryAudit:
             unnoised=self._unnoised,
             discarded=self._discarded,
             ledger=self._ledger.state(),
+            examples=None if self._probe is None else self._probe.progress,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -521,7 +604,11 @@ class CanaryAudit:
             for name, value in state.items()
             if name != "audit"
         }
+        if self._probe is not None:
+            self._probe.check(arrays, progress.examples)
         self._recorder.load_state_dict(arrays)
+        if self._probe is not None:
+            self._probe.load(arrays, progress.examples)
         self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
@@ -538,7 +625,7 @@ class CanaryAudit:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
         if self._rank != 0:
             return
-        arrays = self._recorder.state_dict()
+        arrays = self._arrays()
         plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
         _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
 
@@ -552,6 +639,20 @@ class CanaryAudit:
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})
+
+
+def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
+    if inject != "sum":
+        raise _validate.fail(
+            "inject", inject, "to be left out", "Examples go through the whole training anyway."
+        )
+    if background == "known":
+        raise UnsupportedError(
+            "background='known' needs places where the other records' sum can be read: what they "
+            "add along an example's gradient is not known. Use 'unknown', or DiracCanaries."
+        )
+    if seed is not None:
+        raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -218,9 +218,7 @@ class _Run:
         for start in range(0, len(batch), self._piece):
             rows = batch[start : start + self._piece]
             pixels = self._pixels(self._images.train_images[rows])
-            several = (
-                random_views(pixels, self._augment, views) if self._augment > 1 else pixels[:, None]
-            )
+            several = self._views(pixels, views)
             labels = torch.from_numpy(self._images.train_labels[rows].astype(np.int64))
             total += clipped_sum(
                 self.model,
@@ -231,6 +229,17 @@ class _Run:
         if _several():
             torch.distributed.all_reduce(total)
         return total
+
+    def _views(self, pixels: Tensor, generator: np.random.Generator) -> Tensor:
+        if self._augment == 1:
+            return pixels[:, None]
+        return random_views(
+            pixels,
+            self._augment,
+            generator,
+            shift=pixels.shape[2] // 8,
+            flip=self._images.name != "digits",  # a mirrored digit is none
+        )
 
     def _pixels(self, images: NDArray[np.uint8]) -> Tensor:
         scaled = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _files, _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.paper.linear import Heads, HeadsShape
@@ -29,7 +29,7 @@ from askgauss.transcript import Transcript
 
 __all__ = ["AuditedHead", "Head", "Plan", "Snapshot", "generator", "load_snapshot", "train"]
 
-_KIND = "askgauss-paper-snapshot"
+_KIND = "askgauss-paper-background"
 _STATE_KIND = "askgauss-paper-state"
 _SCHEMA = 1
 
@@ -175,10 +175,9 @@ class AuditedHead:
     def snapshot(self, folder: Path, head: str) -> None:
         """Write what was released so far, for `load_snapshot`."""
         path = _snapshot_path(folder, head, self.recorder.steps)
-        transcript = self.recorder.transcript()
-        arrays = {"background": self.background, **transcript.arrays()}
-        facts = {"facts": _plain.to_plain(transcript.facts)}
-        _files.write_arrays(path, _KIND, _SCHEMA, arrays, facts)
+        arrays = {"background": self.background}
+        _files.write_arrays(_background_path(path), _KIND, _SCHEMA, arrays, {"head": head})
+        self.recorder.transcript().save(path)
 
 
 def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
@@ -187,19 +186,19 @@ def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
     Raises:
         FileFormatError: The file is not there, or damaged.
     """
-    from askgauss.transcript import RunFacts
-
     path = _snapshot_path(folder, head, step)
     if not path.exists():
         raise FileFormatError(f"There is no {str(path)!r}: run the training again.")
-    arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-    background = arrays.pop("background")
-    facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
-    return Snapshot(transcript=Transcript.from_arrays(arrays, facts), background=background)
+    arrays, _ = _files.read_arrays(_background_path(path), _KIND, _SCHEMA)
+    return Snapshot(transcript=Transcript.load(path), background=arrays["background"])
 
 
 def _snapshot_path(folder: Path, head: str, step: int) -> Path:
     return folder / "results" / f"{head}-{step:06d}.npz"
+
+
+def _background_path(transcript: Path) -> Path:
+    return transcript.with_name(f"{transcript.stem}-background.npz")
 
 
 def train(

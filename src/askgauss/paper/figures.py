@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["draw_bounds", "draw_canaries", "draw_convergence", "draw_gram", "draw_histograms"]
 __all__ += ["draw_indices", "draw_regions", "draw_steps", "draw_trees", "save"]
 
-_COLOURS = ("#2459a8", "#1b7348", "#b3261e", "#8f5a00", "#7a3fa8", "#33415c", "#0b7a86", "#7c8894")
+_COLOURS = (
+    *("#2459a8", "#1b7348", "#b3261e", "#8f5a00", "#7a3fa8", "#0b7a86", "#7c8894"),
+    *("#d2699e", "#c9a227", "#6fa8dc", "#33415c", "#8fbf7f", "#e08f62", "#a28bd4"),
+)
 _STYLE = {SOUND: "-", PUBLISHED: "--", UNCORRECTED: ":", ESTIMATE: "-.", "ceiling": "-"}
 
 
@@ -96,6 +99,13 @@ def _lines(panel: Axes, rows: Sequence[Row], x: str, methods: Sequence[str] | No
         )
 
 
+def _ticks(panel: Axes, values: Sequence[int]) -> None:
+    """Numbers in full at the values there are."""
+    places = sorted(set(values))
+    panel.set_xticks(places, [f"{place:,}" for place in places])
+    panel.minorticks_off()
+
+
 def _legend(panel: Axes) -> None:
     panel.legend(frameon=False, fontsize=8)
 
@@ -106,7 +116,7 @@ def draw_bounds(rows: Sequence[Row]) -> Figure:
     main = ("subsampled-gaussian", "gaussian-shift")
     _lines(left, rows, "epsilon", main)
     _lines(right, [row for row in rows if row["kind"] == SOUND], "epsilon")
-    for panel, title in ((left, "ours and as published"), (right, "every sound auditor")):
+    for panel, title in ((left, "ours and as published"), (right, "every auditor of askgauss")):
         _diagonal(panel, [row["epsilon"] for row in rows])
         panel.set(xlabel="claimed epsilon", ylabel="lower bound on epsilon", title=title)
         _legend(panel)
@@ -124,6 +134,7 @@ def draw_canaries(rows: Sequence[Row]) -> Figure:
     _lines(panel, rows, "canaries")
     panel.axhline(rows[0]["epsilon"], color="#1b1f24", linewidth=1.0)
     panel.set(xscale="log", xlabel="canaries", ylabel="lower bound on epsilon", ylim=(0, None))
+    _ticks(panel, [row["canaries"] for row in rows])
     _legend(panel)
     return figure
 
@@ -142,6 +153,7 @@ def draw_steps(rows: Sequence[Row]) -> Figure:
         _lines(panel, own, "steps")
         panel.set(xscale="log", xlabel="steps", ylabel="lower bound on epsilon", title=name)
         panel.set_ylim(bottom=0)
+        _ticks(panel, [row["steps"] for row in rows])
         _legend(panel)
     return figure
 

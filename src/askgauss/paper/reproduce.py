@@ -50,6 +50,7 @@ class Scale:
         clip_norm: Clip norm.
         learning_rate: Step size of DP-SGD by epsilon, see `dpsgd.Head`.
         tree_learning_rate: Step size of DP-FTRL by epsilon.
+        deep_learning_rate: Step size of deep models, without momentum (De et al. 2022).
         convergence: Steps in the figure of convergence.
     """
 
@@ -69,6 +70,7 @@ class Scale:
     clip_norm: float = 1.0
     learning_rate: tuple[float, ...]
     tree_learning_rate: tuple[float, ...]
+    deep_learning_rate: float = 2.0
     convergence: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 2500, 10_000)
 
 
@@ -87,8 +89,8 @@ SCALES = {
         repeats=10,
         tree_steps=128,
         tree_batch=380,
-        learning_rate=(0.01, 0.01, 0.01, 0.01),
-        tree_learning_rate=(0.01, 0.01, 0.01, 0.01),
+        learning_rate=(0.012, 0.02, 0.03, 0.04),
+        tree_learning_rate=(0.2, 0.3, 0.5, 0.7),
     ),
     "smoke": Scale(
         data="digits",
@@ -112,7 +114,7 @@ SCALES = {
 """The scales by name: ``full`` is the paper's, ``smoke`` runs everything in seconds."""
 
 
-def dpsgd_plan(scale: Scale, *, seed: int) -> dpsgd.Plan:
+def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> dpsgd.Plan:
     """Sound runs with canaries and without, and runs as published, for every epsilon."""
     heads = []
     for label, (epsilon, rate) in enumerate(zip(scale.epsilons, scale.learning_rate, strict=True)):
@@ -142,7 +144,8 @@ def dpsgd_plan(scale: Scale, *, seed: int) -> dpsgd.Plan:
                     noise_multiplier=sigma,
                     sampling_rate=sampling_rate,
                     canaries=canaries,
-                    learning_rate=rate,
+                    learning_rate=scale.deep_learning_rate if deep else rate,
+                    momentum=0.0 if deep else 0.9,
                     label=label,
                 )
             )
@@ -265,7 +268,8 @@ def _runs(
     report: Report,
 ) -> tables.Runs:
     images = data.load(scale.data, folder=data_folder)
-    sgd, ftrl = dpsgd_plan(scale, seed=seed), dpftrl_plan(scale, seed=seed)
+    sgd = dpsgd_plan(scale, seed=seed, deep=model != "scatter-linear")
+    ftrl = dpftrl_plan(scale, seed=seed)
     features = scatter.features(
         images,
         folder=data_folder,
@@ -320,7 +324,7 @@ def _help_train(
         from askgauss.paper import deep
 
         images = data.load(scale.data, folder=data_folder)
-        plan = dpsgd_plan(scale, seed=seed)
+        plan = dpsgd_plan(scale, seed=seed, deep=True)
         deep.train_heads(images, plan, None, model=model, augment=augment)
 
 
@@ -336,21 +340,34 @@ def _make(name: str, runs: tables.Runs | None, scale: Scale, folder: Path) -> No
 
 @contextmanager
 def _shown(progress: bool) -> Iterator[Report]:
-    """A bar a stage on the terminal."""
+    """A bar a stage on a terminal, a line a tenth elsewhere."""
     if not progress:
         yield lambda stage, done, of: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told: dict[str, int] = {}
+
+        def tell(stage: str, done: int, of: int) -> None:
+            tenth = 10 * done // max(of, 1)
+            if told.get(stage) != tenth:
+                told[stage] = tenth
+                console.print(f"{time.strftime('%H:%M:%S')} {stage}: {done} of {of}")
+
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        stages: dict[str, int] = {}
+    with Progress(*columns, console=console) as bar:
+        stages: dict[str, TaskID] = {}
 
         def report(stage: str, done: int, of: int) -> None:
             if stage not in stages:
                 stages[stage] = bar.add_task(stage, total=of)
-            bar.update(stages[stage], completed=done)  # type: ignore[arg-type]
+            bar.update(stages[stage], completed=done)
 
         yield report

@@ -25,6 +25,7 @@ from askgauss.paper import dpftrl, dpsgd, uncorrected
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
 from askgauss.simulation import simulate_dpsgd
+from askgauss.stats import regions as region_methods
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.transcript import CanarySums, Transcript
 
@@ -223,7 +224,15 @@ def regions(runs: Runs, counts: Sequence[int]) -> list[Row]:
         "gaussian-shift": GaussianShift(),
     }
     methods = {name: _on_scores(runs, scores, auditor) for name, auditor in auditors.items()}
-    return _averages(runs, head, SOUND, methods, counts)
+    rows = _averages(runs, head, SOUND, methods, counts)
+    for row in rows:
+        if row["method"] == "ellipsoid":
+            part = pick(scores, np.arange(row["canaries"]))
+            _, covariance = region_methods.bootstrap(part.absent, part.present)
+            spread = np.sqrt(np.diagonal(covariance))
+            correlation = covariance / np.outer(spread, spread) - np.eye(len(spread))
+            row["correlation"] = float(np.abs(correlation).max())
+    return rows
 
 
 def _on_scores(

@@ -28,7 +28,7 @@ __all__ = [
     "label",
     "legend",
     "numbers",
-    "power_ticks",
+    "plain_ticks",
     "tidy",
 ]
 
@@ -126,10 +126,10 @@ def count_ticks(ax: Axes) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def power_ticks(ax: Axes) -> None:
-    """Powers of ten, in plain text, on a logarithmic vertical axis."""
+def plain_ticks(ax: Axes) -> None:
+    """Plain numbers on a logarithmic vertical axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    ax.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
+    ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=6))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

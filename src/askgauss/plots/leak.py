@@ -48,6 +48,8 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
             color=style.INK if main else style.MUTED,
             fontsize=10 if main else 9,
             va="bottom",
+            zorder=5,
+            bbox={"facecolor": style.PAPER, "edgecolor": "none", "pad": 1.5},
             parse_math=False,
         )
         ax.plot([0.0, right], [height, height], color=style.GRID, linewidth=1.0, zorder=1)

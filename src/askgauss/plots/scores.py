@@ -137,6 +137,6 @@ def convergence(source: AuditResult | Convergence, ax: Axes | None = None) -> Ax
     ax.set_yscale("log")
     style.tidy(ax, x="number of steps", y="Kolmogorov distance")
     style.count_ticks(ax)
-    style.power_ticks(ax)
+    style.plain_ticks(ax)
     style.legend(ax, loc="upper right")
     return ax

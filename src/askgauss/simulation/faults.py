@@ -46,6 +46,7 @@ class Fault:
             several tensors.
         several_tensors: Whether it needs two tensors of equal size, and a small one.
         clip_norm: Clip norm of a run that shows it.
+        expected_batch: Records in a batch, on average, of a run that shows it; any if None.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Fault:
     canaries: Literal["own coin", "data path", "spread"] = "own coin"
     several_tensors: bool = False
     clip_norm: float = 1.0
+    expected_batch: float | None = None
 
     def apply(self, mechanism: Mechanism) -> Mechanism:
         """The mechanism with this part broken."""
@@ -386,6 +388,7 @@ _ALL = (
         finding="steps without noise",
         verdict=_V,
         canaries="data path",
+        expected_batch=1.0,
     ),
     Fault(
         name="skipped-empty-batches",
@@ -395,6 +398,7 @@ _ALL = (
         finding="sampling rate",
         verdict=_V,
         canaries="data path",
+        expected_batch=1.0,
     ),
     Fault(
         name="sampling-rate-doubled",

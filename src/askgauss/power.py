@@ -1,0 +1,306 @@
+"""Could this audit have seen it? Power of audits, before a run and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from askgauss import _validate, accounting
+from askgauss.auditors.base import Auditor
+from askgauss.auditors.gaussian_scores import GaussianRectangle, GaussianShift, PairEvidence
+from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.results import AuditResult, Verdict, number
+from askgauss.scores import GroupMoments
+from askgauss.simulation.simulate import simulate_scores
+from askgauss.stats.shift import SlopeTest
+
+__all__ = ["Plan", "smallest_leak", "solve"]
+
+_ENOUGH = 0.8
+# Audits simulated for the power of a method that has no law of its own.
+_AUDITS = 200
+# What no run will ever have. Beyond it more of the same does not help, and the answer is an error.
+_MOST = 10**9
+_MOST_SIMULATED = 10**6
+_LARGEST_RATIO = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An audit before it is run: how large, and what it would notice.
+
+    Attributes:
+        epsilon: The claim.
+        delta: Its delta.
+        present: Number of present canaries.
+        absent: Number of absent canaries.
+        steps: Number of steps.
+        sampling_rate: Sampling rate.
+        alternative: The true epsilon to be noticed.
+        confidence: Confidence of the test of the claim.
+        power: Probability that it is noticed.
+        auditor: The method.
+    """
+
+    epsilon: float
+    delta: float
+    present: int
+    absent: int
+    steps: int
+    sampling_rate: float
+    alternative: float
+    confidence: float
+    power: float
+    auditor: Auditor[Any]
+
+    def __str__(self) -> str:
+        return (
+            f"With {self.present:,} present and {self.absent:,} absent canaries over "
+            f"{self.steps:,} steps at sampling rate {self.sampling_rate:.4g}, {self.auditor.name} "
+            f"would contradict a claim of epsilon {self.epsilon:g} at delta {self.delta:g} with "
+            f"probability {self.power:.0%} (confidence {self.confidence:g}) if the true epsilon "
+            f"were {number(self.alternative)}."
+        )
+
+
+def solve(
+    *,
+    epsilon: float,
+    delta: float,
+    present: int | None,
+    absent: int | None,
+    steps: int | None,
+    sampling_rate: float,
+    alternative: float | None,
+    confidence: float = 0.95,
+    power: float | None = _ENOUGH,
+    auditor: Auditor[Any] | None = None,
+) -> Plan:
+    """The one number that is left open, such that the others hold.
+
+    Args:
+        epsilon: Claimed epsilon.
+        delta: Claimed delta.
+        present: Number of present canaries; None to find the fewest.
+        absent: Number of absent canaries; None to find the fewest.
+        steps: Number of steps; None to find the fewest.
+        sampling_rate: Sampling rate.
+        alternative: A true epsilon above the claim; None to find the smallest that is noticed.
+        confidence: Confidence of the test. The verdict of `askgauss.audit` tests at half of its
+            ``gate_error``: with the default, a confidence of .9995.
+        power: Probability that the alternative contradicts the claim; None to compute it.
+        auditor: The method; `SubsampledGaussian`, which reads a transcript, if not given.
+
+    Returns:
+        The plan, complete. Power is the method's own for those that model the scores, and that of
+        200 simulated audits, always the same ones, for the others.
+
+    Raises:
+        InvalidArgumentError: Not exactly one is left open, or one is out of its range.
+        UnsupportedError: No such number exists, however large.
+
+    Example:
+        >>> plan = solve(epsilon=8.0, delta=1e-5, present=None, absent=1000, steps=2500,
+        ...              sampling_rate=0.08, alternative=10.0, confidence=0.9995)
+        >>> plan.present < 20
+        True
+    """
+    asked: dict[str, Any] = {
+        "present": present,
+        "absent": absent,
+        "steps": steps,
+        "alternative": alternative,
+        "power": power,
+    }
+    unknown = [name for name, value in asked.items() if value is None]
+    if len(unknown) != 1:
+        raise InvalidArgumentError(
+            f"Expected exactly one of {', '.join(asked)} to be None, the one to solve for, got "
+            f"{', '.join(unknown) or 'none'}."
+        )
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+    _validate.within(0.5, 1, confidence=confidence)
+    for name, least in (("present", 2), ("absent", 2), ("steps", 1)):
+        if asked[name] is not None:
+            _validate.integer(least, **{name: asked[name]})
+    if power is not None:
+        _validate.within(1.0 - confidence, 1, power=power)
+    if alternative is not None and not epsilon < alternative < math.inf:
+        raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
+    draft = Plan(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        present=present or 0,
+        absent=absent or 0,
+        steps=steps or 0,
+        sampling_rate=float(sampling_rate),
+        alternative=float(alternative or 0.0),
+        confidence=float(confidence),
+        power=float(power or 0.0),
+        auditor=SubsampledGaussian() if auditor is None else auditor,
+    )
+    name = unknown[0]
+    if name == "power":
+        return replace(draft, power=_power(draft))
+    if name == "alternative":
+        solved: float = _least_leak(
+            lambda value: _power(replace(draft, alternative=value)), draft.epsilon, draft.power
+        )
+    else:
+        solved = _fewest(draft, name)
+    changed: dict[str, Any] = {name: solved}
+    complete = replace(draft, **changed)
+    return replace(complete, power=_power(complete))
+
+
+def smallest_leak(result: AuditResult, *, power: float = _ENOUGH) -> float | None:
+    """The smallest true epsilon that this audit would have called a VIOLATION, with this power.
+
+    Args:
+        result: An audit with a claim.
+        power: How likely.
+
+    Returns:
+        That epsilon; None where the audit has no claim, ended in VIOLATION or INVALID, or has a
+        power that is unknown or slow to compute.
+    """
+    claim, auditor = result.claim, result.auditor
+    silent = result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
+    if claim is None or not silent or result.power is None:
+        return None
+    if not isinstance(auditor, (GaussianShift, SubsampledGaussian)):
+        return None
+    tested = any(finding.p_value is not None for finding in result.findings)
+    error = result.gate_error / 2 if tested else result.gate_error
+
+    def chance(true_epsilon: float) -> float:
+        found: float = auditor.power(
+            result.evidence,
+            epsilon=claim.epsilon,
+            true_epsilon=true_epsilon,
+            delta=claim.delta,
+            error=error,
+        )
+        return found
+
+    try:
+        return _least_leak(chance, claim.epsilon, power)
+    except UnsupportedError:
+        return None
+
+
+def _power(plan: Plan) -> float:
+    """Probability that the alternative contradicts the claim."""
+    evidence = _expected_evidence(plan)
+    error = 1.0 - plan.confidence
+    if evidence is not None:
+        found = plan.auditor.power(
+            evidence,
+            epsilon=plan.epsilon,
+            true_epsilon=plan.alternative,
+            delta=plan.delta,
+            error=error,
+        )
+        if found is not None:
+            return float(found)
+    if plan.auditor.reads != "scores":
+        raise UnsupportedError(f"The power of {plan.auditor.name} is not known.")
+    noise = accounting.dpsgd_noise_multiplier(
+        epsilon=plan.alternative,
+        delta=plan.delta,
+        sampling_rate=plan.sampling_rate,
+        steps=plan.steps,
+    )
+    noticed = 0
+    for generator in np.random.default_rng(0).spawn(_AUDITS):
+        scores = simulate_scores(
+            steps=plan.steps,
+            sampling_rate=plan.sampling_rate,
+            noise_multiplier=noise,
+            present=plan.present,
+            absent=plan.absent,
+            seed=generator,
+        )
+        gathered = plan.auditor.gather(scores, delta=plan.delta, confidence=plan.confidence)
+        noticed += plan.auditor.rejects(
+            gathered, epsilon=plan.epsilon, delta=plan.delta, error=error
+        )
+    return noticed / _AUDITS
+
+
+def _expected_evidence(plan: Plan) -> Any:
+    """Evidence of such an audit, as far as a method's own power needs it: counts."""
+    present, absent, steps, rate = plan.present, plan.absent, plan.steps, plan.sampling_rate
+    if isinstance(plan.auditor, (GaussianShift, GaussianRectangle)):
+        return PairEvidence(
+            present=GroupMoments(count=present, mean=1.0, sum_of_squares=float(present)),
+            absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=float(absent)),
+            steps=steps,
+            sampling_rate=rate,
+        )
+    if isinstance(plan.auditor, SubsampledGaussian):
+        planted = max(round(present * steps * rate), 2)
+        others = (present + absent) * steps - planted
+        return StepEvidence(
+            strata=(
+                Stratum(
+                    tensor="all",
+                    planted=GroupMoments(count=planted, mean=1.0, sum_of_squares=float(planted)),
+                    other=GroupMoments(count=others, mean=0.0, sum_of_squares=float(others)),
+                ),
+            ),
+            counts=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
+            steps=steps,
+            sampling_rate=rate,
+            plantings=planted,
+            opportunities=present * steps,
+            poisson=True,
+            finite=True,
+        )
+    return None
+
+
+def _least_leak(chance: Callable[[float], float], claim: float, power: float) -> float:
+    """The smallest epsilon above the claim that is noticed with this power, to a thousandth."""
+    low, high = claim, 1.25 * claim
+    while chance(high) < power:
+        if high > _LARGEST_RATIO * claim:
+            raise UnsupportedError(
+                f"Expected some epsilon to be noticed with power {power:g}, found none: the method "
+                "has a ceiling, or there are too few canaries. Take more."
+            )
+        low, high = high, 2.0 * high
+    while high - low > 1e-3 * claim:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if chance(middle) >= power else (middle, high)
+    return high
+
+
+def _fewest(draft: Plan, name: str) -> int:
+    """The smallest whole number that gives the power, where more of it gives more."""
+    simulated = _expected_evidence(replace(draft, present=2, absent=2, steps=1)) is None
+    most = _MOST_SIMULATED if simulated else _MOST
+
+    def enough(count: int) -> bool:
+        changed: dict[str, Any] = {name: count}
+        return _power(replace(draft, **changed)) >= draft.power
+
+    low, high = 1 if name != "steps" else 0, 2 if name != "steps" else 1
+    while not enough(high):
+        if high >= most:
+            raise UnsupportedError(
+                f"Expected some number of {name} to give power {draft.power:g}, found none up to "
+                f"{high:,}: raise one of the others, or the alternative."
+            )
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

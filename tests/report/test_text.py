@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from askgauss.plots._style import clean
+from askgauss.report import text
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (500.0, "500"),
+        (12345.0, "12,345"),
+        (1.23456, "1.235"),
+        (-0.00278, "−0.00278"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (1e20, "1e+20"),
+    ],
+)
+def test_numbers_in_tables(given, shown):
+    assert text.value(given) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, ""),
+        ((1.19791, 1.20421), "1.1979 to 1.2042"),
+        ((-0.008084, 0.00223), "−0.008 to 0.002"),
+        ((95.2, 1403.9), "95 to 1,404"),
+        ((2.0, 2.0), "2 to 2"),
+        ((-math.inf, 3.0), "−∞ to 3"),
+        ((1.0, 1.0 + 1e-12), "1 to 1"),
+    ],
+)
+def test_intervals_have_the_digits_their_width_needs(given, shown):
+    assert text.interval(given) == shown
+
+
+def test_shares_are_rounded_to_the_side_that_promises_nothing():
+    assert text.percent(None, up=True) == "–"
+    assert text.percent(0.0, up=False) == "0 %"
+    assert text.percent(1.0, up=True) == "100 %"
+    assert text.percent(0.5937, up=False) == "59.3 %"
+    assert text.percent(0.5937, up=True) == "59.4 %"
+    assert text.percent(0.9996646, up=True) == "99.9665 %"
+    generator = random.Random(0)
+    for _ in range(2000):
+        given = generator.choice([generator.random(), 10.0 ** generator.uniform(-9, 0)])
+        given = generator.choice([given, 1.0 - given])
+        most = float(text.percent(given, up=True).removesuffix(" %"))
+        least = float(text.percent(given, up=False).removesuffix(" %"))
+        assert least - 1e-9 <= 100.0 * given <= most + 1e-9
+        assert most - least <= 0.11
+
+
+def test_cleaning_keeps_words_and_drops_what_cannot_be_seen():
+    assert clean("layer.0.weight") == "layer.0.weight"
+    assert clean("Größe ≥ 3 · 日本語") == "Größe ≥ 3 · 日本語"
+    assert clean("a\x1b[31mb\x00c\u202ed\ud800e\u200b") == "a[31mbcde"
+    assert clean("one\ntwo\tthree") == "one two three"
+    assert clean("x" * 100, 10) == "x" * 9 + "…"
