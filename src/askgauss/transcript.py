@@ -191,14 +191,13 @@ class Transcript:
         gives membership away.
         """
         facts = self.facts
-        norms = self.steps.clip_norm
         return CanaryScores(
             score=self.canaries.total / np.sqrt(self.number_of_steps),
             member=self.member,
             metadata=ScoreMetadata(
                 steps=self.number_of_steps,
                 sampling_rate=facts.sampling_rate if facts.poisson else None,
-                clip_norm=float(norms[0]) if (norms == norms[0]).all() else None,
+                clip_norm=1.0,  # the unit that scores are in
                 noise_multiplier=facts.noise_multiplier,
                 background=facts.background,
                 fair_coins=facts.fair_coins,

@@ -74,13 +74,12 @@ class Witness:
                 yield batch
 
         monkeypatch.setattr(UniformWithReplacementSampler, "__iter__", spying)
-        parameters = list(run.optimizer.params)
-        run.optimizer.original_optimizer.register_step_pre_hook(
-            lambda *_: (
-                self.weights.append([p.detach().clone() for p in parameters]),
-                self.released.append([p.grad.clone() for p in parameters]),
-            )
-        )
+        self.parameters = list(run.optimizer.params)
+        run.optimizer.original_optimizer.register_step_pre_hook(self._look)
+
+    def _look(self, *_):
+        self.weights.append([item.detach().clone() for item in self.parameters])
+        self.released.append([item.grad.clone() for item in self.parameters])
 
     def planted(self, canaries):
         """Who was in which step, one row a step."""

@@ -9,21 +9,25 @@ import numpy as np
 from scipy.special import ndtr
 
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.tails import Spread, equal_variances_p_value
 from askgauss.exceptions import NotDefinedError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Assumption, Consequence, Finding
+from askgauss.stats import gaussian
 
 __all__ = ["linear_checks"]
 
 _KNOWN = "a known background, to tell noise from other records"
+_FEWEST_COLUMNS = 32
 
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check that the transcript of a tree mechanism allows."""
     yield _silent_nodes(transcript)
+    yield _repeated(transcript)
     yield _scale(transcript, claim)
     yield _by_level(transcript)
     yield _restarts(transcript)
@@ -41,6 +45,37 @@ def _silent_nodes(transcript: LinearTranscript) -> Finding:
         measured=float(silent),
         claimed=0.0,
         remedy="A record is in one node of every level: each of them needs noise, left and right.",
+    )
+
+
+def _repeated(transcript: LinearTranscript) -> Finding:
+    """Whether the noise of one node comes back in another."""
+    name, rows = "repeated noise", transcript.kept_values
+    if rows.shape[0] < 2 or rows.shape[1] < _FEWEST_COLUMNS:
+        return not_run(name, f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept")
+    if transcript.facts.background == "unknown":
+        return not_run(name, _KNOWN)
+    if not _independent(transcript):
+        return not_run(name, "nodes, or prefixes of trees that are not completed")
+    found = most_alike(rows)
+    if found is None:
+        return not_run(name, "noise in two nodes")
+    correlation, first, second, p_value = found
+    pieces = transcript.pieces
+    places = [
+        f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
+        for row in (first, second)
+    ]
+    return judged(
+        name,
+        p_value,
+        f"the most alike noise of two nodes ({places[0]}; {places[1]}) correlates by "
+        f"{correlation:+.3f}.",
+        consequence=same_noise(correlation),
+        measured=correlation,
+        claimed=0.0,
+        remedy="Every node needs noise of its own: split the random key, and never seed it again.",
+        undermines=Assumption.GAUSSIAN_SCORES,
     )
 
 
@@ -66,13 +101,19 @@ def _scale(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
     noise, ratio = Spread(float(count), count * scale**2), scale / claimed
     if ratio > 1.0 and transcript.facts.background == "unknown":
         return not_run(name, _KNOWN)
+    interval = noise.interval(INTERVAL_ERROR)
+    broken, implied = ratio < 1.0, ""
+    if broken and claim is not None:
+        epsilon = gaussian.gdp_epsilon(claim.delta, transcript.largest_information / interval[1])
+        broken = epsilon > (1.0 + TOLERANCE) * claim.epsilon
+        implied = f" It implies epsilon {epsilon:.3g} where {claim.epsilon:g} is claimed." * broken
     return judged(
         name,
         noise.p_value(claimed),
-        f"the noise of a node is {ratio:.3f} times what is claimed.",
-        consequence=Consequence.BREACH if ratio < 1.0 - TOLERANCE else Consequence.LOOSENS,
+        f"the noise of a node is {ratio:.3f} times what is claimed.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=scale,
-        interval=noise.interval(INTERVAL_ERROR),
+        interval=interval,
         claimed=claimed,
         remedy="Noise must be calibrated to the root of the number of levels a leaf is in."
         if ratio < 1.0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, ndtr, polygamma
 
 from askgauss import accounting
+from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.tails import (
@@ -29,10 +30,6 @@ _FEWEST_COLUMNS = 16
 _FEWEST_COLUMNS_TO_COMPARE = 32
 _FEWEST_PAIRS = 1000
 _FEWEST_VALUES = 1000
-# Two noises that correlate this much are one noise, with something added.
-_SAME_NOISE = 0.7
-# Steps compared with all others, at most: pairs grow with their number.
-_COMPARED_STEPS = 4096
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
 _KNOWN = "a known background, to tell noise from other records"
@@ -393,7 +390,7 @@ def _repeated(context: Context) -> Finding:
         )
     if not context.known:
         return not_run(name, "a known background: steps share the other records")
-    found = _most_alike(rows)
+    found = most_alike(rows)
     if found is None:
         return not_run(name, "noise in two steps")
     correlation, first, second, p_value = found
@@ -402,7 +399,7 @@ def _repeated(context: Context) -> Finding:
         p_value,
         f"the most alike noise of two steps, {first + 1} and {second + 1}, correlates by "
         f"{correlation:+.3f}.",
-        consequence=_if_the_same(correlation),
+        consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
         remedy="Noise that is used twice cancels out of a difference: save and restore the "
@@ -418,7 +415,7 @@ def _shared(context: Context) -> Finding:
         return not_run(name, f"{_FEWEST_STEPS} steps of two coordinates that are never planted")
     if not context.known:
         return not_run(name, "a known background: coordinates share the other records")
-    found = _most_alike(np.ascontiguousarray(values.T))
+    found = most_alike(np.ascontiguousarray(values.T))
     if found is None:
         return not_run(name, "noise in two coordinates")
     correlation, first, second, p_value = found
@@ -428,46 +425,9 @@ def _shared(context: Context) -> Finding:
         p_value,
         f"the most alike two coordinates, in tensors {names[0]} and {names[1]}, correlate by "
         f"{correlation:+.3f}.",
-        consequence=_if_the_same(correlation),
+        consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
         remedy="Every tensor needs noise of its own: split the random key, or share one generator.",
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
-
-
-def _if_the_same(correlation: float) -> Consequence:
-    return Consequence.BREACH if abs(correlation) > _SAME_NOISE else Consequence.INVALIDATES
-
-
-def _most_alike(rows: NDArray[np.float64]) -> tuple[float, int, int, float] | None:
-    """The most correlated pair of rows, its places, and the p-value among all pairs.
-
-    Of very many rows, evenly spaced ones are compared with all: noise that starts over repeats in
-    a great many of them.
-    """
-    norms = np.sqrt((rows**2).sum(axis=1))
-    alive = np.flatnonzero(norms > 0.0)
-    if alive.size < 2:
-        return None
-    unit = (rows[alive] / norms[alive, None]).astype(np.float32)
-    chosen = np.arange(0, alive.size, -(-alive.size // _COMPARED_STEPS))
-    whole = chosen.size == alive.size
-    best, place, block = 0.0, (0, 1), 1024
-    for start in range(0, chosen.size, block):
-        these = chosen[start : start + block]
-        left = unit[these]
-        # Among all rows, every pair need be looked at once only.
-        for other in range(start if whole else 0, alive.size, block):
-            gram = left @ unit[other : other + block].T
-            itself = these - other
-            inside = np.flatnonzero((itself >= 0) & (itself < gram.shape[1]))
-            gram[inside, itself[inside]] = 0.0
-            for flat in (int(np.argmax(gram)), int(np.argmin(gram))):
-                row, column = divmod(flat, gram.shape[1])
-                if abs(gram[row, column]) > abs(best):
-                    best, place = float(gram[row, column]), (int(these[row]), other + column)
-    pairs = chosen.size * (alive.size - (chosen.size + 1) / 2)
-    first, second = sorted(int(alive[index]) for index in place)
-    p_value = min(1.0, 2.0 * pairs * correlation_tail(abs(best), rows.shape[1]))
-    return best, first, second, p_value

@@ -23,6 +23,9 @@ _FEWEST_CANARIES = 20
 _FEWEST_STEPS = 20
 # Counts of inclusions are compared with their law where they are at least this large on average.
 _FEWEST_INCLUSIONS = 5
+# Noise that canaries share cancels where present ones are compared with absent ones, and what is
+# left is smaller by the root of one less this: 5 % at most.
+_MOST_OVERLAP = 0.1
 _SAMPLER = "canaries that go through the training's own sampler"
 _RATE_REMEDY = (
     "The accountant must be told the rate the sampler really uses: batch size over records, not "
@@ -36,6 +39,7 @@ _SCHEME_REMEDY = (
 
 def signal_checks(context: Context) -> Iterator[Finding]:
     """Every check of the signal."""
+    yield _overlap(context)
     yield _contribution(context)
     yield _carry_over(context)
     yield _sampling_rate(context)
@@ -44,8 +48,34 @@ def signal_checks(context: Context) -> Iterator[Finding]:
     yield _step_count(context)
 
 
+def _overlap(context: Context) -> Finding:
+    """Whether canaries that are gradients of examples are nearly orthogonal to each other."""
+    name, cosines = "canary overlap", context.transcript.gram
+    if cosines.shape[0] < 2:
+        return fact(
+            name,
+            False,
+            "canaries are orthogonal by construction.",
+            consequence=Consequence.INVALIDATES,
+            measured=0.0,
+        )
+    pairs = cosines.shape[0] * (cosines.shape[0] - 1)
+    mean = float(cosines.sum() - np.trace(cosines)) / pairs
+    return fact(
+        name,
+        mean > _MOST_OVERLAP,
+        f"the gradients of two canaries have a cosine of {mean:.3f} on average.",
+        consequence=Consequence.INVALIDATES,
+        measured=mean,
+        claimed=0.0,
+        remedy="Canaries that look alike share their noise, so that it seems smaller than it is: "
+        "take examples that differ, with random labels or inputs.",
+        undermines=Assumption.INDEPENDENT_CANARIES,
+    )
+
+
 def _contribution(context: Context) -> Finding:
-    """What a planting adds on average, in clip norms: more than 1, and clipping is broken."""
+    """What a planting adds on average, in clip norms: more than it should, and a record may too."""
     name, transcript = "contribution", context.transcript
     planted = int(transcript.canaries.planted.sum())
     if planted < _FEWEST_PLANTINGS:
@@ -54,22 +84,25 @@ def _contribution(context: Context) -> Finding:
     if estimate is None:
         return not_run(name, "canaries that are planted in some steps and not in others")
     mean, error, freedom = estimate
-    broken, implied = context.breach(signal=mean - 4.0 * error) if mean > 1.0 else (False, "")
+    # Examples have gradients of their own, some below the clip norm.
+    expected = context.facts.contribution or 1.0
+    more = mean > expected
+    broken, implied = context.breach(signal=(mean - 4 * error) / expected) if more else (False, "")
     return judged(
         name,
-        _t_p_value(mean - 1.0, error, freedom),
+        _t_p_value(mean - expected, error, freedom),
         f"a planted canary adds {mean:.4f} clip norms to the sum.{implied}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=mean,
         interval=around(mean, error),
-        claimed=1.0,
-        remedy="More than 1: one record counts for more than the clip norm. Is every record "
-        "clipped by itself, over all tensors together, and counted once?"
-        if mean > 1.0
-        else "Less than 1: canaries are scaled down, or clipped together with others as the mean "
-        "of a microbatch. The bound is lower than it could be, and what a record adds elsewhere "
-        "was not seen.",
-        tolerable=abs(mean - 1.0) < TOLERANCE,
+        claimed=expected,
+        remedy="One record counts for more than it should. Is every record clipped by itself, over "
+        "all tensors together, and counted once?"
+        if more
+        else "Canaries are scaled down, or clipped together with others as the mean of a "
+        "microbatch. The bound is lower than it could be, and what a record adds elsewhere was not "
+        "seen.",
+        tolerable=abs(mean / expected - 1.0) < TOLERANCE,
     )
 
 
@@ -113,6 +146,8 @@ def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | No
 def _carry_over(context: Context) -> Finding:
     """Whether a present canary shows in steps that it was not sampled in."""
     name, transcript = "carry-over", context.transcript
+    if not context.known:
+        return not_run(name, "a known background: other records answer to earlier plantings")
     sums, member, steps = transcript.canaries, transcript.member, transcript.number_of_steps
     rest = steps - sums.planted
     use = rest >= 1
@@ -122,18 +157,10 @@ def _carry_over(context: Context) -> Finding:
     total = sums.total - sums.planted_total
     counts = float(rest[present].sum()), float(rest[absent].sum())
     mean = float(total[present].sum()) / counts[0] - float(total[absent].sum()) / counts[1]
-    if context.known:
-        error = context.noise.scale * math.sqrt(1.0 / counts[0] + 1.0 / counts[1])
-        freedom = context.noise.freedom
-    else:
-        # What the other records add lasts, so that a canary is one observation, not many.
-        levels = [total[group] / rest[group] for group in (present, absent)]
-        error = math.sqrt(sum(float(level.var(ddof=1)) / level.size for level in levels))
-        # A lower limit of the freedom that Welch gives.
-        freedom = min(level.size for level in levels) - 1.0
+    error = context.noise.scale * math.sqrt(1.0 / counts[0] + 1.0 / counts[1])
     return judged(
         name,
-        _t_p_value(mean, error, freedom),
+        _t_p_value(mean, error, context.noise.freedom),
         f"in steps it is not in, a present canary adds {mean:+.4f} clip norms to the sum.",
         consequence=Consequence.INVALIDATES,
         measured=mean,

@@ -63,9 +63,9 @@ def write(folder: Path, *, scale: str, model: str, minutes: float) -> Path:
 
 _STEP_SIZES = {
     ("full", "scatter-linear"): (
-        "Step sizes were chosen beforehand from short runs on 12,000 of the training images (38,912 "
-        "for DP-FTRL), judged on 3,000 others of them and never on test images. That choice is not "
-        "part of the claimed epsilons.",
+        "Step sizes were chosen beforehand from short runs on 12,000 of the training images "
+        "(38,912 for DP-FTRL), judged on 3,000 others of them and never on test images. That "
+        "choice is not part of the claimed epsilons.",
         "",
     )
 }
@@ -351,8 +351,9 @@ _CAPTIONS = {
     "bounds": (
         "Bounds against the claimed epsilon (DP-SGD)",
         "Left: ours, beside what the paper's public code reports from the runs as published "
-        "(their sampling rate, 1/12 at full scale, background unknown, pooled variance; dotted baselines take the best "
-        "threshold and are no valid bounds). Right: every auditor of askgauss, from sound runs.",
+        "(their sampling rate, 1/12 at full scale, background unknown, pooled variance; dotted "
+        "baselines take the best threshold and are no valid bounds). Right: every auditor of "
+        "askgauss, from sound runs.",
     ),
     "canaries": (
         "Bounds against the number of canaries",

@@ -14,6 +14,7 @@ from askgauss.canaries import DiracCanaries, Stream
 from askgauss.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
+from askgauss.simulation.faults import TreeFault, find_tree_fault
 
 __all__ = ["NodeNoise", "node_noise", "run_tree", "simulate_dpftrl"]
 
@@ -34,6 +35,7 @@ def simulate_dpftrl(
     completion: bool = False,
     participations: int = 1,
     min_separation: int = 1,
+    fault: str | TreeFault | None = None,
 ) -> LinearTranscript:
     """A DP-FTRL run with canaries, leaf by leaf through the tree and the recorder.
 
@@ -51,6 +53,7 @@ def simulate_dpftrl(
         completion: Fill up a tree with empty leaves before it is left.
         participations: Leaves every canary enters, the most a record is accounted for.
         min_separation: Least distance between two of them.
+        fault: How to break it, by name (`askgauss.simulation.TREE_FAULTS`) or as an object.
 
     Example:
         >>> simulate_dpftrl(steps=16, noise_multiplier=2.0, present=10, absent=20, seed=0)
@@ -70,6 +73,9 @@ def simulate_dpftrl(
     )
     canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=seed)
     noise = node_noise(canaries.root_seed, canaries.size)
+    broken = find_tree_fault(fault)
+    if broken is not None:
+        noise = broken.broken(noise, tree.levels(plan.period))
     return run_tree(plan, canaries, noise, noise_multiplier=noise_multiplier)
 
 

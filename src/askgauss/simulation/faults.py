@@ -6,10 +6,11 @@ recorded and audited like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,19 @@ from askgauss.simulation.mechanism import (
     poisson,
 )
 
-__all__ = ["FAULTS", "INVISIBLE", "Fault", "Invisible", "find_fault"]
+__all__ = [
+    "FAULTS",
+    "INVISIBLE",
+    "TREE_FAULTS",
+    "Fault",
+    "Invisible",
+    "TreeFault",
+    "find_fault",
+    "find_tree_fault",
+]
+
+_Kind = TypeVar("_Kind")
+NodeNoise = Callable[[int, int, int], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,27 @@ class Fault:
     def apply(self, mechanism: Mechanism) -> Mechanism:
         """The mechanism with this part broken."""
         return replace(mechanism, **{self.part: self.broken})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeFault:
+    """One broken part of a tree mechanism: where the noise of its nodes comes from.
+
+    Attributes:
+        name: Its name, in kebab-case.
+        description: What goes wrong.
+        broken: The noise of every node, from what it should be and the number of levels.
+        finding: The check that names it.
+        verdict: What the audit says.
+        restarts: Whether it needs a tree that is restarted.
+    """
+
+    name: str
+    description: str
+    broken: Callable[[NodeNoise, int], NodeNoise]
+    finding: str
+    verdict: Verdict
+    restarts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,6 +537,71 @@ _ALL = (
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _ALL})
 """Every fault by its name."""
 
+
+def _half(noise: NodeNoise, levels: int) -> NodeNoise:
+    return lambda *node: 0.5 * noise(*node)
+
+
+def _one_level_short(noise: NodeNoise, levels: int) -> NodeNoise:
+    return lambda *node: math.sqrt((levels - 1) / levels) * noise(*node)
+
+
+def _first_tree_again(noise: NodeNoise, levels: int) -> NodeNoise:
+    return lambda tree, level, index: noise(0, level, index)
+
+
+def _left_children(noise: NodeNoise, levels: int) -> NodeNoise:
+    return lambda tree, level, index: (1 - index % 2) * noise(tree, level, index)
+
+
+def _by_index(noise: NodeNoise, levels: int) -> NodeNoise:
+    return lambda tree, level, index: noise(tree, 0, index)
+
+
+_ALL_OF_TREES = (
+    TreeFault(
+        name="tree-half-noise",
+        description="The noise of every node has half its scale.",
+        broken=_half,
+        finding="noise scale",
+        verdict=_V,
+    ),
+    TreeFault(
+        name="tree-one-level-short",
+        description="The noise is calibrated to one level fewer than the tree has.",
+        broken=_one_level_short,
+        finding="noise scale",
+        verdict=_V,
+    ),
+    TreeFault(
+        name="tree-left-children-only",
+        description="Only nodes that prefixes are made of get noise, but all are released.",
+        broken=_left_children,
+        finding="nodes without noise",
+        verdict=_V,
+    ),
+    TreeFault(
+        name="tree-one-key-for-all-levels",
+        description="Nodes of one index have the same noise in every level.",
+        broken=_by_index,
+        finding="repeated noise",
+        verdict=_V,
+    ),
+    TreeFault(
+        name="tree-restart-reuse",
+        description="A restarted tree draws the noise of the first one again.",
+        broken=_first_tree_again,
+        finding="noise after restarts",
+        verdict=_V,
+        restarts=True,
+    ),
+)
+
+TREE_FAULTS: Mapping[str, TreeFault] = MappingProxyType(
+    {fault.name: fault for fault in _ALL_OF_TREES}
+)
+"""Every fault of a tree mechanism by its name."""
+
 INVISIBLE = (
     Invisible(
         name="private-normaliser",
@@ -554,10 +653,17 @@ def find_fault(fault: str | Fault | None) -> Fault | None:
         >>> find_fault("half-noise").finding
         'noise scale'
     """
-    if fault is None or isinstance(fault, Fault):
-        return fault
-    if fault not in FAULTS:
+    return fault if fault is None or isinstance(fault, Fault) else _named(FAULTS, fault)
+
+
+def find_tree_fault(fault: str | TreeFault | None) -> TreeFault | None:
+    """The same for faults of a tree mechanism."""
+    return fault if fault is None or isinstance(fault, TreeFault) else _named(TREE_FAULTS, fault)
+
+
+def _named(faults: Mapping[str, _Kind], name: str) -> _Kind:
+    if name not in faults:
         raise InvalidArgumentError(
-            f"Expected fault to be one of {', '.join(FAULTS)}, got {fault!r}."
+            f"Expected fault to be one of {', '.join(faults)}, got {name!r}."
         )
-    return FAULTS[fault]
+    return faults[name]
