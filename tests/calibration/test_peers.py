@@ -94,7 +94,7 @@ class TestTheCountWouldNotice:
                     < error
                 )
 
-        answer = Law("randomised response", 1.0)
+        answer = Law("randomised response", 3.0)
         cell = PeerCell(Careless(selection=ag.Fixed(threshold=0.5)), answer, 1000)
         assert count(cell, 200, seed=10, bounds=0).above > allowed(200, len(CELLS))
 

@@ -12,7 +12,7 @@ import askgauss
 from askgauss import auditing
 from tests.cli.conftest import ENVIRONMENT, PLAIN_PROGRAM
 
-SMALL = ("--audits", "30", "--steps", "50", "--present", "150", "--absent", "150")
+SMALL = ("--audits", "12", "--steps", "50", "--present", "150", "--absent", "150")
 
 
 def test_it_passes_as_a_plain_installation_outside_the_source_tree(tmp_path):
@@ -27,7 +27,7 @@ def test_it_passes_as_a_plain_installation_outside_the_source_tree(tmp_path):
     found = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, check=True)
     assert found.stdout.decode().startswith(str(place))
     done = subprocess.run(
-        [*PLAIN_PROGRAM, "selftest", "--audits", "20"],
+        [*PLAIN_PROGRAM, "selftest", "--audits", "8"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -39,7 +39,7 @@ def test_it_passes_as_a_plain_installation_outside_the_source_tree(tmp_path):
 
 
 def test_it_says_when_audits_of_a_size_would_miss_the_leak(run):
-    tiny = ("--audits", "20", "--steps", "20", "--present", "8", "--absent", "8")
+    tiny = ("--audits", "6", "--steps", "20", "--present", "8", "--absent", "8")
     result = run("selftest", *tiny)
     assert result.exit_code == 3
     assert "too weak" in result.stdout

@@ -146,10 +146,9 @@ def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
     """Scores and members of canaries that fair coins made present, each its own.
 
     Where groups had fixed sizes, so many canaries are drawn that fair coins surely find enough in
-    each group: the number of present ones is binomial, and which ones is random.
-
-    Raises:
-        ScoresError: The groups are too small to draw anything from.
+    each group: the number of present ones is binomial, and which ones is random. Their coins are
+    then fair, but say together how many of the canaries left out were present; a mechanism that
+    lets one canary's score depend on the others' presence is measured against replacing a canary.
     """
     score, member = scores.score, scores.member
     total, present = member.size, int(np.count_nonzero(member))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from askgauss.cli import paper_commands
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.program import Command, Program, config_option, debug_option
@@ -67,6 +68,7 @@ for command in (demo, audit, compare, diagnose, report, plan, theory, selftest):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")
+paper_commands.register(app)
 
 
 @app.command(cls=Command)
