@@ -28,11 +28,14 @@ from askgauss.auditors import (
 )
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
+from askgauss.comparison import compare
+from askgauss.linear_recorder import LinearRecorder
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.recorder import Recorder
 from askgauss.results import Assumption, AuditResult, Finding, Verdict
 from askgauss.scores import CanaryScores
 from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
-from askgauss.simulation import simulate_dpsgd
+from askgauss.simulation import simulate_dpftrl, simulate_dpsgd
 from askgauss.stats import gaussian
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.transcript import Transcript
@@ -54,6 +57,8 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "GaussianEllipsoid",
     "GaussianRectangle",
     "GaussianShift",
+    "LinearRecorder",
+    "LinearTranscript",
     "MaxCosine",
     "MultiSplit",
     "OneRun",
@@ -69,6 +74,8 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "Verdict",
     "__version__",
     "audit",
+    "compare",
     "gaussian",
+    "simulate_dpftrl",
     "simulate_dpsgd",
 ]
