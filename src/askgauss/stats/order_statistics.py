@@ -42,6 +42,9 @@ Array = NDArray[np.float64]
 # Standard deviations beyond which a normal tail is below every positive float.
 _REACH = 39.0
 
+# A signal so far above the noise that more of it changes nothing.
+_NO_NOISE = 1e4
+
 
 class Channel(Protocol):
     """A pair of laws that one fair bit is sent through, as its best guesser sees it."""
@@ -351,9 +354,16 @@ def epsilon_from_counts(
     def family(mu: float) -> Gaussian:
         return Gaussian(mu=mu, sampling_rate=rate)
 
-    mu = strongest_rejected(
-        family, canaries=canaries, guesses=guesses, mistakes=mistakes, confidence=confidence
-    )
+    counts = {"canaries": canaries, "guesses": guesses, "mistakes": mistakes}
+    if rate < 1.0 and p_value(family(_NO_NOISE), **counts) <= 1.0 - confidence:
+        raise _validate.fail(
+            "sampling_rate",
+            sampling_rate,
+            f"large enough for only {mistakes} mistakes in {guesses} guesses",
+            "Even without noise a canary that is never sampled cannot be told: the true rate is "
+            "higher.",
+        )
+    mu = strongest_rejected(family, **counts, confidence=confidence)
     return family(mu).epsilon_at(delta)
 
 
