@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import askgauss
 
 SOURCE = Path(askgauss.__file__).parent
@@ -118,22 +120,23 @@ def _loaded(code):
 
 def test_importing_askgauss_loads_only_numpy_and_scipy():
     """Whatever numpy and scipy.special load by themselves is theirs."""
-    loaded = _loaded("import askgauss")
+    loaded = _loaded("from askgauss import *")
     ours = loaded - _loaded("import numpy, scipy.special")
     packages = {name.split(".")[0] for name in ours} - set(sys.stdlib_module_names)
     assert packages <= {"askgauss", "scipy", "numpy"}
     assert not {"scipy.stats", "scipy.optimize"} & loaded
 
 
-def test_all_is_the_public_namespace():
-    public = {
-        name
-        for name, value in vars(askgauss).items()
-        if not name.startswith("_")
-        and not (type(value).__name__ == "module" and name != "gaussian")
-    }
-    assert set(askgauss.__all__) - {"__version__"} == public
+def test_every_public_name_is_there_and_loaded_on_demand():
+    lazy = {*askgauss._HOME_OF, "gaussian", "__version__"}
+    assert set(askgauss.__all__) == lazy
     assert askgauss.__all__ == sorted(askgauss.__all__)
+    for name in askgauss.__all__:
+        value = getattr(askgauss, name)
+        assert getattr(value, "__name__", name).endswith(name) or name == "__version__"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = askgauss.nothing
+    assert "numpy" not in {name.split(".")[0] for name in _loaded("import askgauss")}
 
 
 def test_version_matches_the_project():

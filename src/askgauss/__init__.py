@@ -10,35 +10,40 @@ Gauss, rather than threshold the scores into guesses, gives a far tighter lower 
     print(result)
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from askgauss._version import __version__
-from askgauss.auditing import audit
-from askgauss.auditors import (
-    AdaptiveOneRun,
-    Bayesian,
-    ClopperPearson,
-    GaussianDP,
-    GaussianEllipsoid,
-    GaussianRectangle,
-    GaussianShift,
-    MaxCosine,
-    OneRun,
-    OneRunFDP,
-    OrderStatistics,
-    SubsampledGaussian,
-)
-from askgauss.canaries import BlockCanaries, DiracCanaries
-from askgauss.claims import PrivacyClaim
-from askgauss.comparison import compare
-from askgauss.linear_recorder import LinearRecorder
-from askgauss.linear_transcript import LinearTranscript
-from askgauss.recorder import Recorder
-from askgauss.results import Assumption, AuditResult, Finding, Verdict
-from askgauss.scores import CanaryScores
-from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
-from askgauss.simulation import simulate_dpftrl, simulate_dpsgd
-from askgauss.stats import gaussian
-from askgauss.stats.score_law import ScoreLaw
-from askgauss.transcript import Transcript
+
+if TYPE_CHECKING:
+    from askgauss.auditing import audit
+    from askgauss.auditors import (
+        AdaptiveOneRun,
+        Bayesian,
+        ClopperPearson,
+        GaussianDP,
+        GaussianEllipsoid,
+        GaussianRectangle,
+        GaussianShift,
+        MaxCosine,
+        OneRun,
+        OneRunFDP,
+        OrderStatistics,
+        SubsampledGaussian,
+    )
+    from askgauss.canaries import BlockCanaries, DiracCanaries
+    from askgauss.claims import PrivacyClaim
+    from askgauss.comparison import compare
+    from askgauss.linear_recorder import LinearRecorder
+    from askgauss.linear_transcript import LinearTranscript
+    from askgauss.recorder import Recorder
+    from askgauss.results import Assumption, AuditResult, Finding, Verdict
+    from askgauss.scores import CanaryScores
+    from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
+    from askgauss.simulation import simulate_dpftrl, simulate_dpsgd
+    from askgauss.stats import gaussian
+    from askgauss.stats.score_law import ScoreLaw
+    from askgauss.transcript import Transcript
 
 __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "AdaptiveOneRun",
@@ -79,3 +84,50 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "simulate_dpftrl",
     "simulate_dpsgd",
 ]
+
+# Loaded when first used, so that the command line and the pytest plugin start without numpy.
+_NAMES_OF = {
+    "askgauss.auditing": ("audit",),
+    "askgauss.auditors": (
+        "AdaptiveOneRun",
+        "Bayesian",
+        "ClopperPearson",
+        "GaussianDP",
+        "GaussianEllipsoid",
+        "GaussianRectangle",
+        "GaussianShift",
+        "MaxCosine",
+        "OneRun",
+        "OneRunFDP",
+        "OrderStatistics",
+        "SubsampledGaussian",
+    ),
+    "askgauss.canaries": ("BlockCanaries", "DiracCanaries"),
+    "askgauss.claims": ("PrivacyClaim",),
+    "askgauss.comparison": ("compare",),
+    "askgauss.linear_recorder": ("LinearRecorder",),
+    "askgauss.linear_transcript": ("LinearTranscript",),
+    "askgauss.recorder": ("Recorder",),
+    "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
+    "askgauss.scores": ("CanaryScores",),
+    "askgauss.selection": ("DKW", "CrossFit", "Fixed", "MultiSplit", "Split", "UnionBound"),
+    "askgauss.simulation": ("simulate_dpftrl", "simulate_dpsgd"),
+    "askgauss.stats.score_law": ("ScoreLaw",),
+    "askgauss.transcript": ("Transcript",),
+}
+_HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "gaussian":
+        value = importlib.import_module("askgauss.stats.gaussian")
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

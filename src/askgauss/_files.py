@@ -7,6 +7,7 @@ import io
 import os
 import secrets
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,11 @@ _EXPANSION = 50
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A binary file that takes its name only once it is whole and on disk."""
     target = Path(path)
+    if target.exists() and not target.is_file():
+        # A device or a pipe has no whole to wait for, and must not be replaced by a file.
+        with target.open("wb") as stream:
+            yield stream
+        return
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as stream:
@@ -109,6 +115,7 @@ def read_arrays(
         NotImplementedError,
         RuntimeError,
         OSError,
+        zlib.error,
     ) as error:
         # A damaged directory of the archive surfaces as any of these.
         raise FileFormatError(

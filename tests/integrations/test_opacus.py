@@ -9,6 +9,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer, FSDPOptimizerFastGradientClipping
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -193,29 +194,27 @@ def test_clipping_is_audited_only_where_canaries_go_through_it():
 def test_rows_through_the_clipper_leave_the_gradients_as_they_were():
     run = make_run()
     canaries = ag.DiracCanaries(present=100, absent=10, tensors=SIZES, seed=0)
-    calls = []
-
-    def checking():
-        calls.append(
-            [
-                isinstance(p.grad_sample, torch.Tensor) and hasattr(p.grad_sample, "_processed")
-                for p in run.optimizer.params
-            ]
-        )
-        DPOptimizer.add_noise(run.optimizer)
-
-    rows = []
+    run.optimizer.zero_grad()
+    rows, own, found = [], [], []
     clip = run.optimizer.clip_and_accumulate
 
     def counting():
-        rows.append(len(run.optimizer.params[0].grad_sample))
+        samples = [p.grad_sample for p in run.optimizer.params]
+        if len(own) == len(found):
+            own.append(samples)
+        rows.append(len(samples[0]))
         clip()
+
+    def checking():
+        found.append([p.grad_sample for p in run.optimizer.params])
+        DPOptimizer.add_noise(run.optimizer)
 
     run.optimizer.add_noise, run.optimizer.clip_and_accumulate = checking, counting
     with CanaryAudit(run.optimizer, canaries=canaries, sampling_rate=1.0, inject="sample"):
         run.train()
-    assert len(calls) == 8
-    assert all(all(flags) for flags in calls)
+    assert len(found) == len(own) == 8
+    for before, after in zip(own, found, strict=True):
+        assert all(a is b and hasattr(b, "_processed") for a, b in zip(before, after, strict=True))
     # Each step: its own batch, then one hundred rows in chunks of eight at most.
     assert sorted(rows)[-1] > 8
     assert rows[1:14] == [8] * 12 + [4]
@@ -531,6 +530,18 @@ def test_rate_comes_from_the_sampler_and_differences_are_noted():
     assert any("Poisson sampling is assumed" in note for note in facts.notes)
 
 
+def test_rate_is_found_behind_split_batches():
+    run = make_run()
+    with BatchMemoryManager(
+        data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer
+    ) as loader:
+        audit = CanaryAudit(run.optimizer, data_loader=loader, background="known", seed=0)
+    with audit:
+        run.train(physical=3)
+    facts = audit.transcript().facts
+    assert (facts.sampling_rate, facts.background, facts.notes) == (0.125, "known", ())
+
+
 def test_shuffled_batches_forbid_the_known_background():
     run = make_run(poisson_sampling=False)
     with pytest.raises(UnsupportedError, match="poisson_sampling=True"):
@@ -608,10 +619,15 @@ def test_number_of_canaries_follows_model_and_data():
     assert audit.canaries.present == PARAMETERS // 16
 
 
-def test_accumulated_batches_are_scaled_back():
+@pytest.mark.parametrize("inject", ["sum", "sample"])
+def test_accumulated_batches_are_scaled_back(inject):
     run = make_run(noise_multiplier=0.0, poisson_sampling=False)
     with CanaryAudit(
-        run.optimizer, canaries=dirac(absent=50), sampling_rate=0.5, background="known"
+        run.optimizer,
+        canaries=dirac(absent=50),
+        sampling_rate=0.5,
+        background="known",
+        inject=inject,
     ) as audit:
         batches = iter(run.loader)
         for _ in range(4):

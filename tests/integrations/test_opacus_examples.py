@@ -569,7 +569,10 @@ def test_a_sound_run_is_bounded_below_its_claim(mode):
     claim = ag.PrivacyClaim(epsilon=epsilon, delta=1e-5)
     result = audit.result(claim=claim)
     assert 0.3 < result.epsilon_lower < epsilon
-    assert result.verdict in (ag.Verdict.CONSISTENT, ag.Verdict.INCONCLUSIVE)
+    # Images of digits are alike: their overlap may be held against the bound, and nothing else.
+    assert result.verdict is not ag.Verdict.VIOLATION
+    failed = {item.check for item in result.findings if item.status.value == "fail"}
+    assert failed <= {"canary overlap"}
     rate = finding(result, "sampling rate")
     assert rate.status.value == "pass"
     assert rate.claimed == pytest.approx(0.1)
