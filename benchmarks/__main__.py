@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m benchmarks [name ...]``. Prints what was measured, asserts nothing."""
+"""Run the benchmarks: ``python -m benchmarks [name ...]``. Prints what was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ NAMES = ("core", "gaussian", "auditors", "tree", "opacus_overhead", "scatter")
 
 
 def main(names: list[str]) -> None:
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    load = os.getloadavg()[0]
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}")
     for name in names or NAMES:
         module = importlib.import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').splitlines()[0]}")

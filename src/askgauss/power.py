@@ -256,7 +256,10 @@ def _expected_evidence(plan: Plan) -> Any:
                     other=GroupMoments(count=others, mean=0.0, sum_of_squares=float(others)),
                 ),
             ),
+            # The plan is for a known background, where neither slope is asked.
+            within=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
             counts=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
+            background_known=True,
             steps=steps,
             sampling_rate=rate,
             plantings=planted,

@@ -36,7 +36,9 @@ def draw_evidence(generator, noise, *, present=2500, absent=2500, steps=2500, kn
     sums = weights + noise * generator.standard_normal(weights.size)
     return StepEvidence(
         strata=(Stratum(tensor="all", planted=moments(planted, 1.0), other=moments(others, 0.0)),),
+        within=SlopeTest(count=3, slope=0.0, spread=0.0, residual=0.0),
         counts=SlopeTest.fit(weights, sums),
+        background_known=True,
         steps=steps,
         sampling_rate=RATE if known_rate else None,
         plantings=planted,
@@ -138,6 +140,50 @@ def test_evidence_equals_brute_force():
     slope, intercept = np.polyfit(flags.sum(axis=0), values.sum(axis=0), 1)
     assert evidence.counts.slope == pytest.approx(slope, rel=1e-9)
     assert intercept == pytest.approx(0.0, abs=5.0)
+
+
+def run_with_levels(generator, *, level, present, absent=100, steps=200, rate=0.2):
+    """A run whose background is unknown and gives every canary a level of its own."""
+    seed = int(generator.integers(2**31))
+    canaries = ag.DiracCanaries(present=present, absent=absent, dimension=500, seed=seed)
+    recorder = ag.Recorder(canaries, sampling_rate=rate)
+    levels = level * generator.standard_normal(canaries.size)
+    for _ in range(steps):
+        row = levels + generator.standard_normal(canaries.size)
+        row[recorder.sample()] += 1.0
+        recorder.observe(row)
+    return recorder.transcript()
+
+
+def test_other_records_left_in_do_not_make_the_bound_too_high():
+    """Eight present canaries with levels: pooling their steps would be above twice as often.
+
+    A right implementation fails with probability below 1e-5.
+    """
+    generator = np.random.default_rng(11)
+    auditor = ag.SubsampledGaussian()
+    above = pooled_above = 0
+    for _ in range(200):
+        run = run_with_levels(generator, level=0.5, present=8)
+        evidence = auditor.gather(run, delta=1e-5, confidence=0.95)
+        above += auditor._signal_lower(evidence, 0.05) > 1.0
+        pooled_above += evidence.strata[0].lower(0.05) > 1.0
+    assert above <= stats.binom.isf(1e-5, 200, 0.05)
+    assert pooled_above > 2 * 0.05 * 200  # twice nominal, with these seeds
+
+
+def test_the_fit_within_canaries_is_least_squares_with_dummies():
+    run = run_with_levels(np.random.default_rng(0), level=1.0, present=6, absent=5, steps=12)
+    evidence = ag.SubsampledGaussian().gather(run, delta=1e-5, confidence=0.95)
+    size, steps = run.member.size, run.number_of_steps
+    assert run.kept.size == size
+    flags = run.kept_planted.T.ravel().astype(float)
+    values = run.kept_values.T.ravel()
+    design = np.column_stack([flags, np.repeat(np.eye(size), steps, axis=0)])
+    fit, residual, *_ = np.linalg.lstsq(design, values, rcond=None)
+    assert evidence.within.slope == pytest.approx(fit[0], rel=1e-8)
+    assert evidence.within.residual == pytest.approx(residual[0], rel=1e-8)
+    assert evidence.within.degrees_of_freedom == size * steps - size - 1
 
 
 def test_verdicts_of_whole_runs():

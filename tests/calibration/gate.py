@@ -71,8 +71,8 @@ class Setting:
     def __str__(self) -> str:
         kind = f"{self.canaries}{', several tensors' if self.several_tensors else ''}"
         return (
-            f"{self.present} / {self.absent} canaries, {self.steps} steps, q={self.sampling_rate:g}, "
-            f"sigma={self.noise_multiplier:g}, {kind}"
+            f"{self.present} / {self.absent} canaries, {self.steps} steps, "
+            f"q={self.sampling_rate:g}, sigma={self.noise_multiplier:g}, {kind}"
         )
 
 

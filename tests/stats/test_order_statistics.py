@@ -327,7 +327,7 @@ def test_bad_levels_and_channels():
 
 def test_too_few_mistakes_for_the_sampling_rate_contradict_the_rate():
     """At rate one half even a noiseless channel errs in a quarter of all guesses."""
-    with pytest.raises(InvalidArgumentError, match="sampling_rate .*only 0 mistakes in 900"):
+    with pytest.raises(InvalidArgumentError, match=r"sampling_rate .*only 0 mistakes in 900"):
         order_statistics.epsilon_from_counts(
             canaries=1000, guesses=900, mistakes=0, delta=1e-5, confidence=0.95, sampling_rate=0.5
         )

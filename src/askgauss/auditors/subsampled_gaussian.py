@@ -59,10 +59,25 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvidence:
-    """Moments of single steps, and what is needed to compose them."""
+    """Moments of single steps, and what is needed to compose them.
+
+    Attributes:
+        strata: Moments of all observations, then of each tensor's.
+        within: The fit of planting within each canary, by its own level.
+        counts: The fit of each canary's sum against how often it was planted.
+        background_known: Whether observations without a planting are noise alone.
+        steps: Number of steps.
+        sampling_rate: The planting rate, where the recorder's own coin set it.
+        plantings: How often a canary was planted.
+        opportunities: How often one could have been.
+        poisson: Whether sampling is Poisson.
+        finite: Whether every observation was finite.
+    """
 
     strata: tuple[Stratum, ...]
+    within: SlopeTest
     counts: SlopeTest
+    background_known: bool
     steps: int
     sampling_rate: float | None
     plantings: int
@@ -112,6 +127,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             strata=_strata(data),
             # Given how often each canary was planted, its sum is a straight line in that number.
             counts=SlopeTest.fit(data.canaries.planted / root, data.canaries.total / root),
+            within=_within(data),
+            background_known=facts.background == "known",
             steps=data.number_of_steps,
             sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
             plantings=plantings,
@@ -145,8 +162,9 @@ class SubsampledGaussian(Auditor[StepEvidence]):
 
         The worst coordinate governs privacy, so a tensor with less noise may speak for the run.
         """
-        if self.counts_only:
-            return evidence.counts.lower(error)
+        slope = self._slope(evidence)
+        if slope is not None:
+            return slope.lower(error)
         pooled, *tensors = evidence.strata
         if not tensors:
             return pooled.lower(error)
@@ -156,11 +174,22 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             *(stratum.lower(share) for stratum in tensors),
         )
 
+    def _slope(self, evidence: StepEvidence) -> SlopeTest | None:
+        """The fit that stands in for single steps, where it was asked for or has to.
+
+        With other records left in, observations of one canary share its level and are not
+        independent; planting within a canary is, since its coin knows nothing of the level.
+        """
+        if self.counts_only:
+            return evidence.counts
+        return None if evidence.background_known else evidence.within
+
     def epsilon_point(self, evidence: StepEvidence, *, delta: float) -> float | None:
         """The median-unbiased estimate from all tensors together."""
         if not evidence.finite:
             return None
-        signal = evidence.counts.lower(0.5) if self.counts_only else evidence.strata[0].lower(0.5)
+        slope = self._slope(evidence)
+        signal = (evidence.strata[0] if slope is None else slope).lower(0.5)
         rate = evidence.sampling_rate
         return accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal,
@@ -183,8 +212,9 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         critical = accounting.dpsgd_signal_to_noise(
             epsilon=epsilon, delta=delta, sampling_rate=rate, steps=evidence.steps
         )
-        if self.counts_only:
-            return evidence.counts.p_value(critical)
+        slope = self._slope(evidence)
+        if slope is not None:
+            return slope.p_value(critical)
         pooled, *tensors = evidence.strata
         if not tensors:
             return pooled.p_value(critical)
@@ -217,11 +247,14 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             math.sqrt(math.log1p((gaussian.gdp_mu(value, delta) / scale) ** 2))
             for value in (epsilon, true_epsilon)
         )
+        share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
+        slope = self._slope(evidence)
+        if slope is not None:
+            return slope.power(shift=claimed, true_shift=true, error=share)
         pooled = evidence.strata[0]
         test = ShiftTest(
             present=(pooled.planted.count, 1.0, 1.0), absent=(pooled.other.count, 0.0, 1.0)
         )
-        share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
         share *= 1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE
         return test.power(shift=claimed, true_shift=true, error=share)
 
@@ -302,3 +335,20 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
     if worth.size < 2:
         return (whole,)
     return (whole, *(stratum(names[index], np.array([index])) for index in worth))
+
+
+def _within(transcript: Transcript) -> SlopeTest:
+    """Least squares of all observations on planting, with a level of its own for each canary."""
+    sums, steps = transcript.canaries, transcript.number_of_steps
+    planted = sums.planted.astype(np.float64)
+    spread = float((planted * (1.0 - planted / steps)).sum())
+    product = float((sums.planted_total - planted * sums.total / steps).sum())
+    slope = product / spread if spread else 0.0
+    residual = float((sums.square - sums.total**2 / steps).sum()) - slope * product
+    # The levels cost one degree of freedom each.
+    return SlopeTest(
+        count=max(planted.size * (steps - 1) + 1, 3),
+        slope=slope,
+        spread=spread,
+        residual=max(residual, 0.0),
+    )

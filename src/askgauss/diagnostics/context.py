@@ -20,6 +20,8 @@ __all__ = ["INTERVAL_ERROR", "TOLERANCE", "Context", "around"]
 TOLERANCE = 0.005
 # Intervals next to measured values have this error.
 INTERVAL_ERROR = 0.01
+# Noise below this share of what is claimed is none: what is left are rounding errors.
+_SILENCE = 1e-3
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
 
@@ -61,7 +63,15 @@ class Context:
     @functools.cached_property
     def squares(self) -> NDArray[np.float64]:
         """Their sums of squares, by step."""
-        return np.asarray(self.transcript.steps.square.sum(axis=1))
+        return self.audible(self.transcript.steps.square.sum(axis=1), self.others)
+
+    def audible(
+        self, squares: NDArray[np.float64], counts: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Sums of so many squares, zero where they are rounding errors and no noise."""
+        claimed = self.claimed_noise
+        unit = 1.0 if claimed is None or not claimed.any() else float(claimed.max())
+        return np.where(squares < counts * (_SILENCE * unit) ** 2, 0.0, squares)
 
     @functools.cached_property
     def noise(self) -> Spread:
@@ -105,7 +115,8 @@ class Context:
 
         Args:
             signal: What a record adds to the sum of a step at least, in clip norms.
-            noise: The noise multiplier at most; as measured over the whole run if not given.
+            noise: The noise multiplier at most; as measured over the whole run if not given, or as
+                claimed where other records hide it.
             rate: How often at least; as accounted for if not given.
             steps: In how many steps; as accounted for if not given.
 
@@ -120,7 +131,10 @@ class Context:
             return False, ""
         if self.claim is None or rate is None:
             return True, ""
-        noise = noise or self.noise.interval(INTERVAL_ERROR)[1]
+        if noise is None:
+            noise = self.noise.interval(INTERVAL_ERROR)[1]
+            if not self.known and self.claimed_noise is not None:
+                noise = min(noise, float(self.claimed_noise.max()))
         implied = accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal / noise,
             sampling_rate=rate,
@@ -151,6 +165,11 @@ class Context:
             _, first = np.unique(watched, return_index=True)
             within = chosen - np.repeat(first, np.diff([*first, watched.size]))
             chosen = chosen[within < max(1, _COLUMNS // first.size)]
-        values = (transcript.kept_values[:, absent], transcript.watch_values[:, chosen])
+        parts = (transcript.kept_values[:, absent], transcript.watch_values[:, chosen])
         tensors = (transcript.tensor[transcript.kept][absent], watched[chosen])
-        return np.concatenate(values, axis=1), np.concatenate(tensors)
+        values = np.concatenate(parts, axis=1)
+        for axis in (0, 1):
+            squares, count = (values**2).sum(axis=axis), np.array(values.shape[axis])
+            silent = (self.audible(squares, count) == 0.0) & (squares > 0.0)
+            values[(slice(None), silent) if axis == 0 else silent] = 0.0
+        return values, np.concatenate(tensors)

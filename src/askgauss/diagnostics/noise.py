@@ -164,6 +164,7 @@ def _by_tensor(context: Context) -> Finding:
     watched = (transcript.watch_values**2).sum(axis=0)
     square += np.bincount(watch, weights=watched, minlength=count)
     freedom += steps * np.bincount(watch, minlength=count)
+    square = context.audible(square, freedom)
     seen = np.flatnonzero(freedom >= _FEWEST_OBSERVATIONS)
     if seen.size < 2:
         return not_run(name, f"{_FEWEST_OBSERVATIONS} observations in each of two tensors")

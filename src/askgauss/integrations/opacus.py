@@ -432,20 +432,17 @@ class CanaryAudit:
             return
         coordinates = self._coordinates
         # The only waits for the device in a step.
-        noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().numpy()
-        clean = None if step.clean is None else step.clean.cpu().numpy()
-        released = np.multiply(coordinates.along(noisy), step.scale, dtype=np.float64)
-        watch = np.multiply(coordinates.watched(noisy), step.scale, dtype=np.float64)
-        if clean is not None:
-            # Infinite gradients make nan here. They are recorded, and the audit says so.
-            with np.errstate(invalid="ignore"):
-                watch -= coordinates.watched(clean)
+        noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        noisy *= step.scale
+        clean = None if step.clean is None else step.clean.cpu().double()
+        # Infinite gradients leave nan in the difference. They are recorded, and the audit says so.
+        residual = noisy if clean is None else noisy - clean
         self._recorder.observe(
-            released,
-            background=None if clean is None else coordinates.along(clean),
+            coordinates.along(noisy.numpy()),
+            background=None if clean is None else coordinates.along(clean.numpy()),
             clip_norm=step.clip_norm,
             noise_multiplier=step.noise_multiplier,
-            watch=watch,
+            watch=coordinates.watched(residual.numpy()),
         )
         self._planted = None
 
