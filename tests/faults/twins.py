@@ -341,7 +341,8 @@ def recorded(
     optimizer.original_optimizer.register_step_pre_hook(observe)
     taken = 0
     while taken < steps:
-        for inputs, batch in batches:
+        for inputs, drawn in batches:
+            batch = drawn
             taken += 1
             if skip_empty and len(inputs) == 0:
                 continue
