@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         OrderStatistics,
         SubsampledGaussian,
     )
-    from askgauss.canaries import BlockCanaries, DiracCanaries
+    from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
     from askgauss.claims import PrivacyClaim
     from askgauss.comparison import compare
     from askgauss.linear_recorder import LinearRecorder
@@ -56,6 +56,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "CrossFit",
     "DKW",
     "DiracCanaries",
+    "ExampleCanaries",
     "Finding",
     "Fixed",
     "GaussianDP",
@@ -102,7 +103,7 @@ _NAMES_OF = {
         "OrderStatistics",
         "SubsampledGaussian",
     ),
-    "askgauss.canaries": ("BlockCanaries", "DiracCanaries"),
+    "askgauss.canaries": ("BlockCanaries", "DiracCanaries", "ExampleCanaries"),
     "askgauss.claims": ("PrivacyClaim",),
     "askgauss.comparison": ("compare",),
     "askgauss.linear_recorder": ("LinearRecorder",),
