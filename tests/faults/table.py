@@ -6,6 +6,7 @@ import argparse
 import itertools
 import math
 import platform
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -147,36 +148,43 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
         )
         yield "# Faults"
         yield ""
-        yield "What goes wrong in private training, broken on purpose in the simulator, and what an"
-        yield "audit says of it. A fault replaces one part of the mechanism and never the statistic."
-        yield "Written by `make faults`."
-        yield ""
-        yield f"Every run has {size.present} present and {size.absent} absent canaries, "
-        yield f"{size.steps} steps, sampling rate {runs.SAMPLING_RATE:g}, noise multiplier "
-        yield f"{runs.NOISE_MULTIPLIER:g}, and claims epsilon {claim.epsilon:.2f} at delta "
-        yield f"{claim.delta:g}; those with empty batches have one record a batch. *Found in*: runs in"
-        yield "which the named finding failed or warned. *Our bound*: the median epsilon from the"
-        yield "transcript. *Score audit*: what the pooled ellipsoid of the paper reports from sums of"
-        yield "the same runs (a median of five), without any of these checks."
-        yield ""
+        yield from paragraph(
+            "What goes wrong in private training, broken on purpose in the simulator, and what an "
+            "audit says of it. A fault replaces one part of the mechanism and never the statistic. "
+            "Written by `make faults`."
+        )
+        yield from paragraph(
+            f"Every run has {size.present} present and {size.absent} absent canaries, "
+            f"{size.steps} steps, sampling rate {runs.SAMPLING_RATE:g}, noise multiplier "
+            f"{runs.NOISE_MULTIPLIER:g}, and claims epsilon {claim.epsilon:.2f} at delta "
+            f"{claim.delta:g}; those with empty batches have one record a batch. *Found in*: runs "
+            "in which the named finding failed or warned. *Verdict*: the most common one, and how "
+            "often where not always. *Our bound*: the median epsilon from the transcript. *Score "
+            "audit*: what the paper's pooled ellipsoid reports from the sum scores of the same "
+            "runs (a median of five), without any of these checks."
+        )
         yield from table(FAULTS.values(), dpsgd)
-        yield "Where the score audit stays below the claim, the fault is invisible to it: reused and"
-        yield "shared noise even look more private."
-        yield ""
+        yield from paragraph(
+            "Where the score audit stays below the claim, it does not see the fault; noise that is "
+            "used again even makes a run look more private. A verdict of CONSISTENT belongs to "
+            "faults that cost accuracy and not privacy: they are warned of."
+        )
         yield "## DP-FTRL"
         yield ""
-        yield f"Trees of {runs.TREE_STEPS} leaves, {runs.TREE_CANARIES} canaries of each kind, every "
-        yield f"node released, epsilon {runs.TREE_EPSILON:g} at delta {runs.DELTA:g}."
-        yield ""
+        yield from paragraph(
+            f"Trees of {runs.TREE_STEPS} leaves, {runs.TREE_CANARIES} canaries of each kind, every "
+            f"node released, epsilon {runs.TREE_EPSILON:g} at delta {runs.DELTA:g}."
+        )
         yield from table(TREE_FAULTS.values(), trees)
         yield "## Correct runs"
         yield ""
         for name, future in zip(("DP-SGD", "DP-FTRL"), unbroken, strict=True):
             yield from clean(name, future.result())
         yield ""
-        yield "A correct run ends in VIOLATION or INVALID at most at the gate error, however small it"
-        yield "is; these claim exactly what they do, with nothing to spare."
-        yield ""
+        yield from paragraph(
+            "A correct run ends in VIOLATION or INVALID at most at the gate error, however small "
+            "the run is. These claim exactly what they do, with nothing to spare."
+        )
         yield from gate_section(
             [(*pair, count) for pair, count in zip(settings, alarms, strict=True)]
         )
@@ -187,10 +195,16 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
         for item in INVISIBLE:
             yield f"| `{item.name}` | {item.description} | {item.reason} | {item.instead} |"
         yield ""
-        yield f"askgauss {askgauss.__version__}, Python {platform.python_version()}, seeds 0 to "
-        yield f"{options.runs - 1}, {(time.time() - started) / 60:.0f} minutes on "
-        yield f"{options.workers} workers."
-        yield ""
+        yield from paragraph(
+            f"askgauss {askgauss.__version__}, Python {platform.python_version()}, seeds 0 to "
+            f"{options.runs - 1}, {(time.time() - started) / 60:.0f} minutes on "
+            f"{options.workers} workers."
+        )
+
+
+def paragraph(text: str) -> Iterator[str]:
+    yield textwrap.fill(text, 100)
+    yield ""
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ _FEWEST_PAIRS = 1000
 _FEWEST_VALUES = 1000
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
+# Ratios of variances that ranks and accumulation steps give.
+_ROUND = (2, 3, 4, 8, 16)
 _KNOWN = "a known background, to tell noise from other records"
 
 
@@ -94,7 +96,7 @@ def _scale(context: Context) -> Finding:
     return judged(
         name,
         relative.p_value(1.0),
-        f"the noise is {ratio:.3f} times what is claimed.{implied}{_usual_cause(ratio)}",
+        f"the noise is {ratio:.3f} times what is claimed.{implied}{_usual_cause(low, high)}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=ratio * unit,
         interval=(low * unit, high * unit),
@@ -135,14 +137,13 @@ def _least_noise(context: Context) -> Finding:
     )
 
 
-def _usual_cause(ratio: float) -> str:
-    """What a round ratio of variances usually comes from."""
-    for count in (2, 3, 4, 8, 16):
-        if abs(ratio**2 / count - 1.0) < 0.02:
-            return f" The variance is {count} times the claim, as of {count} independent draws."
-        if abs(ratio**2 * count - 1.0) < 0.02:
-            return f" The variance is 1/{count} of the claim."
-    return ""
+def _usual_cause(low: float, high: float) -> str:
+    """What a round ratio of variances, within this interval of scales, usually comes from."""
+    many = [count for count in _ROUND if low**2 <= count <= high**2]
+    few = [count for count in _ROUND if low**2 <= 1.0 / count <= high**2]
+    if len(many) == 1:
+        return f" The variance is {many[0]} times the claim, as of {many[0]} independent draws."
+    return f" The variance is 1/{few[0]} of the claim." if len(few) == 1 else ""
 
 
 def _by_tensor(context: Context) -> Finding:
@@ -363,9 +364,9 @@ def _serial_correlation(context: Context) -> Finding:
         return not_run(name, f"{_FEWEST_PAIRS:,} pairs of neighbouring steps of absent canaries")
     if not context.known:
         return not_run(name, "a known background: other records correlate from step to step")
-    square = float(transcript.canaries.square[absent].sum())
-    if square == 0.0:
+    if context.noise.square == 0.0:
         return not_run(name, "noise")
+    square = float(transcript.canaries.square[absent].sum())
     correlation = float(transcript.canaries.lag[absent].sum()) / square * steps / (steps - 1)
     return judged(
         name,
@@ -420,7 +421,7 @@ def _shared(context: Context) -> Finding:
     if found is None:
         return not_run(name, "noise in two coordinates")
     correlation, first, second, p_value = found
-    names = [context.tensor_name(int(tensor[place])) for place in (first, second)]
+    names = [context.tensor_name(index) for index in sorted(tensor[[first, second]].tolist())]
     return judged(
         name,
         p_value,

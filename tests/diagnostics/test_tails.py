@@ -1,0 +1,119 @@
+"""Tail probabilities against scipy's, brute force and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from askgauss.diagnostics import tails
+from askgauss.diagnostics.alike import most_alike
+
+
+class TestSpread:
+    spread = tails.Spread(40.0, 90.0)
+
+    def test_interval_and_p_value_agree(self):
+        for error in (0.1, 0.01):
+            for end in self.spread.interval(error):
+                assert self.spread.p_value(end) == pytest.approx(error, rel=1e-9)
+
+    def test_p_value_is_the_chi_squares(self):
+        assert self.spread.p_value(1.0) == pytest.approx(2 * stats.chi2(40).sf(90.0), rel=1e-9)
+        assert self.spread.lower_p_value(2.0) == pytest.approx(stats.chi2(40).cdf(22.5), rel=1e-9)
+
+    def test_holds_at_the_size_of_a_large_run(self):
+        count = 2.5e9
+        spread = tails.Spread(count, count * (1 + 4 * math.sqrt(2 / count)))
+        assert spread.p_value(1.0) == pytest.approx(2 * stats.norm.sf(4.0), rel=1e-2)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.9, 1.0, 1.3, 6.0])
+def test_ratios_are_scipys_f(ratio):
+    law = stats.f(7, 19)
+    assert tails.ratio_tail(ratio, 7, 19) == pytest.approx(law.sf(ratio), rel=1e-10)
+    expected = min(1.0, 2 * min(law.cdf(ratio), law.sf(ratio)))
+    assert tails.ratio_p_value(ratio, 7, 19) == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_tiny_tail_is_not_rounded_to_zero():
+    assert 0.0 < tails.ratio_tail(3.0, 500, 500) < 1e-30
+
+
+def test_equal_variances_is_scipys_bartlett():
+    generator = np.random.default_rng(0)
+    groups = [generator.normal(0, scale, size) for scale, size in ((1, 12), (1.4, 30), (0.8, 25))]
+    square = np.array([((group - group.mean()) ** 2).sum() for group in groups])
+    freedom = np.array([group.size - 1.0 for group in groups])
+    expected = stats.bartlett(*groups).pvalue
+    assert tails.equal_variances_p_value(square, freedom) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("correlation", [-0.4, 0.0, 0.3, 0.9])
+def test_correlation_tail_is_that_of_two_gaussian_samples(correlation):
+    """The known-mean correlation of n pairs is the centred one of n + 1."""
+    n = 12
+    law = stats.beta(0.5 * (n - 1), 0.5 * (n - 1), loc=-1, scale=2)
+    assert tails.correlation_tail(correlation, n) == pytest.approx(law.sf(correlation), rel=1e-9)
+    assert tails.correlation_tail(1.0, n) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "rate"), [(0, 30, 0.1), (9, 30, 0.1), (3, 30, 0.1)]
+)
+def test_binomial(successes, trials, rate):
+    law = stats.binom(trials, rate)
+    expected = min(1.0, 2 * min(law.cdf(successes), law.sf(successes - 1)))
+    assert tails.binomial_p_value(successes, trials, rate) == pytest.approx(expected, rel=1e-9)
+
+
+def test_binomial_at_a_rate_of_one():
+    assert tails.binomial_p_value(5, 5, 1.0) == 1.0
+    assert tails.binomial_p_value(4, 5, 1.0) == 0.0
+
+
+def test_overlap_is_counted_out():
+    """All ways to place two records in six of nine steps and three of nine."""
+    steps, first, second = 9, 6, 3
+    base = set(range(first))
+    overlaps = [len(base & set(chosen)) for chosen in itertools.combinations(range(steps), second)]
+    for overlap in range(4):
+        above = np.mean([value >= overlap for value in overlaps])
+        below = np.mean([value <= overlap for value in overlaps])
+        expected = min(1.0, 2 * min(above, below))
+        found = tails.overlap_p_value(overlap, first, second, steps)
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+class TestMostAlike:
+    def test_is_the_largest_of_all_correlations(self):
+        rows = np.random.default_rng(1).standard_normal((300, 20))
+        rows[17] = 0.0
+        unit = np.delete(rows, 17, axis=0)
+        unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+        gram = np.abs(unit @ unit.T) - 2 * np.eye(299)
+        correlation, first, second, p_value = most_alike(rows)
+        assert abs(correlation) == pytest.approx(gram.max(), rel=1e-5)
+        cosine = rows[first] @ rows[second]
+        cosine /= np.linalg.norm(rows[first]) * np.linalg.norm(rows[second])
+        assert correlation == pytest.approx(cosine, rel=1e-5)
+        pairs = 299 * 298 / 2
+        expected = min(1.0, 2 * pairs * tails.correlation_tail(gram.max(), 20))
+        assert p_value == pytest.approx(expected, rel=1e-3)
+
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    def test_finds_a_repeat_in_a_long_run_that_starts_over(self, sign):
+        """More rows than are compared with all others: every second one is."""
+        rows = np.random.default_rng(2).standard_normal((3000, 40))
+        rows = np.concatenate([rows, sign * rows])
+        correlation, first, second, p_value = most_alike(rows)
+        assert correlation == pytest.approx(sign, abs=1e-5)
+        assert second - first == 3000
+        assert p_value < 1e-12
+
+    def test_needs_two_rows_that_are_not_zero(self):
+        assert most_alike(np.zeros((4, 10))) is None
+        assert most_alike(np.ones((1, 10))) is None
