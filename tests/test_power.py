@@ -41,7 +41,7 @@ CASES = [
     (GaussianShift(), "steps", {"present": 300, "absent": 300, "alternative": 5.2}),
     (GaussianShift(), "alternative", {"present": 300, "absent": 300}),
     (SubsampledGaussian(), "present", {"absent": 100, "alternative": 4.4}),
-    (SubsampledGaussian(), "absent", {"present": 70, "alternative": 4.4}),
+    (SubsampledGaussian(), "absent", {"present": 200, "alternative": 4.4}),
     (SubsampledGaussian(), "steps", {"present": 300, "absent": 300, "alternative": 4.4}),
     (SubsampledGaussian(), "alternative", {"present": 50, "absent": 50}),
 ]

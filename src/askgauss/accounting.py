@@ -95,7 +95,7 @@ def dpsgd_epsilon(
     Assumes:
         Poisson sampling, add/remove neighbours, independent Gaussian noise.
 
-    Example:
+    Examples:
         >>> dpsgd_epsilon(noise_multiplier=1.0, sampling_rate=1.0, steps=1, delta=1e-5)  # exact
         4.377178...
     """
@@ -121,7 +121,7 @@ def dpsgd_delta(
     Returns:
         An upper bound on delta; below about 1e-12 it is only the resolution of the method.
 
-    Example:
+    Examples:
         >>> dpsgd_delta(noise_multiplier=1.0, sampling_rate=1.0, steps=1, epsilon=1.0)  # exact
         0.126936...
     """
@@ -146,7 +146,7 @@ def history_epsilon(history: Iterable[tuple[float, float, int]], delta: float) -
     Returns:
         An upper bound on epsilon: 0 for an empty history, infinite if a segment has no noise.
 
-    Example:
+    Examples:
         >>> history_epsilon([(2.0, 1.0, 1), (2.0, 1.0, 3)], delta=1e-5)  # exact: one of 1.0
         4.377178...
     """
@@ -185,7 +185,7 @@ def dpsgd_noise_multiplier(
         The smallest such noise multiplier to seven digits, rounded up: `dpsgd_epsilon` of it is at
         most ``epsilon``. 0 if a record is sampled at all with probability ``delta`` or less.
 
-    Example:
+    Examples:
         >>> dpsgd_noise_multiplier(epsilon=4.3772, delta=1e-5, sampling_rate=1.0, steps=1)
         0.99999...
     """
@@ -218,7 +218,7 @@ def dpsgd_tradeoff(*, noise_multiplier: float, sampling_rate: float, steps: int)
         A curve at or below the mechanism's: what contradicts it contradicts the mechanism.
         True positive rates below about 1e-11 are not resolved and cost nothing.
 
-    Example:
+    Examples:
         >>> curve = dpsgd_tradeoff(noise_multiplier=2.0, sampling_rate=1.0, steps=4)  # exact
         >>> round(curve.inverse_blow_up(0.5), 4)
         0.1587
@@ -313,7 +313,7 @@ def dpsgd_epsilon_lower(
     Guarantee:
         Never above the true epsilon; rounding is paid for by raising delta by some 1e-15 a step.
 
-    Example:
+    Examples:
         >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
         >>> round(dpsgd_epsilon_lower(signal_to_noise=0.4, **run), 3)
         8.086
@@ -341,7 +341,7 @@ def dpsgd_signal_to_noise(
         up, so that a run at or above it breaks the claim. Infinite if a record is sampled at all
         with probability ``delta`` or less: then nothing does.
 
-    Example:
+    Examples:
         >>> dpsgd_signal_to_noise(epsilon=4.3772, delta=1e-5, sampling_rate=1.0, steps=1)
         1.00000...
     """

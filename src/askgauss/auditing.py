@@ -71,7 +71,7 @@ def audit(
         ScoresError: The scores cannot be audited as they are.
         InvalidArgumentError: An argument is outside its range.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

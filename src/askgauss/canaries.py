@@ -327,7 +327,7 @@ class DiracCanaries(PlacedCanaries):
 
     The noise of different coordinates is independent, so the scores are, with no idealisation.
 
-    Example:
+    Examples:
         >>> canaries = DiracCanaries(present=3, absent=5, dimension=100, seed=0)
         >>> canaries.coordinates.shape, int(canaries.member.sum())
         ((8,), 3)
@@ -376,7 +376,7 @@ class BlockCanaries(PlacedCanaries):
     Args:
         block: Number of coordinates of one canary, at least 2.
 
-    Example:
+    Examples:
         >>> canaries = BlockCanaries(count=10, tensors=(50, 50), block=4, seed=0)
         >>> canaries.coordinates.shape
         (10, 4)
@@ -473,14 +473,14 @@ class ExampleCanaries(Canaries):
         labels: One label a canary.
         count: Number of canaries, which is that of the inputs, each present by a fair coin of its
             own; what happens if nothing is said. Or give
-        present: how many are present; all others are
-        absent.
+        present: how many are present, and
+        absent: how many are absent; the rest if not given.
         seed: Root of every random choice; drawn from the operating system if not given.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or the numbers do not agree.
 
-    Example:
+    Examples:
         >>> inputs, labels = np.eye(6, dtype=np.float32), np.arange(6) % 2
         >>> canaries = ExampleCanaries(inputs, labels, present=2, seed=0)
         >>> canaries.size, int(canaries.member.sum()), canaries.fair_coins
@@ -535,7 +535,7 @@ class ExampleCanaries(Canaries):
             absent: how many are absent.
             seed: Root of every random choice; drawn from the operating system if not given.
 
-        Example:
+        Examples:
             >>> pool, truth = np.zeros((50, 3)), np.arange(50) % 5
             >>> ExampleCanaries.mislabelled(pool, truth, 5, present=4, absent=6, seed=0).size
             10
@@ -598,7 +598,7 @@ class ExampleCanaries(Canaries):
             seed: Root of every random choice; drawn from the operating system if not given.
             lit: Entries of each input that are 1.
 
-        Example:
+        Examples:
             >>> canaries = ExampleCanaries.blank((1, 8, 8), 10, count=20, seed=0)
             >>> canaries.inputs.shape, float(canaries.inputs.sum())
             ((20, 1, 8, 8), 20.0)
@@ -698,7 +698,7 @@ class ExampleDataset:
         on_batch: Called with the indices of the canaries in every batch that is fetched, none
             included; None while nobody listens.
 
-    Example:
+    Examples:
         >>> train_set = [(np.zeros(3), 0)] * 10
         >>> canaries = ExampleCanaries(np.ones((4, 3)), np.ones(4, int), present=2, seed=0)
         >>> data = canaries.dataset(train_set)

@@ -27,7 +27,7 @@ class PrivacyClaim:
         adjacency: Neighbouring relation of the claim.
         unit: What one record is: an example or a user.
 
-    Example:
+    Examples:
         >>> PrivacyClaim(epsilon=8.0, delta=1e-5).epsilon
         8.0
     """

@@ -189,7 +189,7 @@ def compare(
         ScoreDirectionError: Present canaries score below absent ones.
         InvalidArgumentError: An argument is outside its range.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

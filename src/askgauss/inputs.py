@@ -54,7 +54,7 @@ def load_audit_input(source: Source) -> AuditInput:
         FileFormatError: The source is corrupt, foreign, hostile, or of a newer schema.
         OSError: The source cannot be read.
 
-    Example:
+    Examples:
         >>> import io
         >>> stream = io.BytesIO()
         >>> CanaryScores.from_groups(present=[2.0, 3.0], absent=[0.0, 1.0]).save(stream)

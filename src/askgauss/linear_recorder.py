@@ -47,7 +47,7 @@ def released_nodes(plan: TreePlan, step: int) -> list[Node]:
 
     The empty leaves that fill up a tree arrive with the first leaf of the next one.
 
-    Example:
+    Examples:
         >>> released_nodes(TreePlan(steps=8, restart_every=3, completion=True), 3)
         [(0, 0, 3), (0, 1, 1), (0, 2, 0), (1, 0, 0)]
     """
@@ -61,7 +61,7 @@ def released_nodes(plan: TreePlan, step: int) -> list[Node]:
 def drawn_nodes(plan: TreePlan) -> Iterator[Node]:
     """The nodes that `askgauss.mechanisms.tree.TreeNoise` draws noise for, in order.
 
-    Example:
+    Examples:
         >>> list(drawn_nodes(TreePlan(steps=4)))
         [(0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 2, 0)]
     """
@@ -89,7 +89,7 @@ class NodeSums:
     Args:
         plan: The mechanism.
 
-    Example:
+    Examples:
         >>> sums = NodeSums(TreePlan(steps=4))
         >>> [[int(value) for value in sums.push(np.array(leaf))] for leaf in (1, 2, 3, 4)]
         [[1], [2, 3], [3], [4, 7, 10]]
@@ -376,7 +376,7 @@ class LinearRecorder:
         InvalidArgumentError: An argument is out of its range.
         UnsupportedError: The plan's releases cannot be filtered.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> from askgauss.mechanisms.tree import TreeNoise, numpy_draw
         >>> canaries = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)

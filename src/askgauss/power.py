@@ -104,7 +104,7 @@ def solve(
         InvalidArgumentError: Not exactly one is left open, or one is out of its range.
         UnsupportedError: No such number exists, however large.
 
-    Example:
+    Examples:
         >>> plan = solve(epsilon=8.0, delta=1e-5, present=None, absent=1000, steps=2500,
         ...              sampling_rate=0.08, alternative=10.0, confidence=0.9995)
         >>> plan.present < 20

@@ -180,7 +180,7 @@ class Recorder:
     Raises:
         InvalidArgumentError: An argument is out of its range.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> canaries = ag.DiracCanaries(present=20, absent=20, dimension=1000, seed=0)
         >>> recorder = ag.Recorder(canaries, sampling_rate=0.5, clip_norm=1.0)

@@ -97,7 +97,7 @@ class CanaryScores:
         ScoresError: Fewer than two canaries in a group, nan or infinite scores, lengths that
             differ, or duplicate ids.
 
-    Example:
+    Examples:
         >>> scores = CanaryScores.from_groups(present=[3.0, 2.5, 4.0], absent=[0.1, -0.3])
         >>> scores
         CanaryScores(present=3, absent=2)

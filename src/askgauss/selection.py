@@ -86,7 +86,7 @@ class Fixed:
         guesses: Guess for this many canaries.
         fraction: Guess for this share of the canaries.
 
-    Example:
+    Examples:
         >>> Fixed(guesses=100)
         Fixed(threshold=None, guesses=100, fraction=None)
     """
@@ -228,7 +228,7 @@ def random_order(
 ) -> NDArray[np.intp]:
     """Indices that sort the scores upwards, with ties in random order.
 
-    Example:
+    Examples:
         >>> random_order(np.array([3.0, 1.0, 2.0]))
         array([1, 2, 0])
     """

@@ -335,7 +335,7 @@ class StepStore:
         FileFormatError: The file is corrupt, foreign, of a newer schema, ends within a row, or
             holds fewer steps than asked for.
 
-    Example:
+    Examples:
         >>> import pathlib, tempfile, numpy as np, askgauss as ag
         >>> canaries = ag.DiracCanaries(present=5, absent=5, dimension=50, seed=0)
         >>> noise = np.random.default_rng(0)

@@ -67,7 +67,7 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
     Guarantee:
         Valid for every mechanism that keeps the claim, whatever the dependence between canaries.
 
-    Example:
+    Examples:
         >>> round(p_value(canaries=1000, guesses=200, correct=180, epsilon=1.5, delta=1e-5), 4)
         0.0068
     """
@@ -97,7 +97,7 @@ def epsilon_from_counts(
     Returns:
         The largest epsilon whose claim is rejected at error ``1 - confidence``; 0 if none is.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=1000, guesses=200, correct=180)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
         1.777
@@ -137,7 +137,7 @@ class AdaptiveOneRun(GuessingAuditor):
         groups: One label a canary, equal for those that share a coordinate and so a score; None if
             none do.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> member = rng.random(8000) < 0.5

@@ -47,7 +47,7 @@ class Bayesian(ConfusionAuditor):
     Args:
         selection: How the threshold is chosen; not `DKW`, which has no posterior.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

@@ -33,7 +33,7 @@ class ClopperPearson(ConfusionAuditor):
     Args:
         selection: How the threshold is chosen.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

@@ -39,7 +39,7 @@ class GaussianDP(ConfusionAuditor):
         sampling_rate: Sampling rate of the run; None to take it for one Gaussian mechanism.
         steps: Number of steps of the run; given together with ``sampling_rate``.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

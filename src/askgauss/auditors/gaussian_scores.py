@@ -166,7 +166,7 @@ class GaussianShift(Auditor[PairEvidence]):
         ``epsilon_lower`` exceeds the epsilon of the score pair, and so that of the mechanism, in
         at most 1 - confidence of audits, at any number of canaries.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

@@ -52,7 +52,7 @@ class MaxCosine(Auditor[CosineEvidence]):
         dimension: Dimension of the directions, at least 2, for cosines with the final iterate; None
             for maxima.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(
@@ -136,7 +136,7 @@ def cosine_epsilon(mean: float, deviation: float, *, dimension: int, delta: floa
         The largest epsilon that any threshold shows; infinite if the Gaussian exceeds the largest
         possible cosine with more than delta.
 
-    Example:
+    Examples:
         >>> sigma = 200 ** -0.5
         >>> round(cosine_epsilon(sigma, sigma, dimension=200, delta=1e-2), 3)
         2.375

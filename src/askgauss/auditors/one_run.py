@@ -30,7 +30,7 @@ class OneRun(GuessingAuditor):
         selection: How the number of guesses is chosen.
         two_sided: Guess the lowest scores absent too, as many as the highest present.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

@@ -172,7 +172,7 @@ class OneRunFDP(GuessingAuditor):
         two_sided: Guess the lowest scores absent too, as many as the highest present.
         family: The curves the mechanism may have.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

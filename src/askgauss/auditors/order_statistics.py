@@ -60,7 +60,7 @@ class OrderStatistics(GuessingAuditor):
         sampling_rate: Probability that a present canary is in a single-step score at all; None for
             always, and for scores summed over many steps.
 
-    Example:
+    Examples:
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(

@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
     File names, tensor names and notes come from files that anybody may have written.
 
-    Example:
+    Examples:
         >>> printable("layer\x1b[31m\u202e\n")
         'layer\\x1b[31m\\u202e\n'
     """

@@ -15,7 +15,7 @@ _DISTRIBUTIONS = ("numpy", "scipy", "dp-accounting", "torch", "opacus", "scikit-
 def versions() -> dict[str, str]:
     """Versions by name; what is not installed is left out.
 
-    Example:
+    Examples:
         >>> list(versions())[:3]
         ['askgauss', 'python', 'numpy']
     """

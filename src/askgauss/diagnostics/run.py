@@ -32,7 +32,7 @@ def diagnose(
     Returns:
         One finding a check; those that could not be made say what they need.
 
-    Example:
+    Examples:
         >>> import askgauss as ag
         >>> run = ag.simulate_dpsgd(steps=50, sampling_rate=0.2, noise_multiplier=2.0,
         ...                         present=100, absent=100, seed=0)

@@ -279,7 +279,7 @@ def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
     Returns:
         Tables whose size does not depend on the number of canaries, steps or tensors.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> scores = CanaryScores.from_groups(present=rng.normal(3, 1, 900), absent=rng.normal(

@@ -58,7 +58,7 @@ def describe(
         findings: What `diagnose` returned.
         data: What it was given; without it the advice is general.
 
-    Example:
+    Examples:
         >>> import askgauss as ag
         >>> from askgauss.diagnostics import diagnose
         >>> run = ag.simulate_dpsgd(steps=50, sampling_rate=0.2, noise_multiplier=2.0,

@@ -80,7 +80,7 @@ def default_numbers(places: int, records: float, *, rows: bool = False) -> tuple
         records: About how many records the run trains on.
         rows: Whether each planted canary costs a whole row of per-example gradients.
 
-    Example:
+    Examples:
         >>> default_numbers(2_750_000, 50_000), default_numbers(4_810, 1_437)
         ((1000, 4000), (71, 2405))
     """

@@ -150,7 +150,7 @@ class CanaryAudit:
         UnsupportedError: This kind of optimizer cannot be audited the way it was asked.
         RecordingError: The checkpoint belongs to another run.
 
-    Example:
+    Examples:
         >>> import torch, opacus
         >>> data = torch.utils.data.TensorDataset(torch.randn(64, 20), torch.randn(64, 1))
         >>> model = torch.nn.Linear(20, 1)

@@ -89,7 +89,7 @@ class DPFTRL:
         InvalidArgumentError: An argument is outside its range.
         UnsupportedError: The model or the combination of arguments cannot be trained or audited.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from opacus.grad_sample import GradSampleModule
         >>> model = GradSampleModule(torch.nn.Linear(20, 1))

@@ -85,7 +85,7 @@ class MatrixMechanism:
         participations: Most steps one record enters.
         min_separation: Least distance between two of them; 1 allows neighbouring steps.
 
-    Example:
+    Examples:
         >>> mechanism = MatrixMechanism.tree(128, estimator="honaker")
         >>> round(mechanism.sensitivity() ** 2, 6)
         8.0
@@ -163,7 +163,7 @@ class MatrixMechanism:
             coefficients: The first column from the top; what is missing is zero.
             steps: Size of the matrix.
 
-        Example:
+        Examples:
             >>> MatrixMechanism.toeplitz([1.0, 0.5], 3).strategy.tolist()
             [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.0, 0.5, 1.0]]
         """
@@ -183,7 +183,7 @@ class MatrixMechanism:
             columns: Shape (steps, bands); row ``t`` is column ``t`` of the strategy from its
                 diagonal downwards. What falls off the matrix at the bottom is ignored.
 
-        Example:
+        Examples:
             >>> MatrixMechanism.banded([[1.0, 0.5], [2.0, 9.0]]).strategy.tolist()
             [[1.0, 0.0], [0.5, 2.0]]
         """
@@ -282,7 +282,7 @@ class MatrixMechanism:
     def noise_multiplier(self, *, epsilon: float, delta: float) -> float:
         """The noise of one strategy row, in clip norms, that gives (epsilon, delta)-DP.
 
-        Example:
+        Examples:
             >>> round(MatrixMechanism.identity(1).noise_multiplier(epsilon=1.0, delta=1e-5), 4)
             3.7306
         """
@@ -336,7 +336,7 @@ class MatrixMechanism:
     def prefix_variance(self) -> NDArray[np.float64]:
         """The noise variance of every released row, or of every prefix sum if nothing is decoded.
 
-        Example:
+        Examples:
             >>> MatrixMechanism.tree(2, estimator="full").prefix_variance().round(4).tolist()
             [0.6667, 0.6667]
         """
@@ -416,7 +416,7 @@ class MatrixNoise:
             noise multiplier times clip norm.
         mechanism: Square, lower-triangular and without zeros on the diagonal.
 
-    Example:
+    Examples:
         >>> from askgauss.mechanisms.tree import numpy_draw
         >>> draw = numpy_draw(np.random.default_rng(0), 3)
         >>> noise = MatrixMechanism.toeplitz([1.0, 0.5], 4).stream(draw)

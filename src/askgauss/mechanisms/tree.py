@@ -71,7 +71,7 @@ def levels(steps: int) -> int:
     Returns:
         ``floor(log2(steps)) + 1``.
 
-    Example:
+    Examples:
         >>> levels(1), levels(127), levels(128)
         (1, 7, 8)
     """
@@ -82,7 +82,7 @@ def levels(steps: int) -> int:
 def prefix_nodes(count: int) -> tuple[Node, ...]:
     """The nodes that add up to the first ``count`` leaves, widest first.
 
-    Example:
+    Examples:
         >>> prefix_nodes(6)
         ((2, 0), (1, 2))
     """
@@ -94,7 +94,7 @@ def prefix_nodes(count: int) -> tuple[Node, ...]:
 def ancestors(leaf: int, steps: int) -> tuple[Node, ...]:
     """The complete nodes that hold ``leaf`` in a tree of ``steps`` leaves, the leaf first.
 
-    Example:
+    Examples:
         >>> ancestors(2, steps=6)
         ((0, 2), (1, 1), (2, 0))
         >>> ancestors(5, steps=6)
@@ -109,7 +109,7 @@ def ancestors(leaf: int, steps: int) -> tuple[Node, ...]:
 def completed_nodes(leaf: int) -> tuple[Node, ...]:
     """The nodes that become complete when ``leaf`` arrives, the leaf first.
 
-    Example:
+    Examples:
         >>> completed_nodes(3)
         ((0, 3), (1, 1), (2, 0))
     """
@@ -136,7 +136,7 @@ def node_noise(draw: Draw, *, steps: int) -> Iterator[tuple[int, int, Any]]:
     This is the transcript of a mechanism that releases its nodes, and the order in which
     :class:`TreeNoise` draws for the ``honaker`` estimator.
 
-    Example:
+    Examples:
         >>> draw = numpy_draw(np.random.default_rng(0), ())
         >>> [(level, index) for level, index, noise in node_noise(draw, steps=4)]
         [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1), (2, 0)]
@@ -156,7 +156,7 @@ def node_sums(leaves: NDArray[Any]) -> list[NDArray[Any]]:
     Returns:
         One array a level; entry ``index`` of array ``level`` is node ``(level, index)``.
 
-    Example:
+    Examples:
         >>> [level.tolist() for level in node_sums(np.array([1, 2, 3, 4, 5]))]
         [[1, 2, 3, 4, 5], [3, 7], [10]]
     """
@@ -180,7 +180,7 @@ def prefixes(nodes: Sequence[NDArray[Any]], estimator: Estimator = "plain") -> N
         An array whose row ``n`` estimates the sum of the first ``n + 1`` leaves. Exact sums give
         exact prefixes under each estimator.
 
-    Example:
+    Examples:
         >>> prefixes(node_sums(np.array([1.0, 2.0, 3.0])), "honaker").tolist()
         [1.0, 3.0, 6.0]
     """
@@ -247,7 +247,7 @@ def prefix_variance(
     Returns:
         An array of length ``steps``; entry ``n`` belongs to the first ``n + 1`` leaves.
 
-    Example:
+    Examples:
         >>> prefix_variance(4, "honaker").round(4).tolist()
         [1.0, 0.6667, 1.6667, 0.5714]
     """
@@ -325,7 +325,7 @@ def numpy_draw(
         The ``draw`` that :class:`TreeNoise` asks for. With torch, write it as
         ``lambda out: (torch.empty(shape) if out is None else out).normal_(0, scale)``.
 
-    Example:
+    Examples:
         >>> draw = numpy_draw(np.random.default_rng(0), 3, scale=2.0)
         >>> noise = draw(None)
         >>> draw(noise) is noise
@@ -408,7 +408,7 @@ class TreeNoise:
             and carry on from its root, which has less noise than a sum of several nodes. The nodes
             above the empty leaves are released too: account for them.
 
-    Example:
+    Examples:
         >>> noise = TreeNoise(numpy_draw(np.random.default_rng(0), 2), steps=3)
         >>> first, second = noise.next(), noise.next()
         >>> first.shape, noise.step, noise.remaining
@@ -616,7 +616,7 @@ def sensitivity(
         A record adds a vector of norm at most the clip norm to each leaf it enters, or nothing
         to any in the neighbouring data.
 
-    Example:
+    Examples:
         >>> round(sensitivity(128) ** 2)
         8
         >>> round(sensitivity(10_000, participations=100, min_separation=100,
@@ -809,7 +809,7 @@ def noise_multiplier(
     Returns:
         The standard deviation of a node's noise divided by the clip norm.
 
-    Example:
+    Examples:
         >>> sigma = noise_multiplier(epsilon=8.0, delta=1e-5, steps=128)
         >>> from askgauss.mechanisms import tree
         >>> round(tree.epsilon(noise_multiplier=sigma, delta=1e-5, steps=128), 6)
@@ -851,7 +851,7 @@ def epsilon(
     Returns:
         The smallest epsilon for which the released nodes are (epsilon, delta)-DP.
 
-    Example:
+    Examples:
         >>> round(epsilon(noise_multiplier=46.3, delta=1e-5, steps=10_000, participations=100,
         ...               min_separation=100, restart_every=2_000, completion=True), 2)
         6.43
@@ -889,7 +889,7 @@ def check_participation(
         RecordingError: The record came too often or too soon again.
         InvalidArgumentError: A leaf is not in the tree.
 
-    Example:
+    Examples:
         >>> check_participation([3, 103], steps=200, participations=2, min_separation=100)
     """
     _validate.integer(1, steps=steps, participations=participations, min_separation=min_separation)

@@ -121,7 +121,7 @@ def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 def available(folder: str | os.PathLike[str] | None = None) -> tuple[SetInfo, ...]:
     """Every set that can be had.
 
-    Example:
+    Examples:
         >>> [info.name for info in available()]
         ['digits', 'fashion-mnist', 'cifar10']
     """

@@ -60,7 +60,7 @@ def save(figure: Figure, rows: Sequence[Row], folder: Path, name: str) -> None:
 def csv_text(rows: Sequence[Row]) -> str:
     """Rows as CSV; columns in the order they first appear.
 
-    Example:
+    Examples:
         >>> csv_text([{"steps": 5, "bound": 1.25}, {"steps": 6, "method": "x"}]).splitlines()
         ['steps,bound,method', '5,1.25,', '6,,x']
     """

@@ -71,7 +71,7 @@ def read_cifar_binary(raw: bytes, name: str) -> tuple[Bytes, Bytes]:
 def cifar_binary(images: Bytes, labels: Bytes) -> bytes:
     """One file of the official binary version: a label, then red, green and blue planes.
 
-    Example:
+    Examples:
         >>> len(cifar_binary(np.zeros((2, 32, 32, 3), np.uint8), np.zeros(2, np.uint8)))
         6146
     """

@@ -39,7 +39,7 @@ class HeadsShape:
         classes: Number of classes.
         channels: Channels of the features, each with a scale and a shift to learn; 0 for none.
 
-    Example:
+    Examples:
         >>> HeadsShape(heads=2, features=15552, classes=10).parameters
         155530
     """

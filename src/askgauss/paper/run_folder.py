@@ -100,7 +100,7 @@ class RunFolder:
         FileFormatError: The folder belongs to another run.
         RunFolderBusyError: On entering, if another process uses it.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place:
         ...     with RunFolder(Path(place, "run"), {"seed": 1}) as folder:

@@ -78,7 +78,7 @@ class Grid:
         delta: Delta of the bounds.
         confidence: Confidence of the bounds.
 
-    Example:
+    Examples:
         >>> grid = Grid(epsilons=(1.0, 8.0), seeds=3, auditors=("gaussian-shift",), steps=10)
         >>> [cell.name for cell in grid.cells()][:2]
         ['epsilon-1-seed-0', 'epsilon-1-seed-1']
@@ -251,7 +251,7 @@ def _read(part: Path) -> list[Row]:
 def coverage(rows: Sequence[Row]) -> list[Row]:
     """Mean bound and share of bounds above the truth, by epsilon and auditor.
 
-    Example:
+    Examples:
         >>> coverage([{"epsilon": 1.0, "auditor": "a", "bound": 0.5, "above": False},
         ...           {"epsilon": 1.0, "auditor": "a", "bound": 1.5, "above": True}])
         [{'epsilon': 1.0, 'auditor': 'a', 'audits': 2, 'mean bound': 1.0, 'above': 0.5}]

@@ -432,7 +432,7 @@ def convergence(
 ) -> list[Row]:
     """Distance of the score's law from a Gaussian: exact, the theorem's leading term, Edgeworth.
 
-    Example:
+    Examples:
         >>> row, = convergence([2500])
         >>> abs(row["exact"] / row["leading term"] - 1) < 0.01
         True

@@ -55,7 +55,7 @@ def simulate_dpftrl(
         min_separation: Least distance between two of them.
         fault: How to break it, by name (`askgauss.simulation.TREE_FAULTS`) or as an object.
 
-    Example:
+    Examples:
         >>> simulate_dpftrl(steps=16, noise_multiplier=2.0, present=10, absent=20, seed=0)
         LinearTranscript(steps=16, release='nodes', present=10, absent=20, background='known')
     """

@@ -649,7 +649,7 @@ def find_fault(fault: str | Fault | None) -> Fault | None:
     Raises:
         InvalidArgumentError: There is no fault of this name.
 
-    Example:
+    Examples:
         >>> find_fault("half-noise").finding
         'noise scale'
     """

@@ -53,7 +53,7 @@ def simulate_dpsgd(
     Raises:
         InvalidArgumentError: An argument is out of its range, or there is no such fault.
 
-    Example:
+    Examples:
         >>> simulate_dpsgd(steps=5, sampling_rate=0.5, noise_multiplier=1.0,
         ...                present=10, absent=20, seed=0)
         Transcript(steps=5, present=10, absent=20, background='known')
@@ -122,7 +122,7 @@ def simulate_scores(
 ) -> CanaryScores:
     """Only the scores of such a run, in one draw a canary: the same law, thousands of times faster.
 
-    Example:
+    Examples:
         >>> simulate_scores(steps=2500, sampling_rate=0.08, noise_multiplier=2.6,
         ...                 present=50, absent=70, seed=0)
         CanaryScores(present=50, absent=70)

@@ -32,7 +32,7 @@ def clopper_pearson_upper(successes: Any, trials: Any, error: Any) -> Any:
         The probability at which ``successes`` or fewer have probability ``error``; 1 when every
         trial succeeded. A float for scalars, an array otherwise.
 
-    Example:
+    Examples:
         >>> round(clopper_pearson_upper(0, 59, 0.05), 4)
         0.0495
         >>> clopper_pearson_upper([10, 500], 1000, 0.025).round(4)
@@ -62,7 +62,7 @@ def clopper_pearson_lower(successes: Any, trials: Any, error: Any) -> Any:
         The probability at which ``successes`` or more have probability ``error``; 0 when no trial
         succeeded. A float for scalars, an array otherwise.
 
-    Example:
+    Examples:
         >>> round(clopper_pearson_lower(59, 59, 0.05), 4)
         0.9505
     """

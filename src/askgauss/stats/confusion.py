@@ -70,7 +70,7 @@ def rate_limits(
     Returns:
         Limit of the false positive rate, limit of the false negative rate; each has half the error.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=500, true_negative=990)
         >>> matrix |= dict(false_positive=10, false_negative=500)
         >>> [round(rate, 4) for rate in rate_limits(**matrix, confidence=0.95)]
@@ -107,7 +107,7 @@ def clopper_pearson_epsilon(
     Assumes:
         Independent canaries and a threshold fixed in advance; nothing about the mechanism.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=900, true_negative=900)
         >>> matrix |= dict(false_positive=100, false_negative=100)
         >>> round(clopper_pearson_epsilon(**matrix, delta=1e-5, confidence=0.95), 4)
@@ -140,7 +140,7 @@ def clopper_pearson_ceiling(*, present: int, absent: int, delta: float, confiden
     Returns:
         The largest possible bound.
 
-    Example:
+    Examples:
         >>> round(clopper_pearson_ceiling(present=1000, absent=1000, delta=0.0, confidence=0.95), 2)
         5.6
     """
@@ -178,7 +178,7 @@ def gaussian_dp_mu(
     Assumes:
         Independent canaries, a threshold fixed in advance, a Gaussian trade-off curve.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=500, true_negative=990)
         >>> matrix |= dict(false_positive=10, false_negative=500)
         >>> round(gaussian_dp_mu(**matrix, confidence=0.95), 5)
@@ -219,7 +219,7 @@ def gaussian_dp_epsilon(
     Assumes:
         Independent canaries, a threshold fixed in advance, a Gaussian trade-off curve.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=500, true_negative=990)
         >>> matrix |= dict(false_positive=10, false_negative=500)
         >>> round(gaussian_dp_epsilon(**matrix, delta=1e-5, confidence=0.95), 3)
@@ -248,7 +248,7 @@ def gaussian_dp_ceiling(*, present: int, absent: int, delta: float, confidence: 
     Returns:
         The largest possible bound.
 
-    Example:
+    Examples:
         >>> round(gaussian_dp_ceiling(present=100, absent=100, delta=1e-5, confidence=0.95), 2)
         21.12
     """
@@ -286,7 +286,7 @@ def p_value(
     Assumes:
         Independent canaries and a threshold fixed in advance.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=900, true_negative=900)
         >>> matrix |= dict(false_positive=100, false_negative=100)
         >>> from askgauss.stats.tradeoff import TradeOff
@@ -326,7 +326,7 @@ def strongest_contradicted(
     Assumes:
         The mechanism's curve is in the family.
 
-    Example:
+    Examples:
         >>> rates = dict(false_positive_rate=0.01831, false_negative_rate=0.53144)
         >>> from askgauss.stats.tradeoff import TradeOff
         >>> family = lambda mu: TradeOff.gaussian(mu).beta_at
@@ -372,7 +372,7 @@ def bayesian_probability(
         Dirichlet prior (one half each) on the four cells gives the same. It is a credence, not a
         p-value.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=900, true_negative=900)
         >>> matrix |= dict(false_positive=100, false_negative=100)
         >>> round(bayesian_probability(**matrix, epsilon=2.1095, delta=1e-5), 4)
@@ -411,7 +411,7 @@ def bayesian_epsilon(
         Independent canaries, a threshold fixed in advance, Jeffreys priors. The bound is credible,
         which comes close to a confidence bound but is not one.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=900, true_negative=900)
         >>> matrix |= dict(false_positive=100, false_negative=100)
         >>> round(bayesian_epsilon(**matrix, delta=1e-5, confidence=0.95), 4)
@@ -447,7 +447,7 @@ def bayesian_interval(
         The two quantiles of the posterior of epsilon, each with half of ``1 - confidence`` outside.
         The upper one speaks of this threshold and these canaries, not of the mechanism's epsilon.
 
-    Example:
+    Examples:
         >>> matrix = dict(true_positive=487, true_negative=1, false_positive=512, false_negative=0)
         >>> low, high = bayesian_interval(**matrix, delta=1e-5, confidence=0.9)
         >>> round(low, 4), round(high, 4)
@@ -473,7 +473,7 @@ def bayesian_ceiling(*, present: int, absent: int, delta: float, confidence: flo
     Returns:
         The largest possible bound.
 
-    Example:
+    Examples:
         >>> round(bayesian_ceiling(present=1000, absent=1000, delta=0.0, confidence=0.95), 2)
         7.21
     """

@@ -48,7 +48,7 @@ def gaussian(mu: float) -> InverseBlowUp:
     Returns:
         The function y to Phi(Phi^-1(y) - mu).
 
-    Example:
+    Examples:
         >>> round(gaussian(1.0)(0.5), 4)
         0.1587
     """
@@ -66,7 +66,7 @@ def epsilon_delta(epsilon: float, delta: float) -> InverseBlowUp:
     Returns:
         From y to the largest of 0, (y - delta) e^-epsilon and 1 - delta - (1 - y) e^epsilon.
 
-    Example:
+    Examples:
         >>> round(epsilon_delta(1.0, 0.1)(0.5), 4)
         0.1472
     """
@@ -104,7 +104,7 @@ def rejects(
     Returns:
         True if the hypothesis is rejected.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=5000, guesses=257, correct=252)
         >>> [rejects(gaussian(mu), **counts, error=0.05) for mu in (1.0, 1.1)]
         [True, False]
@@ -134,7 +134,7 @@ def p_value(
     Returns:
         The smallest error at which :func:`rejects` says so, at least 1e-50.
 
-    Example:
+    Examples:
         >>> round(p_value(gaussian(1.0), canaries=5000, guesses=257, correct=252), 4)
         0.0423
     """
@@ -171,7 +171,7 @@ def strongest_rejected(
     Assumes:
         The mechanism is a member of the family, or leaks more than one that is rejected.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=5000, guesses=257, correct=252)
         >>> round(strongest_rejected(gaussian, **counts, confidence=0.95), 4)
         1.0152
@@ -203,7 +203,7 @@ def mu_from_counts(
     Returns:
         The largest mu that is rejected; 0 if none is.
 
-    Example:
+    Examples:
         >>> round(mu_from_counts(canaries=5000, guesses=257, correct=252, confidence=0.95), 4)
         1.0152
     """
@@ -242,7 +242,7 @@ def epsilon_from_counts(
     Assumes:
         A Gaussian trade-off curve; the dependence between canaries is free.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=5000, guesses=257, correct=252)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
         4.455
@@ -286,7 +286,7 @@ def epsilon_delta_from_counts(
     Guarantee:
         Valid for every mechanism, whatever the dependence between canaries.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=5000, guesses=257, correct=252)
         >>> round(epsilon_delta_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
         3.149

@@ -51,7 +51,7 @@ def survival(t: ArrayLike, df: ArrayLike, noncentrality: ArrayLike) -> _Array:
     Returns:
         The probabilities, in the shape the arguments broadcast to.
 
-    Example:
+    Examples:
         >>> float(survival(2.0, 10, 0.0).round(10))
         0.0366940174
         >>> survival(1e6, 1e4, [0.99e6, 1e6, 1.01e6]).round(6)
@@ -63,7 +63,7 @@ def survival(t: ArrayLike, df: ArrayLike, noncentrality: ArrayLike) -> _Array:
 def cdf(t: ArrayLike, df: ArrayLike, noncentrality: ArrayLike) -> _Array:
     """Probability that a noncentral t variable is at most ``t``; see :func:`survival`.
 
-    Example:
+    Examples:
         >>> float(cdf(2.0, 10, 0.0).round(10))
         0.9633059826
     """
@@ -78,7 +78,7 @@ def log_cdf(t: ArrayLike, df: ArrayLike, noncentrality: ArrayLike) -> _Array:
 def log_survival(t: ArrayLike, df: ArrayLike, noncentrality: ArrayLike) -> _Array:
     """Logarithm of :func:`survival`, finite where the probability itself underflows.
 
-    Example:
+    Examples:
         >>> float(log_survival(200.0, 1000, 10.0).round(6))
         -1573.063002
     """

@@ -26,7 +26,7 @@ def anderson_darling(values: ArrayLike) -> tuple[float, float]:
     Returns:
         The corrected statistic and the p-value.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> anderson_darling(rng.normal(size=500))[1] > 0.01
         True
@@ -72,7 +72,7 @@ def average_shape(rows: NDArray[np.float64]) -> tuple[float, float, float, float
     Returns:
         Mean skewness, its two-sided p-value, mean excess kurtosis, its two-sided p-value.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> _, _, kurtosis, p_value = average_shape(rng.uniform(size=(50, 40)))
         >>> kurtosis < -1, p_value < 1e-9

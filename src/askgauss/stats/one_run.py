@@ -38,7 +38,7 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
     Guarantee:
         Valid for every mechanism that keeps the claim, whatever the dependence between canaries.
 
-    Example:
+    Examples:
         >>> round(p_value(canaries=5000, guesses=257, correct=252, epsilon=3.0, delta=1e-5), 4)
         0.0244
     """
@@ -66,7 +66,7 @@ def epsilon_from_counts(
     Guarantee:
         Valid for every mechanism, whatever the dependence between canaries.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=5000, guesses=257, correct=252)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 4)
         3.1309
@@ -90,7 +90,7 @@ def ceiling(*, canaries: int, guesses: int | None = None, delta: float, confiden
         The largest bound :func:`epsilon_from_counts` can return. A claim above it cannot be refuted
         by this audit, however broken the mechanism is.
 
-    Example:
+    Examples:
         >>> round(ceiling(canaries=5000, delta=1e-5, confidence=0.95), 2)
         7.28
     """

@@ -157,7 +157,7 @@ class Gaussian:
         Returns:
             Epsilon, 0 or above.
 
-        Example:
+        Examples:
             >>> round(Gaussian(mu=1.0).epsilon_at(1e-5), 4)
             4.3772
         """
@@ -203,7 +203,7 @@ class Laplace:
     def epsilon_at(self, delta: float) -> float:
         """Epsilon at ``delta``, in [0, 1).
 
-        Example:
+        Examples:
             >>> round(Laplace(shift=1.0).epsilon_at(0.1), 4)
             0.7893
         """
@@ -239,7 +239,7 @@ class EpsilonDelta:
     def epsilon_at(self, delta: float) -> float:
         """Epsilon at another ``delta``, in [0, 1); infinity below the channel's own.
 
-        Example:
+        Examples:
             >>> round(EpsilonDelta(epsilon=1.0, delta=0.01).epsilon_at(0.1), 4)
             0.8672
         """
@@ -267,7 +267,7 @@ def p_value(channel: Channel, *, canaries: int, guesses: int, mistakes: int) -> 
         The canaries go through independent copies of the channel. Coupled canaries make the
         p-value too small.
 
-    Example:
+    Examples:
         >>> round(p_value(Gaussian(mu=0.25), canaries=1000, guesses=100, mistakes=26), 4)
         0.0112
     """
@@ -300,7 +300,7 @@ def strongest_rejected(
     Assumes:
         Independent canaries, and a channel of the family.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=1000, guesses=100, mistakes=26)
         >>> family = lambda shift: Laplace(shift=shift)
         >>> round(strongest_rejected(family, **counts, confidence=0.95), 3)
@@ -343,7 +343,7 @@ def epsilon_from_counts(
     Assumes:
         Independent canaries in (subsampled) Gaussian noise of one scale.
 
-    Example:
+    Examples:
         >>> counts = dict(canaries=1000, guesses=100, mistakes=26)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 4)
         1.1926

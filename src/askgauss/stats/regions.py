@@ -113,7 +113,7 @@ def rectangle(
     Assumes:
         Independent Gaussian scores; when pooled, of one variance.
 
-    Example:
+    Examples:
         >>> box = rectangle(mean0=0.0, sd0=1.0, count0=2500, mean1=1.5, sd1=1.0, count1=2500)
         >>> [round(end, 4) for end in box.mean1], [round(end, 4) for end in box.sigma1]
         ([1.45, 1.55], [0.9658, 1.0365])
@@ -167,7 +167,7 @@ def minimum_epsilon_over_rectangle(rectangle: Rectangle, delta: float) -> float:
         above 0.1, where the front can be flat). 0 if the region holds two equal Gaussians; infinity
         if in all its pairs one is a single point and the other is not the same one.
 
-    Example:
+    Examples:
         >>> box = rectangle(mean0=0.0, sd0=1.0, count0=2500, mean1=1.5, sd1=1.0, count1=2500)
         >>> round(minimum_epsilon_over_rectangle(box, 1e-5), 4)
         6.2237
@@ -238,7 +238,7 @@ def bootstrap(
         The estimate (mean0, sd0, mean1, sd1) and its covariance, without terms between the groups:
         they are resampled apart. When pooled, (mean0, mean1, sd) and its covariance.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> estimate, covariance = bootstrap(rng.normal(0, 1, 400), rng.normal(2, 1, 400))
         >>> estimate.shape, bool(abs(covariance[0, 0] * 400 - 1) < 0.2)
@@ -293,7 +293,7 @@ def _resample(scores: _Array, resamples: int, stream: np.random.Generator) -> tu
 def radius_squared(confidence: float, parameters: int) -> float:
     """Squared radius of the ellipsoid that holds a Gaussian estimate with this probability.
 
-    Example:
+    Examples:
         >>> round(radius_squared(0.95, 4), 4)
         9.4877
     """
@@ -319,7 +319,7 @@ def minimum_epsilon_over_ellipsoid(
         that reaches deviations of 0 and below is cut there, since no Gaussian lies beyond; should
         the cut take away the least gap in units of the wider deviation, a lower bound is returned.
 
-    Example:
+    Examples:
         >>> center = [0.0, 1.0, 1.5, 1.0]
         >>> covariance = np.diag([4e-4, 2e-4, 4e-4, 2e-4])
         >>> round(minimum_epsilon_over_ellipsoid(center, covariance, 9.4877, 1e-5), 4)

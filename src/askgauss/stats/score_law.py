@@ -128,7 +128,7 @@ def mixture_cumulant(
     Returns:
         The cumulant of the normalised sum.
 
-    Example:
+    Examples:
         >>> q, n = 0.25, 100
         >>> round(mixture_cumulant(3, weights=np.full(n, 1 - q), first_means=-q,
         ...                        second_means=1 - q, noise_scales=2.0), 10)
@@ -323,7 +323,7 @@ def subsampled_shift_epsilon(
         Not above the exact value: counts of vanishing probability are left out, which lowers the
         divergence, and delta is taken as 1e-12 of itself larger, to cover rounding.
 
-    Example:
+    Examples:
         >>> round(subsampled_shift_epsilon(1e-5, 1.0, steps=2500, sampling_rate=0.08), 4)
         4.4226
         >>> round(subsampled_shift_epsilon(1e-5, 1.0, steps=1, sampling_rate=1.0), 4)
@@ -371,7 +371,7 @@ def subsampled_shift_delta(
     Returns:
         The hockey-stick divergence, the larger of both directions.
 
-    Example:
+    Examples:
         >>> f"{subsampled_shift_delta(4.4226, 1.0, steps=2500, sampling_rate=0.08):.3g}"
         '1e-05'
     """
@@ -409,7 +409,7 @@ def subsampled_shift(epsilon: float, delta: float, *, steps: int, sampling_rate:
         The largest shift whose exact epsilon is at most ``epsilon``; infinity if the canary is
         sampled at all with probability at most ``delta``, for then no shift can be told.
 
-    Example:
+    Examples:
         >>> round(subsampled_shift(8.0, 1e-5, steps=2500, sampling_rate=0.08), 4)
         1.6413
     """
@@ -460,7 +460,7 @@ class ScoreLaw:
     Assumes:
         Poisson sampling, Gaussian noise, nothing else in the canary's direction.
 
-    Example:
+    Examples:
         >>> law = ScoreLaw(steps=2500, sampling_rate=0.0819, noise_multiplier=2.6245)
         >>> round(law.mean, 4), round(law.variance, 4)
         (4.095, 6.9632)

@@ -28,7 +28,7 @@ def largest_rejected(
         The rejected end of the final bracket, so never more than the true largest; 0 if not even 0
         is rejected, infinity if everything is.
 
-    Example:
+    Examples:
         >>> round(largest_rejected(lambda parameter: 2.0 - parameter), 6)
         2.0
     """
@@ -96,7 +96,7 @@ def smallest_error(rejects: Callable[[float], bool]) -> float:
         The p-value, rounded up by less than one part in 1e6; 1 if the test rejects at no error, and
         1e-50 where it would be smaller.
 
-    Example:
+    Examples:
         >>> round(smallest_error(lambda error: error > 0.02), 6)
         0.02
     """

@@ -217,7 +217,7 @@ class SlopeTest:
 def lower_noncentrality(statistic: float, freedom: int, error: float) -> float:
     """The smallest noncentrality >= 0 under which t reaches ``statistic`` with this probability.
 
-    Example:
+    Examples:
         >>> round(lower_noncentrality(5.0, 1000, 0.05), 3)
         3.344
     """

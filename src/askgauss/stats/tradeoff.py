@@ -44,7 +44,7 @@ _STEEPEST = 700.0
 class TradeOff(ABC):
     """A symmetric trade-off curve; made by one of its constructors.
 
-    Example:
+    Examples:
         >>> curve = TradeOff.gaussian(1.0)
         >>> round(curve.beta_at(0.05), 4), round(curve.epsilon_at(1e-5), 3)
         (0.7405, 4.377)
@@ -76,7 +76,7 @@ class TradeOff(ABC):
         Returns:
             The curve max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha)).
 
-        Example:
+        Examples:
             >>> TradeOff.epsilon_delta(math.log(3.0), 0.0).beta_at([0.0, 0.25, 1.0]).round(6)
             array([1.  , 0.25, 0.  ])
         """
@@ -96,7 +96,7 @@ class TradeOff(ABC):
         Returns:
             The piecewise linear curve above all of their curves.
 
-        Example:
+        Examples:
             >>> levels = np.linspace(0.0, 10.0, 2000)
             >>> curve = TradeOff.from_profile(levels, gaussian.gdp_delta(levels, 1.0))
             >>> round(curve.beta_at(0.05), 4)
@@ -136,7 +136,7 @@ class TradeOff(ABC):
         Guarantee:
             With probability at least ``confidence`` the curve is nowhere below the mechanism's.
 
-        Example:
+        Examples:
             >>> absent = np.arange(1000)
             >>> curve = TradeOff.empirical(absent + 900, absent, confidence=0.95)
             >>> round(curve.epsilon_at(1e-5), 3)
