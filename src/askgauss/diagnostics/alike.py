@@ -12,8 +12,9 @@ __all__ = ["most_alike", "same_noise"]
 
 # Two noises that correlate this much are one noise, with something added.
 _SAME_NOISE = 0.7
-# Rows compared with all others, at most: pairs grow with their number.
+# Rows that are all compared with each other; of more, so many pairs are.
 _COMPARED_ROWS = 4096
+_FEWEST_COMPARED = 64
 
 
 def same_noise(correlation: float) -> Consequence:
@@ -32,7 +33,8 @@ def most_alike(rows: NDArray[np.float64]) -> tuple[float, int, int, float] | Non
     if alive.size < 2:
         return None
     unit = (rows[alive] / norms[alive, None]).astype(np.float32)
-    chosen = np.arange(0, alive.size, -(-alive.size // _COMPARED_ROWS))
+    compared = max(_COMPARED_ROWS**2 // max(alive.size, _COMPARED_ROWS), _FEWEST_COMPARED)
+    chosen = np.arange(0, alive.size, -(-alive.size // compared))
     whole = chosen.size == alive.size
     best, place, block = 0.0, (0, 1), 1024
     for start in range(0, chosen.size, block):
@@ -49,6 +51,7 @@ def most_alike(rows: NDArray[np.float64]) -> tuple[float, int, int, float] | Non
                 if abs(gram[row, column]) > abs(best):
                     best, place = float(gram[row, column]), (int(these[row]), other + column)
     pairs = chosen.size * (alive.size - (chosen.size + 1) / 2)
+    best = min(max(best, -1.0), 1.0)  # single precision may overshoot
     first, second = sorted(int(alive[index]) for index in place)
     p_value = min(1.0, 2.0 * pairs * correlation_tail(abs(best), rows.shape[1]))
     return best, first, second, p_value
