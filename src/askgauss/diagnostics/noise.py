@@ -275,13 +275,14 @@ def _drift(context: Context) -> Finding:
     slope = float((weight * time * logs).sum()) / information
     # Half: of the scale, not of the variance.
     change, error = 0.5 * slope, 0.5 / math.sqrt(information)
+    low, high = around(change, error)
     return judged(
         name,
         2.0 * float(ndtr(-abs(change / error))),
         f"the noise scale changes by {math.expm1(change):+.1%} along the run.",
         consequence=Consequence.LOOSENS,
         measured=math.expm1(change),
-        interval=tuple(math.expm1(end) for end in around(change, error)),  # type: ignore[arg-type]
+        interval=(math.expm1(low), math.expm1(high)),
         claimed=0.0,
         remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it.",
         tolerable=abs(change) < TOLERANCE,

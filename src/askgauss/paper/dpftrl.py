@@ -9,6 +9,7 @@ whichever of its ancestors those are, over the root of all of them.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ class _Noisy:
         """Nothing was audited."""
 
 
-class _Audited(_Noisy):
+class _Audited(_Noisy, abc.ABC):
     """The same with canaries, each with a coordinate and a leaf of its own."""
 
     def __init__(self, head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> None:
@@ -154,16 +155,18 @@ class _Audited(_Noisy):
         self._observe(self._all.push(everybody), self._others.push(others), prefix)
         return prefix
 
+    @abc.abstractmethod
     def _entering(self) -> NDArray[np.int64]:
-        raise NotImplementedError
+        """The canaries that enter at this leaf."""
 
+    @abc.abstractmethod
     def _observe(
         self,
         nodes: list[NDArray[np.float64]],
         clean: list[NDArray[np.float64]],
         prefix: NDArray[np.float32],
     ) -> None:
-        raise NotImplementedError
+        """Record what was released about them."""
 
 
 class _Sound(_Audited):
