@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import multiprocessing
 
 import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.paper import data, figures, reproduce, scatter, sweep, tables, uncorrected
+from askgauss.paper import data, figures, reproduce, scatter, tables, uncorrected
 from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.simulation import simulate_scores
 from askgauss.stats import fdp, one_run
@@ -214,54 +213,3 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path):
         folder.checkpoint(10, lambda place: (place / "x").write_text("ten"))
         assert folder.last_checkpoint()[0] == 10
         assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-
-
-GRID = sweep.Grid(
-    epsilons=(2.0, 8.0),
-    seeds=3,
-    auditors=("gaussian-shift", "subsampled-gaussian"),
-    steps=20,
-    sampling_rate=0.3,
-    present=40,
-    absent=40,
-)
-
-
-def test_a_sweep_goes_on_where_it_was(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(done, of):
-        if done == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        sweep.run(GRID, folder=tmp_path / "s", progress=stop)
-    seen = []
-    path = sweep.run(GRID, folder=tmp_path / "s", progress=lambda done, of: seen.append(done))
-    assert seen == [3, 4, 5, 6]
-    rows = _table(path)
-    assert len(rows) == 12
-    other = sweep.run(GRID, folder=tmp_path / "t")
-    assert _table(other) == rows
-    again = sweep.coverage([{**row, "bound": float(row["bound"])} for row in rows])
-    assert [row["audits"] for row in again] == [3] * 4
-    with pytest.raises(FileFormatError):
-        sweep.run(sweep.Grid(seeds=1), folder=tmp_path / "s")
-
-
-def _table(path):
-    if path.suffix == ".csv":
-        with path.open(newline="") as stream:
-            rows = list(csv.DictReader(stream))
-        return [{**row, "above": row["above"] == "True"} for row in rows]
-    import pyarrow.parquet as parquet
-
-    return json.loads(json.dumps(parquet.read_table(path).to_pylist()))
-
-
-def test_a_sweep_on_ray(tmp_path):
-    pytest.importorskip("ray")
-    here = sweep.run(GRID, folder=tmp_path / "here")
-    there = sweep.run(GRID, folder=tmp_path / "there", ray="local")
-    assert _table(there) == _table(here)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from askgauss.cli.program import Command
-from askgauss.cli.terminal import Progress, as_table, note, say
+from askgauss.cli.terminal import as_table, note, say
 
 __all__ = ["data", "register", "reproduce", "sweep"]
 
@@ -125,13 +125,20 @@ def sweep(
     from dataclasses import replace
 
     from askgauss.paper import sweep as sweeps
+    from askgauss.paper.progress import stages
 
     grid = sweeps.Grid(seeds=seeds, steps=steps, present=present, absent=absent)
     if epsilon:
         grid = replace(grid, epsilons=tuple(epsilon))
     if auditor:
         grid = replace(grid, auditors=tuple(auditor))
-    cells = len(grid.epsilons) * grid.seeds
-    with Progress("sweep", cells, unit="runs") as bar:
-        table = sweeps.run(grid, folder=folder, ray=ray, progress=lambda done, of: bar.advance())
+    with stages() as report:
+        table = sweeps.run(
+            grid, folder=folder, ray=ray, progress=lambda done, of: report("sweep", done, of)
+        )
+    rows = [("epsilon", "auditor", "audits", "mean bound", "above the truth")]
+    for row in sweeps.coverage(sweeps.read_table(table)):
+        shares = (f"{row['mean bound']:.3f}", f"{row['above']:.1%}")
+        rows.append((f"{row['epsilon']:g}", row["auditor"], f"{row['audits']:,}", *shares))
+    note(as_table(rows))
     say(str(table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from askgauss import _files
@@ -16,14 +16,14 @@ Line = tuple[str, str, str, str]
 """The claim, theirs, ours, and whether they agree or why not."""
 
 
-def write(folder: Path, *, scale: str, model: str, minutes: float) -> Path:
+def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> Path:
     """Write ``reproduction.md`` from the tables in a folder, leaving out what it does not have.
 
     Args:
         folder: Where `reproduce.run` put its figures.
         scale: The scale it ran at.
         model: What DP-SGD trained.
-        minutes: How long this run took.
+        minutes: How long it took, by start.
     """
     lines: list[Line] = []
     for name, compare in _COMPARISONS.items():
@@ -35,8 +35,8 @@ def write(folder: Path, *, scale: str, model: str, minutes: float) -> Path:
     parts = [
         "# The paper, reproduced",
         "",
-        f"Written by `askgauss reproduce all --scale {scale}`, model {model}, in {minutes:.1f} "
-        f"minutes (what was already there was not done again) on {here['cores']} cores, Python "
+        f"Written by `askgauss reproduce all --scale {scale}`, model {model}, in "
+        f"{sum(minutes):.0f} minutes{_starts(minutes)} on {here['cores']} cores, Python "
         f"{here['python']}, torch {here['versions'].get('torch', 'not installed')}.",
         "",
     ]
@@ -59,6 +59,10 @@ def write(folder: Path, *, scale: str, model: str, minutes: float) -> Path:
     path = folder / "reproduction.md"
     _files.write_text(path, "\n".join(parts))
     return path
+
+
+def _starts(minutes: Sequence[float]) -> str:
+    return "" if len(minutes) == 1 else f", over {len(minutes)} starts,"
 
 
 _STEP_SIZES = {

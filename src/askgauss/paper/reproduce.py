@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,13 @@ from typing import Literal
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.mechanisms import tree
 from askgauss.paper import data, dpftrl, dpsgd, figures, page, scatter, tables
+from askgauss.paper.progress import Report, stages
 from askgauss.paper.run_folder import RunFolder, process_rank
 
 __all__ = ["FIGURES", "SCALES", "Scale", "publish", "run"]
 
 FIGURES = (*figures.figure_makers(), "convergence")
 """Names of the figures."""
-
-Report = Callable[[str, int, int], None]
 
 _DELTA = 1e-5
 # What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
@@ -221,13 +221,13 @@ def run(
     names = FIGURES if figures is None else tuple(figures)
     for name in names:
         _validate.one_of(FIGURES, figures=name)
-    place, size, started = Path(folder), SCALES[scale], time.monotonic()
+    place, size = Path(folder), SCALES[scale]
     place.mkdir(parents=True, exist_ok=True)
     if process_rank() > 0:
         # One of several processes that train together: the first does everything else.
         _help_train(size, data_folder, model, augment, seed)
         return place / "reproduction.md"
-    with _shown(progress) as report:
+    with _timed(place) as minutes, stages(progress) as report:
         runs = None
         if set(names) - {"convergence"}:
             runs = _runs(size, place, data_folder, model, augment, seed, report)
@@ -238,7 +238,6 @@ def run(
         accuracy = tables.utility(runs) if runs is not None else []
         if accuracy:
             _files.write_text(place / "figures" / "utility.csv", _csv(accuracy))
-    minutes = (time.monotonic() - started) / 60.0
     return page.write(place, scale=scale, model=model, minutes=minutes)
 
 
@@ -339,35 +338,12 @@ def _make(name: str, runs: tables.Runs | None, scale: Scale, folder: Path) -> No
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[Report]:
-    """A bar a stage on a terminal, a line a tenth elsewhere."""
-    if not progress:
-        yield lambda stage, done, of: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        told: dict[str, int] = {}
-
-        def tell(stage: str, done: int, of: int) -> None:
-            tenth = 10 * done // max(of, 1)
-            if told.get(stage) != tenth:
-                told[stage] = tenth
-                console.print(f"{time.strftime('%H:%M:%S')} {stage}: {done} of {of}")
-
-        yield tell
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=console) as bar:
-        stages: dict[str, TaskID] = {}
-
-        def report(stage: str, done: int, of: int) -> None:
-            if stage not in stages:
-                stages[stage] = bar.add_task(stage, total=of)
-            bar.update(stages[stage], completed=done)
-
-        yield report
+def _timed(place: Path) -> Iterator[list[float]]:
+    """The minutes of every start so far, the present one among them once it is over."""
+    path, started = place / "minutes.json", time.monotonic()
+    minutes: list[float] = json.loads(path.read_bytes()) if path.exists() else []
+    try:
+        yield minutes
+    finally:
+        minutes.append((time.monotonic() - started) / 60.0)
+        _files.write_text(path, json.dumps(minutes))

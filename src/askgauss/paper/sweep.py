@@ -7,9 +7,11 @@ the folder; at the end they are gathered into one table.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +20,21 @@ from typing import Any
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
-from askgauss.exceptions import FileFormatError, MissingExtraError
+from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
 from askgauss.paper.figures import csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
 
-__all__ = ["Cell", "Grid", "coverage", "run"]
+__all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "read_table", "run"]
 
 Progress = Callable[[int, int], None]
 Row = dict[str, Any]
+
+_RETRIES = 3
+
+
+class SweepWorkerError(AskGaussError):
+    """The machines of a sweep cannot be reached, or fail at one cell again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +184,7 @@ def run(
 
     Raises:
         MissingExtraError: Ray is not installed.
+        SweepWorkerError: The cluster does not answer, or a cell kills its workers.
         RunFolderBusyError: Another process runs a sweep in the folder.
     """
     with RunFolder(folder, {"sweep": _plain.to_plain(grid)}) as place:
@@ -184,12 +193,12 @@ def run(
         parts.mkdir(exist_ok=True)
         missing = [cell for cell in cells if not (parts / f"{cell.name}.json").exists()]
         finished = len(cells) - len(missing)
-        work = _here(missing) if ray is None else _on_ray(missing, ray)
-        for cell, rows in work:
+        tell = progress or (lambda done, of: None)
+        tell(finished, len(cells))
+        for cell, rows in _here(missing) if ray is None else _on_ray(missing, ray):
             _files.write_text(parts / f"{cell.name}.json", json.dumps(_plain.to_plain(rows)))
             finished += 1
-            if progress is not None:
-                progress(finished, len(cells))
+            tell(finished, len(cells))
         return _gather(place.path / "results", [parts / f"{cell.name}.json" for cell in cells])
 
 
@@ -206,21 +215,57 @@ def _on_ray(cells: Sequence[Cell], address: str) -> Iterator[tuple[Cell, list[Ro
         raise MissingExtraError("Sweeps on Ray need it: install askgauss[ray].") from error
     started = not ray.is_initialized()
     if started:
-        ray.init(address=None if address == "local" else address)
+        _connect(address)
     try:
-        task = ray.remote(audit_cell)
+        # A cell is a pure function of itself, so that one lost with its worker is simply run again.
+        task = ray.remote(max_retries=_RETRIES)(audit_cell)
         ahead = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting = iter(cells)
         running = {task.remote(cell): cell for cell in itertools.islice(waiting, ahead)}
         while running:
             done, _ = ray.wait(list(running), num_returns=1)
             cell = running.pop(done[0])
-            yield cell, ray.get(done[0])
+            try:
+                rows = ray.get(done[0])
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+                raise SweepWorkerError(
+                    f"The worker of {cell.name} died {_RETRIES + 1} times: {error}. Finished cells "
+                    "are kept; with more memory a worker, start the sweep again to go on."
+                ) from error
+            yield cell, rows
             for following in itertools.islice(waiting, 1):
                 running[task.remote(following)] = following
     finally:
         if started:
             ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    if address != "local":
+        _reach(address)
+        ray.init(address=address, log_to_driver=False)
+        return
+    # A cluster of our own is nobody else's to watch: no dashboard, and nothing reported home.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
+def _reach(address: str) -> None:
+    """Ask whether anybody answers there: Ray itself waits for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # a name that Ray looks up, such as "auto"
+        return
+    if not port.isdigit():
+        raise _validate.fail("ray", address, "to be 'local', 'auto' or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
+    except OSError as error:
+        raise SweepWorkerError(
+            f"No Ray cluster answers at {address!r}: {error}. Start one there with 'ray start "
+            "--head', or use 'local'."
+        ) from error
 
 
 def _gather(folder: Path, parts: Sequence[Path]) -> Path:
@@ -238,6 +283,29 @@ def _gather(folder: Path, parts: Sequence[Path]) -> Path:
     with _files.atomic_write(path) as stream:
         parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
     return path
+
+
+def read_table(path: str | os.PathLike[str]) -> list[Row]:
+    """The rows of a table that `run` wrote, Parquet or CSV."""
+    source = Path(path)
+    if source.suffix == ".parquet":
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise MissingExtraError("Parquet needs pyarrow: install askgauss[ray].") from error
+        found: list[Row] = parquet.read_table(source).to_pylist()
+        return found
+    with source.open(newline="", encoding="utf-8") as stream:
+        return [
+            {
+                "epsilon": float(row["epsilon"]),
+                "seed": int(row["seed"]),
+                "auditor": row["auditor"],
+                "bound": float(row["bound"]),
+                "above": row["above"] == "True",
+            }
+            for row in csv.DictReader(stream)
+        ]
 
 
 def _read(part: Path) -> list[Row]:
