@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +127,30 @@ def test_wide_resnet_takes_a_step(tmp_path):
     assert set(MODELS) == {"wrn16-4", "small-cnn"}
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "shift", "flip"), [("digits", 8, 1, False), ("cifar10", 32, 4, True)]
+)
+def test_views_fit_the_images(tmp_path, monkeypatch, name, size, shift, flip):
+    asked = []
+
+    def spy(images, views, generator, **options):
+        asked.append((views, options))
+        return random_views(images, views, generator, **options)
+
+    monkeypatch.setattr(deep, "random_views", spy)
+    images = data.ImageSet(
+        name=name,
+        train_images=np.full((30, size, size, 1), 9, np.uint8),
+        train_labels=np.zeros(30, np.uint8),
+        test_images=np.zeros((1, size, size, 1), np.uint8),
+        test_labels=np.zeros(1, np.uint8),
+    )
+    with RunFolder(tmp_path / "run", {}) as folder:
+        deep.train_heads(images, _plan(2), folder, model="small-cnn", augment=3)
+    assert asked
+    assert all(call == (3, {"shift": shift, "flip": flip}) for call in asked)
+
+
 _WORKER = """
 import contextlib, json, sys
 from askgauss.paper import data, deep, dpsgd
@@ -140,36 +163,20 @@ with RunFolder(sys.argv[1], {}) if first else contextlib.nullcontext() as folder
 
 
 def test_two_processes_are_one_run(tmp_path):
-    """What torchrun starts: gradients add up over processes, noise and canaries come once."""
+    """Under torchrun: gradients add up over processes, noise and canaries come once."""
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # The variables torchrun sets for its processes.
-    common = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path.cwd()),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "two")],
-            env={**common, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(script), str(tmp_path / "two")),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
     with RunFolder(tmp_path / "one", {}) as folder:
         one = deep.train_heads(
             data.load("digits").few(300, 60), _plan(3), folder, model="small-cnn"

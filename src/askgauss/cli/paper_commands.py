@@ -86,6 +86,7 @@ def reproduce(
     Figures: bounds, canaries, dpftrl, steps, gram, histograms, indices, regions, convergence.
     """
     from askgauss.paper import reproduce as paper
+    from askgauss.paper.run_folder import process_rank
 
     page = paper.run(
         scale,
@@ -96,6 +97,8 @@ def reproduce(
         augment=augment,
         seed=seed,
     )
+    if process_rank() > 0:  # one of several processes of torchrun: the first speaks for all
+        return
     if docs is not None:
         paper.publish(folder, docs)
         note(f"copied to {docs}")
