@@ -9,6 +9,7 @@ import pytest
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.paper import data, figures, reproduce, scatter, tables, uncorrected
 from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
+from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import fdp, one_run
 
@@ -48,6 +49,17 @@ def test_sound_bounds_do_not_exceed_what_is_claimed(folder):
     assert len(above) <= 3
     steps = {r["epsilon"]: float(r["bound"]) for r in rows if r["method"] == "subsampled-gaussian"}
     assert steps["8"] > 5.0
+
+
+def test_every_run_carries_its_audit(folder):
+    found = sorted((folder / "run").glob("*/runs/*/result.json"))
+    names = [f"{path.parts[-4]}/{path.parts[-2]}" for path in found]
+    kinds = ("dpftrl/sound", "dpsgd/published", "dpsgd/sound")
+    assert names == [f"{kind}-{epsilon}" for kind in kinds for epsilon in (2, 8)]
+    for path in found:
+        result = AuditResult.from_json(path.read_bytes())
+        assert result.claim.epsilon == float(path.parts[-2].rpartition("-")[2])
+        assert result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
 
 
 def test_uncorrected_baselines_are_marked(folder):

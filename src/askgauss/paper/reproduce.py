@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from askgauss import _files, _plain, _validate, accounting
+from askgauss.auditing import audit
+from askgauss.claims import PrivacyClaim
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.mechanisms import tree
 from askgauss.paper import data, dpftrl, dpsgd, figures, page, scatter, tables
 from askgauss.paper.progress import Report, stages
 from askgauss.paper.run_folder import RunFolder, process_rank
+from askgauss.transcript import Transcript
 
 __all__ = ["FIGURES", "SCALES", "Scale", "publish", "run"]
 
@@ -295,10 +299,19 @@ def _runs(
                 augment=augment,
                 progress=lambda done, of: report(f"DP-SGD, {model}", done, of),
             )
+        for head in sgd.heads:
+            if head.canaries:
+                snapshot = dpsgd.load_snapshot(folder.path, head.name, sgd.steps)
+                _audit(folder, head, snapshot.transcript)
     with RunFolder(place / "dpftrl", {**about, "plan": _plain.to_plain(ftrl)}) as folder:
         ftrl_accuracy = dpftrl.train(
             features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
         )
+        for tree_head in ftrl.heads:
+            if tree_head.canaries and not tree_head.published:
+                _audit(
+                    folder, tree_head, dpftrl.load_transcript(folder.path, tree_head.name, "nodes")
+                )
     return tables.Runs(
         dpsgd_folder=place / "dpsgd",
         dpsgd_plan=sgd,
@@ -309,6 +322,17 @@ def _runs(
         delta=_DELTA,
         repeats=scale.repeats,
     )
+
+
+def _audit(
+    folder: RunFolder, head: dpsgd.Head | dpftrl.TreeHead, transcript: Transcript | LinearTranscript
+) -> None:
+    """Audit one run as its owner would; ``askgauss report`` finds the result in the folder."""
+    path = folder.path / "runs" / head.name / "result.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        claim = PrivacyClaim(epsilon=head.epsilon, delta=_DELTA)
+        audit(transcript, claim=claim).to_json(path)
 
 
 def _help_train(

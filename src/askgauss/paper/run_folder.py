@@ -6,6 +6,7 @@
     environment.json   versions and machine
     checkpoints/       the last whole one
     results/           what came out
+    runs/              the audit of each run trained here, for ``askgauss report``
     lock               held while a process uses the folder; let go of however that ends
 """
 
