@@ -47,6 +47,16 @@ def test_a_sweep_goes_on_where_it_was(tmp_path):
         sweep.run(sweep.Grid(seeds=1), folder=tmp_path / "s")
 
 
+def test_a_sweep_of_trained_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASKGAUSS_DATA", str(tmp_path / "data"))
+    grid = dataclasses.replace(GRID, run="smoke", seeds=2, steps=30, present=200, absent=200)
+    rows = sweep.read_table(sweep.run(grid, folder=tmp_path / "sweep"))
+    assert len(rows) == 8
+    assert all(row["bound"] < 1.1 * row["epsilon"] for row in rows)
+    assert all(row["bound"] > 4.0 for row in rows if row["epsilon"] == 8.0)
+    assert len({row["bound"] for row in rows}) == 8
+
+
 def test_a_table_without_parquet_says_the_same(tmp_path, monkeypatch):
     whole = sweep.run(GRID, folder=tmp_path / "whole")
     assert whole.suffix == ".parquet"

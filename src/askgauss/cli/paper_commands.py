@@ -106,35 +106,49 @@ def reproduce(
 
 
 def sweep(
+    run: Annotated[
+        Literal["simulated", "full", "smoke"],
+        typer.Option(help="Simulate runs, or train ScatterLinear at a scale of reproduce."),
+    ] = "simulated",
     folder: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where results go; go on with what is there.")
     ] = Path("sweep"),
     epsilon: Annotated[
-        list[float] | None, typer.Option(help="Epsilon of the simulated runs; repeat for several.")
+        list[float] | None,
+        typer.Option(help="Epsilon the runs are calibrated to; repeat for several."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Simulated runs of each epsilon.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Runs of each epsilon.")] = 100,
     auditor: Annotated[
         list[str] | None, typer.Option(help="Auditor by name; repeat for several.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each run.")] = 2500,
+    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 4096 / 50_000,
     present: Annotated[int, typer.Option(help="Present canaries.")] = 2500,
     absent: Annotated[int, typer.Option(help="Absent canaries.")] = 2500,
+    delta: Annotated[float, typer.Option(help="Delta of claims and bounds.")] = 1e-5,
+    confidence: Annotated[float, typer.Option(help="Confidence of the bounds.")] = 0.95,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster to run on; local for one on here."),
     ] = None,
 ) -> None:
-    """Audit many simulated runs: how tight auditors are, and how often above the truth."""
-    from dataclasses import replace
-
+    """Audit many runs: how tight auditors are, and how often above the truth."""
     from askgauss.paper import sweep as sweeps
     from askgauss.paper.progress import stages
 
-    grid = sweeps.Grid(seeds=seeds, steps=steps, present=present, absent=absent)
-    if epsilon:
-        grid = replace(grid, epsilons=tuple(epsilon))
-    if auditor:
-        grid = replace(grid, auditors=tuple(auditor))
+    usual = sweeps.Grid()
+    grid = sweeps.Grid(
+        run=run,
+        epsilons=tuple(epsilon) if epsilon else usual.epsilons,
+        seeds=seeds,
+        auditors=tuple(auditor) if auditor else usual.auditors,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        present=present,
+        absent=absent,
+        delta=delta,
+        confidence=confidence,
+    )
     with stages() as report:
         table = sweeps.run(
             grid, folder=folder, ray=ray, progress=lambda done, of: report("sweep", done, of)

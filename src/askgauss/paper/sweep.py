@@ -1,6 +1,6 @@
-"""Many small audits: every auditor on simulated runs, over epsilons and seeds, here or on Ray.
+"""Many audits: every auditor on simulated or trained runs, over epsilons and seeds, here or on Ray.
 
-A sweep is a grid of cells, a cell a few audits of one simulated run. Finished cells are files of
+A sweep is a grid of cells, a cell a few audits of one run. Finished cells are files of
 their own, so that an interrupted sweep goes on where it was, on one machine or on many that share
 the folder; at the end they are gathered into one table.
 """
@@ -12,10 +12,13 @@ import itertools
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
@@ -24,11 +27,13 @@ from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraErro
 from askgauss.paper.figures import csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
+from askgauss.transcript import Transcript
 
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "read_table", "run"]
 
 Progress = Callable[[int, int], None]
 Row = dict[str, Any]
+RunKind = Literal["simulated", "full", "smoke"]
 
 _RETRIES = 3
 
@@ -39,9 +44,10 @@ class SweepWorkerError(AskGaussError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One simulated run, and what to audit it with.
+    """One run, and what to audit it with.
 
     Args:
+        run: Whether it is simulated, or which scale of the paper's ScatterLinear is trained.
         epsilon: The epsilon its noise is calibrated to.
         seed: Root of its random choices.
         noise_multiplier: That noise.
@@ -54,6 +60,7 @@ class Cell:
         auditors: Kebab-case names of the auditors.
     """
 
+    run: RunKind
     epsilon: float
     seed: int
     noise_multiplier: float
@@ -76,7 +83,10 @@ class Grid:
     """A sweep: every epsilon with every seed.
 
     Args:
-        epsilons: Epsilons of the simulated runs.
+        run: ``simulated`` draws what a run would have released; ``full`` and ``smoke`` train
+            ScatterLinear on the image set of that scale, from the data cache of the machine that
+            does it, and have as many canaries as present and absent ones together, by coin.
+        epsilons: Epsilons the runs are calibrated to.
         seeds: How many runs of each.
         auditors: Kebab-case names; those that read scores or transcripts of DP-SGD.
         sampling_rate: Poisson sampling rate.
@@ -92,6 +102,7 @@ class Grid:
         ['epsilon-1-seed-0', 'epsilon-1-seed-1']
     """
 
+    run: RunKind = "simulated"
     epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     seeds: int = 100
     auditors: tuple[str, ...] = ("subsampled-gaussian", "gaussian-shift", "one-run-fdp", "one-run")
@@ -103,6 +114,7 @@ class Grid:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
+        _validate.one_of(get_args(RunKind), run=self.run)
         _validate.integer(1, seeds=self.seeds)
         for name in self.auditors:
             _validate.one_of(tuple(auditor_types()), auditors=name)
@@ -118,6 +130,7 @@ class Grid:
             )
             for seed in range(self.seeds):
                 yield Cell(
+                    run=self.run,
                     epsilon=epsilon,
                     seed=seed,
                     noise_multiplier=noise,
@@ -132,15 +145,8 @@ class Grid:
 
 
 def audit_cell(cell: Cell) -> list[Row]:
-    """Simulate the run of a cell and audit it; one row an auditor."""
-    transcript = simulate_dpsgd(
-        steps=cell.steps,
-        sampling_rate=cell.sampling_rate,
-        noise_multiplier=cell.noise_multiplier,
-        present=cell.present,
-        absent=cell.absent,
-        seed=cell.seed,
-    )
+    """Make the run of a cell and audit it; one row an auditor."""
+    transcript = _simulated(cell) if cell.run == "simulated" else _trained(cell)
     rows = []
     for name in cell.auditors:
         auditor = auditor_types()[name]()
@@ -161,6 +167,38 @@ def audit_cell(cell: Cell) -> list[Row]:
             }
         )
     return rows
+
+
+def _simulated(cell: Cell) -> Transcript:
+    return simulate_dpsgd(
+        steps=cell.steps,
+        sampling_rate=cell.sampling_rate,
+        noise_multiplier=cell.noise_multiplier,
+        present=cell.present,
+        absent=cell.absent,
+        seed=cell.seed,
+    )
+
+
+def _trained(cell: Cell) -> Transcript:
+    """Train ScatterLinear; nothing of it is kept but what it released about the canaries."""
+    from askgauss.paper import data, dpsgd, scatter
+    from askgauss.paper.reproduce import SCALES
+
+    scale = SCALES[cell.run]
+    head = dpsgd.Head(
+        name="run",
+        epsilon=cell.epsilon,
+        noise_multiplier=cell.noise_multiplier,
+        sampling_rate=cell.sampling_rate,
+        canaries=cell.present + cell.absent,
+        learning_rate=float(np.interp(cell.epsilon, scale.epsilons, scale.learning_rate)),
+    )
+    plan = dpsgd.Plan(heads=(head,), steps=cell.steps, seed=cell.seed, clip_norm=scale.clip_norm)
+    features = scatter.features(data.load(scale.data), groups=scale.groups)
+    with tempfile.TemporaryDirectory() as place, RunFolder(place, {}) as folder:
+        dpsgd.train(features, plan, folder)
+        return dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
 
 
 def run(
