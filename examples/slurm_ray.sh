@@ -16,6 +16,9 @@ FOLDER=${FOLDER:-$PWD/sweep}
 PORT=${PORT:-6379}
 # A node's numerical libraries must not take the cores of its other workers.
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Whoever reaches a cluster can run anything on it: only processes of this job know its token.
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}

@@ -83,7 +83,7 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments again and draw its figures; interrupted, it goes on from there.
 
-    Figures: bounds, canaries, dpftrl, steps, gram, histograms, indices, regions, convergence.
+    Figures: headline, bounds, canaries, dpftrl, steps, gram, histograms, indices, regions, convergence.
     """
     from askgauss.paper import reproduce as paper
     from askgauss.paper.run_folder import process_rank
@@ -157,5 +157,5 @@ def sweep(
     for row in sweeps.coverage(sweeps.read_table(table)):
         shares = (f"{row['mean bound']:.3f}", f"{row['above']:.1%}")
         rows.append((f"{row['epsilon']:g}", row["auditor"], f"{row['audits']:,}", *shares))
-    note(as_table(rows))
+    typer.echo(as_table(rows), err=True)
     say(str(table))

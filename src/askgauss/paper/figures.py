@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_bounds", "draw_canaries", "draw_convergence", "draw_gram", "draw_histograms"]
-__all__ += ["draw_indices", "draw_regions", "draw_steps", "draw_trees", "save"]
+__all__ = ["draw_bounds", "draw_canaries", "draw_convergence", "draw_gram", "draw_headline"]
+__all__ += ["draw_histograms", "draw_indices", "draw_regions", "draw_steps", "draw_trees", "save"]
 
 _COLOURS = (
     *("#2459a8", "#1b7348", "#b3261e", "#8f5a00", "#7a3fa8", "#0b7a86", "#7c8894"),
@@ -120,6 +120,30 @@ def draw_bounds(rows: Sequence[Row]) -> Figure:
         _diagonal(panel, [row["epsilon"] for row in rows])
         panel.set(xlabel="claimed epsilon", ylabel="lower bound on epsilon", title=title)
         _legend(panel)
+    return figure
+
+
+def draw_headline(rows: Sequence[Row]) -> Figure:
+    """The paper's methods and ours on the same scores, over draws of its model and a real run."""
+    figure, (panel,) = _figure()
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    sources = list(dict.fromkeys(row["source"] for row in rows))
+    for index, source in enumerate(sources):
+        own = [row for row in rows if row["source"] == source]
+        places = [methods.index(row["method"]) + 0.22 * (index - 1) for row in own]
+        middle = [row["bound"] for row in own]
+        reach = [
+            [row["bound"] - row["lowest"] for row in own],
+            [row["highest"] - row["bound"] for row in own],
+        ]
+        note = f" ({own[0]['audits']} draws, lowest to highest)" if own[0]["audits"] > 1 else ""
+        panel.errorbar(places, middle, reach, fmt="o", capsize=3, markersize=4,
+                       color=_COLOURS[index], label=source + note)  # fmt: skip
+    panel.axhline(rows[0]["epsilon"], color="#1b1f24", linewidth=1.0)
+    names = [name.replace(", ", ",\n") for name in methods]
+    panel.set_xticks(range(len(methods)), names, fontsize=8)
+    panel.set(ylabel="lower bound on epsilon", ylim=(0, None))
+    _legend(panel)
     return figure
 
 
@@ -271,6 +295,7 @@ def figure_makers() -> dict[str, Callable[[tables.Runs, Sequence[int]], tuple[Fi
         return draw_histograms(rows, tables.score_law(runs)), rows
 
     return {
+        "headline": plain(tables.headline, draw_headline),
         "bounds": plain(tables.bounds, draw_bounds),
         "canaries": canaries,
         "dpftrl": plain(tables.trees, draw_trees),

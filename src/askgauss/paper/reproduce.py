@@ -302,16 +302,30 @@ def _runs(
         for head in sgd.heads:
             if head.canaries:
                 snapshot = dpsgd.load_snapshot(folder.path, head.name, sgd.steps)
-                _audit(folder, head, snapshot.transcript)
+                claim = PrivacyClaim(
+                    epsilon=head.epsilon,
+                    delta=_DELTA,
+                    noise_multiplier=head.noise_multiplier,
+                    sampling_rate=head.sampling_rate,
+                    steps=sgd.steps,
+                    clip_norm=sgd.clip_norm,
+                )
+                _audit(folder, head.name, snapshot.transcript, claim)
     with RunFolder(place / "dpftrl", {**about, "plan": _plain.to_plain(ftrl)}) as folder:
         ftrl_accuracy = dpftrl.train(
             features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
         )
         for tree_head in ftrl.heads:
             if tree_head.canaries and not tree_head.published:
-                _audit(
-                    folder, tree_head, dpftrl.load_transcript(folder.path, tree_head.name, "nodes")
+                transcript = dpftrl.load_transcript(folder.path, tree_head.name, "nodes")
+                claim = PrivacyClaim(
+                    epsilon=tree_head.epsilon,
+                    delta=_DELTA,
+                    noise_multiplier=tree_head.noise_multiplier,
+                    steps=ftrl.steps,
+                    clip_norm=ftrl.clip_norm,
                 )
+                _audit(folder, tree_head.name, transcript, claim)
     return tables.Runs(
         dpsgd_folder=place / "dpsgd",
         dpsgd_plan=sgd,
@@ -325,13 +339,12 @@ def _runs(
 
 
 def _audit(
-    folder: RunFolder, head: dpsgd.Head | dpftrl.TreeHead, transcript: Transcript | LinearTranscript
+    folder: RunFolder, name: str, transcript: Transcript | LinearTranscript, claim: PrivacyClaim
 ) -> None:
     """Audit one run as its owner would; ``askgauss report`` finds the result in the folder."""
-    path = folder.path / "runs" / head.name / "result.json"
+    path = folder.path / "runs" / name / "result.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        claim = PrivacyClaim(epsilon=head.epsilon, delta=_DELTA)
         audit(transcript, claim=claim).to_json(path)
 
 

@@ -16,53 +16,19 @@ import json
 import os
 import platform
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from askgauss import _files, _plain
+from askgauss._locks import RunFolderBusyError, locked
 from askgauss._version import __version__
-from askgauss.exceptions import AskGaussError, FileFormatError
+from askgauss.exceptions import FileFormatError
 
 __all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked", "process_rank"]
 
 _KIND = "askgauss-run"
 _SCHEMA = 1
-
-
-class RunFolderBusyError(AskGaussError):
-    """Another process is using the folder."""
-
-
-@contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock on a file, at once or not at all; the system lets go of it if we die.
-
-    Raises:
-        RunFolderBusyError: Another process holds it.
-    """
-    with Path(path).open("a+b") as stream:
-        try:
-            _lock(stream)
-        except OSError as error:
-            raise RunFolderBusyError(
-                f"{str(path)!r} is held by another process. Wait for it, or use another folder."
-            ) from error
-        yield
-
-
-def _lock(stream: IO[bytes]) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        stream.seek(0)
-        msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def environment() -> dict[str, Any]:

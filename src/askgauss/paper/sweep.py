@@ -283,7 +283,13 @@ def _connect(address: str) -> None:
 
     if address != "local":
         _reach(address)
-        ray.init(address=address, log_to_driver=False)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            raise SweepWorkerError(
+                f"{error}. If the cluster at {address!r} asks for a token, set RAY_AUTH_MODE=token "
+                "and, unless the token is in ~/.ray, RAY_AUTH_TOKEN."
+            ) from error
         return
     # A cluster of our own is nobody else's to watch: no dashboard, and nothing reported home.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

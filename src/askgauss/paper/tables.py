@@ -30,7 +30,7 @@ from askgauss.stats.score_law import ScoreLaw
 from askgauss.transcript import CanarySums, Transcript
 
 __all__ = ["Row", "Runs", "bounds", "by_canaries", "by_steps", "convergence", "correlations"]
-__all__ += ["regions", "score_indices", "score_values", "trees", "utility"]
+__all__ += ["headline", "regions", "score_indices", "score_values", "trees", "utility"]
 
 Row = dict[str, Any]
 Progress = Callable[[str], None]
@@ -147,6 +147,57 @@ def bounds(runs: Runs) -> list[Row]:
         known = runs.bound(snapshot.transcript.scores(), GaussianEllipsoid(pooled=True))
         rows.append(_row(head, "pooled ellipsoid, background known", PUBLISHED, known))
     return rows
+
+
+MODEL = "their model, simulated"
+LEFT_IN = "trained, background left in"
+TAKEN_OUT = "trained, background taken out"
+
+
+def headline(runs: Runs) -> list[Row]:
+    """The paper's three methods and ours on the same scores, at the largest epsilon.
+
+    Of the paper's own model many draws are made, at its stated sampling rate: one run is one draw.
+    """
+    sound = _largest(runs.audited(published=False))
+    head = _largest(runs.audited(published=True))
+    snapshot = runs.snapshot(head)
+    found: dict[tuple[str, str, str], list[float]] = {}
+
+    def add(source: str, scores: CanaryScores, transcript: Transcript | None) -> None:
+        for method, kind, value in _as_published(runs, scores):
+            found.setdefault((source, method, kind), []).append(value)
+        ours = found.setdefault((source, "gaussian-shift", SOUND), [])
+        ours.append(runs.bound(scores, GaussianShift()))
+        if transcript is not None:
+            ours = found.setdefault((source, "subsampled-gaussian", SOUND), [])
+            ours.append(runs.bound(transcript, SubsampledGaussian()))
+
+    for draw in range(3 * runs.repeats):
+        simulated = simulate_dpsgd(
+            steps=runs.dpsgd_plan.steps,
+            sampling_rate=sound.sampling_rate,
+            noise_multiplier=head.noise_multiplier,
+            present=head.canaries // 2,
+            absent=head.canaries - head.canaries // 2,
+            seed=runs.dpsgd_plan.seed + draw,
+        )
+        add(MODEL, simulated.scores(), simulated)
+    add(LEFT_IN, snapshot.unknown_background_scores(), None)
+    add(TAKEN_OUT, snapshot.transcript.scores(), snapshot.transcript)
+    return [
+        _row(
+            head,
+            method,
+            kind,
+            float(np.mean(values)),
+            source=source,
+            audits=len(values),
+            lowest=min(values),
+            highest=max(values),
+        )
+        for (source, method, kind), values in found.items()
+    ]
 
 
 def _every_auditor() -> dict[str, Auditor[Any]]:
