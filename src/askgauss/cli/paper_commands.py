@@ -83,7 +83,8 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments again and draw its figures; interrupted, it goes on from there.
 
-    Figures: headline, bounds, canaries, dpftrl, steps, gram, histograms, indices, regions, convergence.
+    Figures: headline, bounds, canaries, dpftrl, steps, gram, histograms, indices, regions,
+    convergence.
     """
     from askgauss.paper import reproduce as paper
     from askgauss.paper.run_folder import process_rank
