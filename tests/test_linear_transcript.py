@@ -178,9 +178,11 @@ def test_canaries_participate_as_declared(steps, count, gap):
     assert np.unique(transcript.leaves[:, 0]).size == 1 + steps - 1 - gap * (leaves.size - 1)
 
 
-def test_several_participations_carry_the_accounted_information():
-    """Nodes: the worst canary of many reaches the sensitivity that the accounting uses."""
-    transcript = small(steps=12, participations=3, min_separation=2, present=500, absent=500)
+@pytest.mark.parametrize("seen", [{}, {"release": "prefixes", "estimator": "full"}], ids=str)
+def test_several_participations_carry_the_accounted_information(seen):
+    """Nodes, and least squares over them: the worst canary of many reaches the sensitivity."""
+    options = {"participations": 3, "min_separation": 2, **seen}
+    transcript = small(steps=12, present=500, absent=500, **options)
     sensitivity = tree.sensitivity(12, participations=3, min_separation=2)
     assert transcript.largest_information == sensitivity
     assert transcript.information.max() == pytest.approx(sensitivity)
@@ -210,6 +212,22 @@ def test_a_resumed_recorder_ends_the_same(plan):
         same(whole.transcript(), second.transcript())
 
 
+def test_a_checkpoint_file(tmp_path):
+    plan, file = PLANS[1], tmp_path / "audit.npz"
+    whole, first, second = (recorder_of(plan) for _ in range(3))
+    feed(whole, range(9))
+    feed(first, range(5))
+    first.save(file)
+    second.load(file)
+    feed(second, range(5, 9))
+    same(whole.transcript(), second.transcript())
+    with pytest.raises(RecordingError, match="plan"):
+        recorder_of(PLANS[2]).load(file)
+    whole.transcript().save(file)
+    with pytest.raises(FileFormatError, match="askgauss-linear-recorder"):
+        second.load(file)
+
+
 def test_a_checkpoint_between_sample_and_observe():
     first = recorder_of(PLANS[0])
     feed(first, range(3))
@@ -231,7 +249,8 @@ def test_a_checkpoint_between_sample_and_observe():
         (lambda s: s.pop("sums.score"), FileFormatError, "sums.score"),
         (lambda s: s.update(pieces=np.zeros((2, 4))), FileFormatError, "pieces"),
         (lambda s: s.update(cosines=np.zeros(3)), FileFormatError, "cosines"),
-        (lambda s: s["state"].update(open=7), FileFormatError, "open"),
+        (lambda s: s["state"].update(open=7), FileFormatError, "Expected 2 open values"),
+        (lambda s: s["state"].update(open=1), FileFormatError, "Expected 2 open values"),
     ],
 )
 def test_foreign_checkpoints(edit, error, message):
@@ -314,6 +333,8 @@ class TestMisuse:
     def test_arguments(self):
         with pytest.raises(InvalidArgumentError, match="canaries"):
             LinearRecorder([1, 2], PLANS[0])
+        with pytest.raises(InvalidArgumentError, match="TreePlan"):
+            LinearRecorder(canaries(), {"steps": 9})
         with pytest.raises(InvalidArgumentError, match="clip_norm"):
             LinearRecorder(canaries(), PLANS[0], clip_norm=0.0)
         with pytest.raises(InvalidArgumentError, match="noise_multiplier"):
@@ -329,7 +350,12 @@ def test_values_are_in_clip_norms():
 
 def test_a_run_that_stops_early_is_the_tree_so_far():
     """The first 7 of 12 planned steps give the very transcript of a run of 7 for its canaries."""
-    for options in ({}, {"release": "prefixes", "estimator": "honaker"}):
+    for options in (
+        {},
+        {"release": "prefixes", "estimator": "honaker"},
+        {"release": "prefixes", "restart_every": 3},
+        {"restart_every": 5, "completion": True},
+    ):
         plan = TreePlan(steps=12, **options)
         stopped = recorder_of(plan)
         feed(stopped, range(7))
@@ -344,6 +370,20 @@ def test_a_run_that_stops_early_is_the_tree_so_far():
         assert transcript.largest_information == short.transcript().largest_information
         assert transcript.number_of_steps == scores.metadata.steps == 7
         assert len(transcript.cosines()) == entered.sum()
+
+
+def test_of_several_participations_only_those_before_the_stop_count():
+    """Information is that of the leaves that came, against the sensitivity of the tree so far."""
+    plan = TreePlan(steps=12, participations=3, min_separation=2)
+    stopped = recorder_of(plan)
+    feed(stopped, range(7))
+    transcript = stopped.transcript()
+    nodes = np.concatenate(tree.node_sums(np.eye(7)))
+    for leaves, information in zip(transcript.leaves, transcript.information, strict=True):
+        came = leaves[leaves < 7]
+        assert information == pytest.approx(np.linalg.norm(nodes[:, came].sum(axis=1)))
+    sensitivity = tree.sensitivity(7, participations=3, min_separation=2)
+    assert transcript.largest_information == sensitivity
 
 
 # --- the transcript ---
@@ -513,3 +553,26 @@ def test_measured_noise_counts_absent_canaries():
         transcript.measured_noise(transcript.pieces.level > 9)
     with pytest.raises(NotDefinedError, match="single tree"):
         transcript.restart_correlation()
+
+
+def test_scores_say_how_much_of_the_tree_they_carry():
+    """A record moves the nodes of 16 leaves by sqrt(5); prefixes show less of it, and less power."""
+    claim = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)
+    noise = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=16)
+    found = {}
+    for release in ("nodes", "prefixes"):
+        run = ag.simulate_dpftrl(
+            steps=16,
+            noise_multiplier=noise,
+            present=300,
+            absent=300,
+            release=release,
+            estimator="honaker",
+            seed=1,
+        )
+        carried = run.scores().metadata.carried_shift
+        assert carried == pytest.approx(run.largest_information / 5.0**0.5)
+        found[release] = (carried, ag.audit(run, claim=claim).power)
+    assert found["nodes"][0] == pytest.approx(1.0)
+    assert found["prefixes"][0] < 0.99
+    assert found["prefixes"][1] < found["nodes"][1]

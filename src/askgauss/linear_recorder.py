@@ -1,349 +1,33 @@
 """The recorder of tree mechanisms: matched-filter scores, computed as the releases go by.
 
-No release is kept. A prefix is taken apart, with the few earlier ones that are still open, into the
-one piece of independent noise it adds; each piece is then added to the scores of the canaries whose
-leaves it covers. Memory is one number a canary and level of the tree.
+Each release is taken apart into pieces of independent noise (`askgauss.mechanisms.pieces`), which
+are added to the scores of the canaries whose leaves they cover. Memory is one number a canary and
+level of the tree.
 """
 
 from __future__ import annotations
 
-import abc
-import functools
-import itertools
 import math
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _plain, _validate
+from askgauss import _files, _plain, _validate
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
-from askgauss.exceptions import (
-    FileFormatError,
-    InvalidArgumentError,
-    RecordingError,
-    UnsupportedError,
-)
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.linear_transcript import LinearFacts, LinearTranscript, PieceSums, TreePlan
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.pieces import Piece, reader
+from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
+_KIND = "askgauss-linear-recorder"
+_SCHEMA = 1
 _KEPT = 32
-# Prefixes of trees that are filled up are filtered with a dense matrix, solved once.
-_DENSE_STEPS = 1024
-
-Node = tuple[int, int, int]
-"""Tree, level and index."""
-
-
-# --- which nodes, and their sums -------------------------------------------------------------
-
-
-def released_nodes(plan: TreePlan, step: int) -> list[Node]:
-    """The nodes that become complete at a step, in order: tree, level and index.
-
-    The empty leaves that fill up a tree arrive with the first leaf of the next one.
-
-    Examples:
-        >>> released_nodes(TreePlan(steps=8, restart_every=3, completion=True), 3)
-        [(0, 0, 3), (0, 1, 1), (0, 2, 0), (1, 0, 0)]
-    """
-    here, leaf = divmod(step, plan.period)
-    nodes = [(here, *node) for node in tree.completed_nodes(leaf)]
-    for empty in reversed(_empty_leaves(plan, step)):
-        nodes[:0] = [(here - 1, *node) for node in tree.completed_nodes(empty)]
-    return nodes
-
-
-def drawn_nodes(plan: TreePlan) -> Iterator[Node]:
-    """The nodes that `askgauss.mechanisms.tree.TreeNoise` draws noise for, in order.
-
-    Examples:
-        >>> list(drawn_nodes(TreePlan(steps=4)))
-        [(0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 2, 0)]
-    """
-    for step in range(plan.steps):
-        nodes = released_nodes(plan, step)
-        if plan.estimator == "honaker":
-            yield from nodes
-            continue
-        # A plain tree uses the widest node only: of the leaf, and of a tree that is filled up.
-        if _empty_leaves(plan, step):
-            yield (nodes[-1][0] - 1, (plan.period - 1).bit_length(), 0)
-        yield nodes[-1]
-
-
-def _empty_leaves(plan: TreePlan, step: int) -> range:
-    """The leaves that fill up the tree before the one that begins at this step."""
-    if not (plan.fills_up and step and step % plan.period == 0):
-        return range(0)
-    return range(plan.period, 1 << plan.period.bit_length())
-
-
-class NodeSums:
-    """Sums of complete nodes as leaves come by, in memory logarithmic in their number.
-
-    Args:
-        plan: The mechanism.
-
-    Examples:
-        >>> sums = NodeSums(TreePlan(steps=4))
-        >>> [[int(value) for value in sums.push(np.array(leaf))] for leaf in (1, 2, 3, 4)]
-        [[1], [2, 3], [3], [4, 7, 10]]
-    """
-
-    def __init__(self, plan: TreePlan) -> None:
-        self._plan = plan
-        self._step = 0
-        self.open: list[NDArray[Any]] = []
-
-    def push(self, leaf: NDArray[Any]) -> list[NDArray[Any]]:
-        """Take in the next leaf; the sums of `released_nodes` at its step, in their order."""
-        complete = []
-        for empty in _empty_leaves(self._plan, self._step):
-            complete += self._take(empty, np.zeros_like(leaf))
-        position = self._step % self._plan.period
-        if position == 0:
-            self.open.clear()
-        complete += self._take(position, leaf)
-        self._step += 1
-        return complete
-
-    def resume(self, step: int, open_sums: list[NDArray[Any]]) -> None:
-        """Go on after so many leaves with the sums that were open then."""
-        self._step, self.open = step, list(open_sums)
-
-    def _take(self, position: int, value: NDArray[Any]) -> list[NDArray[Any]]:
-        complete = [value]
-        for _ in tree.completed_nodes(position)[1:]:
-            complete.append(self.open.pop() + complete[-1])
-        self.open.append(complete[-1])
-        return complete
-
-
-# --- from releases to pieces of noise --------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A linear combination of releases, and what it says about the leaves it covers.
-
-    Attributes:
-        node: The node it stands for.
-        value: Its value along each canary.
-        first: First leaf it covers.
-        signal: What a record in each of the leaves from there on adds to it.
-        spread: Standard deviation of its noise, in those of one node.
-    """
-
-    node: Node
-    value: NDArray[np.float64]
-    first: int
-    signal: NDArray[np.float64]
-    spread: float = 1.0
-
-
-class _Reader(abc.ABC):
-    """Takes releases apart.
-
-    With ``gram`` None the score is the sum of signal times value, and the squared information the
-    sum of squared signals; otherwise ``gram`` holds the products of the leaves' filters.
-    """
-
-    gram: NDArray[np.float64] | None = None
-    offline: bool = False
-
-    def __init__(self, plan: TreePlan) -> None:
-        self._plan = plan
-        self._open: list[NDArray[np.float64]] = []
-
-    @abc.abstractmethod
-    def read(self, step: int, released: NDArray[np.float64]) -> Iterator[_Piece]:
-        """The pieces that a step adds."""
-
-    def open_values(self) -> list[NDArray[np.float64]]:
-        """What has to be remembered for the steps to come."""
-        return self._open
-
-    def resume(self, step: int, open_values: list[NDArray[np.float64]]) -> None:
-        """Go on after so many steps with what was remembered."""
-        self._open = open_values
-
-
-def _covered(plan: TreePlan, node: Node) -> tuple[int, int]:
-    """The first leaf under a node, counted over all trees, and how many there are."""
-    here, level, index = node
-    first = here * plan.period + (index << level)
-    end = min((here + 1) * plan.period, plan.steps)
-    return min(first, end), max(min(first + (1 << level), end) - first, 0)
-
-
-class _NodeReader(_Reader):
-    """Nodes need no taking apart: each has noise of its own."""
-
-    def read(self, step: int, released: NDArray[np.float64]) -> Iterator[_Piece]:
-        for node, row in zip(released_nodes(self._plan, step), released, strict=True):
-            first, count = _covered(self._plan, node)
-            yield _Piece(node, row, first, np.ones(count))
-
-
-class _PrefixReader(_Reader):
-    """Prefixes put together from past nodes: ``plain`` and ``honaker``.
-
-    The prefix of ``n`` leaves is that of ``n - 2**level`` plus an estimate of the node of the last
-    binary digit of ``n``. That estimate averages the draws of the node, its right child, the right
-    child of that and so on with what its left children say; the left children were themselves last
-    digits of earlier prefixes, which are known. Without them, what is left is a weighted sum of the
-    draws down the right-hand side. Every node lies on one such side, so these sums are independent.
-
-    Open are the ground the tree stands on and the prefixes that end where its open nodes do.
-    """
-
-    def read(self, step: int, released: NDArray[np.float64]) -> Iterator[_Piece]:
-        here, position = divmod(step, self._plan.period)
-        if position == 0:
-            self._open[:] = self._open[-1:] or [np.zeros_like(released)]
-        level = len(tree.completed_nodes(position)) - 1
-        weights, signal, noise = _right_hand_side(level, self._plan.estimator == "honaker")
-        value = released.copy()
-        for weight, earlier in zip(weights, reversed(self._open), strict=False):
-            if weight:
-                value += weight * earlier
-        value /= noise
-        del self._open[len(self._open) - level :]
-        self._open.append(released)
-        node = (here, level, position >> level)
-        yield _Piece(node, value, _covered(self._plan, node)[0], signal)
-
-
-@functools.cache
-def _right_hand_side(
-    level: int, averaged: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """How to read a node's right-hand side off the prefixes.
-
-    Returns:
-        The weights of the prefixes that end 1, 2, 4, ... leaves before the node does; what a record
-        in each leaf of the node adds to the result, and the noise of the result, over each other.
-    """
-    own = np.array([1.0 / (2.0 - 0.5**low) if averaged else 1.0 for low in range(level + 1)])
-    # How much of the right-hand node of each level gets through to the top.
-    through = np.append(np.cumprod((1.0 - own)[:0:-1])[::-1], 1.0)
-    draws = through * own
-    noise = float(np.linalg.norm(draws))
-    signal = np.empty(1 << level)
-    for low, height in reversed(list(enumerate(np.cumsum(draws[::-1])[::-1]))):
-        signal[-(1 << low) :] = height / noise
-    weights = np.append(0.0, through[:-1]) - through
-    for array in (weights, signal):
-        array.setflags(write=False)
-    return weights, signal, noise
-
-
-class _LeastSquaresReader(_Reader):
-    """Prefixes by least squares over all nodes: node sums of their differences suffice.
-
-    With ``C`` the matrix of the nodes and ``y`` their noisy sums, the leaves are estimated by ``x``
-    with ``C'C x = C'y``: summing ``C x`` over the nodes of a leaf gives what summing ``y`` does.
-    """
-
-    offline = True
-
-    def __init__(self, plan: TreePlan) -> None:
-        super().__init__(plan)
-        self._sums = NodeSums(plan)
-
-    def read(self, step: int, released: NDArray[np.float64]) -> Iterator[_Piece]:
-        leaf = released - self._open[0] if self._open else released
-        self._open = [released]
-        nodes = released_nodes(self._plan, step)
-        for node, value in zip(nodes, self._sums.push(leaf), strict=True):
-            first, count = _covered(self._plan, node)
-            yield _Piece(node, value, first, np.ones(count), self._spread(node))
-
-    def open_values(self) -> list[NDArray[np.float64]]:
-        return [*self._open, *self._sums.open]
-
-    def resume(self, step: int, open_values: list[NDArray[np.float64]]) -> None:
-        self._open = open_values[:1]
-        self._sums.resume(step, open_values[1:])
-
-    def _spread(self, node: Node) -> float:
-        here, level, index = node
-        leaves = min(self._plan.period, self._plan.steps - here * self._plan.period)
-        last = (index + 1 << level) - 1
-        block = next(top for top, place in tree.prefix_nodes(leaves) if place == last >> top)
-        # The first node of a level is a prefix, and by symmetry the others vary as it does.
-        return math.sqrt(_least_squares_variance(block)[(1 << level) - 1])
-
-
-@functools.cache
-def _least_squares_variance(level: int) -> NDArray[np.float64]:
-    return tree.prefix_variance(1 << level, "full")
-
-
-class _DenseReader(_Reader):
-    """Prefixes of trees that are filled up: the ground a tree stands on is never seen by itself.
-
-    The filter of a leaf is then ``inverse(S) @ a``, with ``S`` the covariance of all prefixes and
-    ``a`` one from the leaf on.
-    """
-
-    offline = True
-
-    def __init__(self, plan: TreePlan) -> None:
-        if plan.steps > _DENSE_STEPS:
-            raise UnsupportedError(
-                f"Prefixes of completed trees can be filtered up to {_DENSE_STEPS} steps, the plan "
-                f"has {plan.steps}. Release nodes, or restart after a power of two leaves, which "
-                "needs no completion."
-            )
-        super().__init__(plan)
-        decoder = _decoder(plan)
-        covariance = decoder @ decoder.T
-        entered = np.tri(plan.steps)
-        self._filters = np.linalg.solve(covariance, entered)
-        self.gram = entered.T @ self._filters
-        self._spreads = np.sqrt(np.diagonal(covariance))
-
-    def read(self, step: int, released: NDArray[np.float64]) -> Iterator[_Piece]:
-        node = (step // self._plan.period, -1, step)
-        yield _Piece(node, released, 0, self._filters[step], float(self._spreads[step]))
-
-
-def _decoder(plan: TreePlan) -> NDArray[np.float64]:
-    """The matrix that turns draws into the noise of prefixes, read off the mechanism itself."""
-    width = sum(1 for _ in drawn_nodes(plan))
-    numbers = itertools.count()
-
-    def draw(out: Any) -> Any:
-        row = np.zeros(width) if out is None else out
-        row[:] = 0.0
-        row[next(numbers)] = 1.0
-        return row
-
-    noise = tree.TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
-    return np.array([noise.next() for _ in range(plan.steps)])
-
-
-def _reader(plan: TreePlan) -> _Reader:
-    if plan.release == "nodes":
-        return _NodeReader(plan)
-    if plan.estimator == "full":
-        return _LeastSquaresReader(plan)
-    return _DenseReader(plan) if plan.fills_up else _PrefixReader(plan)
-
-
-# --- the recorder ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +88,8 @@ class LinearRecorder:
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )
+        if not isinstance(plan, TreePlan):
+            raise _validate.fail("plan", plan, "to be a TreePlan")
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
@@ -411,7 +97,7 @@ class LinearRecorder:
         self._plan = plan
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._reader = _reader(plan)
+        self._reader = reader(plan)
         self._leaves = _random_leaves(canaries, plan)
         # Entries into leaves, one a canary and participation, in the order of the leaves.
         order = np.argsort(self._leaves, axis=None, kind="stable")
@@ -508,7 +194,7 @@ class LinearRecorder:
         self._step += 1
         self._whole = True
 
-    def _add(self, piece: _Piece) -> None:
+    def _add(self, piece: Piece) -> None:
         stop = piece.first + piece.signal.size
         entries = slice(self._starts[piece.first], self._starts[stop])
         signal = piece.signal[self._leaf[entries] - piece.first]
@@ -562,12 +248,13 @@ class LinearRecorder:
         pieces = np.array(self._pieces, np.float64).reshape(-1, 5)
         nodes = pieces[:, :3].astype(np.int64)
         cosine, round_cosine = (None, None) if self._cosines is None else self._cosines.copy()
+        largest = self._largest_information(gain, leaf_gain)
         return LinearTranscript(
             member=self._canaries.member,
             leaves=self._leaves.copy(),
             score=score,
             information=information,
-            largest_information=self._largest_information(gain, leaf_gain),
+            largest_information=largest,
             pieces=PieceSums(
                 tree=nodes[:, 0].copy(),
                 level=nodes[:, 1].copy(),
@@ -590,7 +277,18 @@ class LinearRecorder:
                     f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))
                 ),
                 seed=self._canaries.root_seed,
+                carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
             ),
+        )
+
+    def _sensitivity(self, steps: int) -> float:
+        """How far a record can move all the nodes of so many steps."""
+        return tree.sensitivity(
+            steps,
+            participations=self._plan.participations,
+            min_separation=self._plan.min_separation,
+            restart_every=self._plan.restart_every,
+            completion=self._plan.completion,
         )
 
     def _largest_information(
@@ -598,19 +296,14 @@ class LinearRecorder:
     ) -> float:
         """The most presence can move the score of any record; never more than that.
 
-        For several participations and prefixes the worst way to participate is not known: the worst
-        of the canaries' own stands in, so that the bound can only be too low.
+        For several participations and online prefixes the worst way to participate is not known:
+        the worst of the canaries' own stands in, so that the bound can only be too low.
         """
         if self._plan.participations == 1:
             return math.sqrt(leaf_gain.max())
-        if self._plan.release == "nodes" and self._step:
-            return tree.sensitivity(
-                self._step,
-                participations=self._plan.participations,
-                min_separation=self._plan.min_separation,
-                restart_every=self._plan.restart_every,
-                completion=self._plan.completion,
-            )
+        if self._step and (self._plan.release == "nodes" or self._plan.estimator == "full"):
+            # Least squares over all nodes loses nothing that they say about a leaf.
+            return self._sensitivity(self._step)
         return math.sqrt(gain.max())
 
     def state_dict(self) -> dict[str, Any]:
@@ -658,6 +351,11 @@ class LinearRecorder:
                 )
         if not 0 <= progress.step <= self._plan.steps:
             raise FileFormatError(f"Expected step up to {self._plan.steps}, got {progress.step}.")
+        if progress.open != (remembered := self._reader.remembered(progress.step)):
+            raise FileFormatError(
+                f"Expected {remembered} open values after step {progress.step}, got "
+                f"{progress.open}. Load an older checkpoint."
+            )
         size = self._canaries.size
         sums = {name: _part(state, f"sums.{name}", old.shape) for name, old in self._sums.items()}
         open_values = [_part(state, f"open.{index}", (size,)) for index in range(progress.open)]
@@ -670,6 +368,22 @@ class LinearRecorder:
         self._step, self._asked = progress.step, progress.asked
         self._background = progress.background
         self._whole = True
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, whole or not at all."""
+        state = self.state_dict()
+        plain = state.pop("state")
+        _files.write_arrays(path, _KIND, _SCHEMA, state, {"state": plain})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+            RecordingError: As for `load_state_dict`.
+        """
+        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        self.load_state_dict({**arrays, "state": content.get("state")})
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: TreePlan) -> NDArray[np.int64]:

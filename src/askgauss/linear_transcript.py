@@ -74,8 +74,13 @@ class TreePlan:
 
     @property
     def fills_up(self) -> bool:
-        """Whether empty leaves are ever added: trees are completed, and need to be."""
-        return self.completion and self.period & (self.period - 1) != 0
+        """Whether empty leaves are ever added: trees are completed, left, and need to be."""
+        return self.completion and self.period < self.steps and self.period.bit_count() > 1
+
+    @property
+    def independent(self) -> bool:
+        """Whether releases can be taken apart into pieces of independent noise."""
+        return self.release == "nodes" or not self.fills_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,7 @@ class LinearFacts:
         precision: Names of the number formats met.
         seed: Root of the canaries' random choices.
         notes: Anything a reader of the report should know.
+        carried_shift: How much of what all nodes show of the record protected least a score shows.
     """
 
     steps: int
@@ -105,6 +111,7 @@ class LinearFacts:
     precision: tuple[str, ...] = ()
     seed: int | None = None
     notes: tuple[str, ...] = ()
+    carried_shift: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +119,10 @@ class PieceSums:
     """The pieces the release was taken apart into, one row each, summed over absent canaries.
 
     A piece is a node where nodes are released, and what a prefix says that those before it did not
-    where prefixes are: the node of its last binary digit, with independent noise. Each is scaled
-    so that its noise is that of one node. (Prefixes of completed trees are left whole, and those
-    of the ``full`` estimator are taken apart into nodes: scaled alike, but not independent.)
+    where prefixes are, with independent noise: for online estimators the node of its last binary
+    digit; for the ``full`` one what a right child has over the left one, and every widest node.
+    Each is scaled so that its noise is that of one node. (Prefixes of trees that are filled up are
+    left whole: scaled alike, but not independent.)
 
     Attributes:
         tree: Which tree, counted from 0.
@@ -218,6 +226,7 @@ class LinearTranscript:
                 noise_multiplier=self.facts.noise_multiplier,
                 background=self.facts.background,
                 fair_coins=self.facts.fair_coins,
+                carried_shift=self.facts.carried_shift,
             ),
         )
 

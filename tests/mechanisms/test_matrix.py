@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import askgauss as ag
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -72,7 +73,7 @@ def test_tree_decoders_are_unbiased(steps, estimator):
 def test_bands():
     assert MatrixMechanism.identity(3).bands == 1
     assert MatrixMechanism.toeplitz(DECAYING, 7).bands == 5
-    assert MatrixMechanism(strategy=np.zeros((2, 2))).bands == 1
+    assert MatrixMechanism(strategy=np.eye(2)[::-1]).bands == 2
     strategy = MatrixMechanism.banded(np.arange(1.0, 13.0).reshape(4, 3)).strategy
     assert strategy.tolist() == [[1, 0, 0, 0], [2, 4, 0, 0], [3, 5, 7, 0], [0, 6, 8, 10]]
 
@@ -124,12 +125,18 @@ def test_sensitivity_by_brute_force(participations, separation, monkeypatch):
 
 
 def test_bound_is_exact_for_bands_within_the_separation(monkeypatch):
+    monkeypatch.setattr(matrix, "_ENUMERATED", 0)
     columns = np.random.default_rng(0).normal(size=(10, 3))
     mechanism = replace(MatrixMechanism.banded(columns), participations=3, min_separation=3)
     truth = brute_force(mechanism.strategy, 3, 3)
     assert mechanism.sensitivity() == pytest.approx(truth)
-    monkeypatch.setattr(matrix, "_ENUMERATED", 0)
-    assert mechanism.sensitivity() == pytest.approx(truth)
+    # No bands below the diagonal, and columns that meet all the same.
+    upward = replace(mechanism, strategy=mechanism.strategy.T, min_separation=2)
+    assert upward.bands == 1
+    assert upward.sensitivity() >= brute_force(upward.strategy, 3, 2)
+    # Rows that are no steps.
+    nodes = replace(MatrixMechanism.tree(6), participations=2)
+    assert nodes.sensitivity() >= brute_force(nodes.strategy, 2, 1)
 
 
 def test_sensitivity_against_jax_privacy(monkeypatch):
@@ -271,6 +278,24 @@ def test_scores():
         found.score(released.T)
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_an_audit_of_streamed_noise_comes_close_to_the_claim(epsilon):
+    """Above the claim with probability .001; below .55 of it is four standard deviations off."""
+    mechanism = MatrixMechanism.toeplitz(DECAYING, 20)
+    sigma = mechanism.noise_multiplier(epsilon=epsilon, delta=1e-5)
+    generator = np.random.default_rng(8)
+    member, leaves = generator.random(20_000) < 0.5, generator.integers(20, size=20_000)
+    noise = mechanism.stream(numpy_draw(generator, 20_000, scale=sigma))
+    released = np.array([(leaves == step) * member + noise.next() for step in range(20)])
+    seen = replace(mechanism, decoder=np.linalg.inv(mechanism.strategy))
+    best = seen.matched_filter(leaves)
+    scores = ag.CanaryScores(
+        score=best.score(released), member=member, relative_shift=best.shift / best.shift.max()
+    )
+    bound = ag.audit(scores, delta=1e-5, confidence=0.999).epsilon_lower
+    assert 0.55 * epsilon < bound < epsilon
+
+
 def test_a_canary_that_nothing_shows_has_no_score():
     mechanism = MatrixMechanism(strategy=np.eye(3), decoder=np.array([[1.0, 0, 0], [0, 1.0, 0]]))
     assert mechanism.information().tolist() == [1.0, 1.0, 0.0]
@@ -335,8 +360,9 @@ def test_stream_refuses_what_it_cannot_keep():
         MatrixMechanism.tree(4).stream(draw)
     with pytest.raises(UnsupportedError, match="lower-triangular"):
         MatrixMechanism(strategy=[[1.0, 0.1], [0.0, 1.0]]).stream(draw)
-    with pytest.raises(InvalidArgumentError, match="diagonal"):
-        MatrixMechanism(strategy=[[1.0, 0.0], [1.0, 0.0]]).stream(draw)
+    for diagonal in (0.0, 1e-310):
+        with pytest.raises(InvalidArgumentError, match="diagonal"):
+            MatrixMechanism(strategy=[[1.0, 0.0], [1.0, diagonal]]).stream(draw)
     mechanism = MatrixMechanism.toeplitz([1.0, 0.5], 3)
     noise = mechanism.stream(draw)
     for _ in range(2):
@@ -381,6 +407,11 @@ def test_bad_arguments():
         (lambda: MatrixMechanism(strategy=np.zeros(3)), "strategy"),
         (lambda: MatrixMechanism(strategy=np.zeros((0, 3))), "strategy"),
         (lambda: MatrixMechanism(strategy=[[np.nan]]), "strategy"),
+        (lambda: MatrixMechanism(strategy=[[1.0], [1.0, 2.0]]), "strategy"),
+        (lambda: MatrixMechanism(strategy=[["a"]]), "strategy"),
+        (lambda: MatrixMechanism(strategy=[[1j]]), "strategy"),
+        # Without noise and without an answer: a noise multiplier of 0 would be all too right.
+        (lambda: MatrixMechanism(strategy=np.zeros((3, 3))), "strategy"),
         (lambda: MatrixMechanism(strategy=np.eye(3), decoder=np.eye(2)), "decoder"),
         (lambda: MatrixMechanism(strategy=np.eye(3), participations=0), "participations"),
         (lambda: MatrixMechanism(strategy=np.eye(3), min_separation=0), "min_separation"),

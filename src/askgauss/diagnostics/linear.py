@@ -21,16 +21,55 @@ from askgauss.stats import gaussian
 __all__ = ["linear_checks"]
 
 _KNOWN = "a known background, to tell noise from other records"
+_APART = "nodes, or prefixes of trees that are not filled up"
 _FEWEST_COLUMNS = 32
 
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check that the transcript of a tree mechanism allows."""
+    yield _step_count(transcript, claim)
     yield _silent_nodes(transcript)
     yield _repeated(transcript)
     yield _scale(transcript, claim)
     yield _by_level(transcript)
     yield _restarts(transcript)
+
+
+def _step_count(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
+    accounted = transcript.plan.steps if claim is None else claim.steps or transcript.plan.steps
+    taken = transcript.number_of_steps
+    missing = int(np.count_nonzero(transcript.information == 0.0))
+    unseen = f" {missing:,} canaries never entered and have no score." if missing else ""
+    broken, implied = False, ""
+    if taken > accounted and (noise := _claimed_noise(transcript, claim)):
+        broken, implied = _breach(transcript, claim, noise)
+    return fact(
+        "step count",
+        taken != accounted,
+        f"{taken:,} steps were released and {accounted:,} accounted for.{unseen}{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=float(taken),
+        claimed=float(accounted),
+        remedy="Account for every leaf of the tree."
+        if taken > accounted
+        else "The bound speaks of the run so far: audit the whole run for the whole claim.",
+    )
+
+
+def _claimed_noise(transcript: LinearTranscript, claim: PrivacyClaim | None) -> float | None:
+    claimed = claim.noise_multiplier if claim is not None else None
+    return claimed or transcript.facts.noise_multiplier
+
+
+def _breach(
+    transcript: LinearTranscript, claim: PrivacyClaim | None, noise: float
+) -> tuple[bool, str]:
+    """Whether a node's noise is too little for the claim, and the sentence that says so."""
+    if claim is None:
+        return False, ""
+    epsilon = gaussian.gdp_epsilon(claim.delta, transcript.largest_information / noise)
+    broken = epsilon > (1.0 + TOLERANCE) * claim.epsilon
+    return broken, f" It implies epsilon {epsilon:.3g} where {claim.epsilon:g} is claimed." * broken
 
 
 def _silent_nodes(transcript: LinearTranscript) -> Finding:
@@ -55,8 +94,8 @@ def _repeated(transcript: LinearTranscript) -> Finding:
         return not_run(name, f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept")
     if transcript.facts.background == "unknown":
         return not_run(name, _KNOWN)
-    if not _independent(transcript):
-        return not_run(name, "nodes, or prefixes of trees that are not completed")
+    if not transcript.plan.independent:
+        return not_run(name, _APART)
     found = most_alike(rows)
     if found is None:
         return not_run(name, "noise in two nodes")
@@ -81,12 +120,10 @@ def _repeated(transcript: LinearTranscript) -> Finding:
 
 def _scale(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
     name = "noise scale"
-    claimed = claim.noise_multiplier if claim is not None else None
-    claimed = claimed or transcript.facts.noise_multiplier
-    if not claimed:
+    if not (claimed := _claimed_noise(transcript, claim)):
         return not_run(name, "a claimed noise_multiplier to compare with")
-    if not _independent(transcript):
-        return not_run(name, "nodes, or prefixes of trees that are not completed")
+    if not transcript.plan.independent:
+        return not_run(name, _APART)
     scale, count = transcript.measured_noise()
     if scale == 0.0:
         return fact(
@@ -104,9 +141,7 @@ def _scale(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
     interval = noise.interval(INTERVAL_ERROR)
     broken, implied = ratio < 1.0, ""
     if broken and claim is not None:
-        epsilon = gaussian.gdp_epsilon(claim.delta, transcript.largest_information / interval[1])
-        broken = epsilon > (1.0 + TOLERANCE) * claim.epsilon
-        implied = f" It implies epsilon {epsilon:.3g} where {claim.epsilon:g} is claimed." * broken
+        broken, implied = _breach(transcript, claim, interval[1])
     return judged(
         name,
         noise.p_value(claimed),
@@ -127,7 +162,7 @@ def _by_level(transcript: LinearTranscript) -> Finding:
     levels = np.unique(pieces.level)
     if transcript.facts.background == "unknown":
         return not_run(name, _KNOWN)
-    if not _independent(transcript) or levels.size < 2 or not (pieces.square > 0.0).all():
+    if not transcript.plan.independent or levels.size < 2 or not (pieces.square > 0.0).all():
         return not_run(name, "noise in the nodes of two levels")
     absent = int(np.count_nonzero(~transcript.member))
     square = np.array([pieces.square[pieces.level == level].sum() for level in levels])
@@ -149,6 +184,8 @@ def _by_level(transcript: LinearTranscript) -> Finding:
 
 def _restarts(transcript: LinearTranscript) -> Finding:
     name = "noise after restarts"
+    if not transcript.plan.independent:
+        return not_run(name, _APART)
     try:
         correlation, pairs = transcript.restart_correlation()
     except NotDefinedError:
@@ -166,9 +203,3 @@ def _restarts(transcript: LinearTranscript) -> Finding:
         remedy="A restarted tree needs fresh noise: do not seed its generator again.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )
-
-
-def _independent(transcript: LinearTranscript) -> bool:
-    """Whether the pieces' noise is independent, so that their squares add up to a chi-square."""
-    plan = transcript.plan
-    return plan.release == "nodes" or not (plan.completion or plan.estimator == "full")

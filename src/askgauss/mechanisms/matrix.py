@@ -8,10 +8,8 @@ this kind (arXiv 2202.08312, 2306.08153). Noise is counted in units of the clip 
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +17,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
-from askgauss.exceptions import (
-    FileFormatError,
-    MissingExtraError,
-    RecordingError,
-    UnsupportedError,
-)
-from askgauss.mechanisms.tree import (
-    CheckedDraw,
-    Draw,
-    Estimator,
-    check_participation,
-    node_sums,
-    prefixes,
-)
-from askgauss.stats import gaussian
+from askgauss.exceptions import UnsupportedError
+from askgauss.mechanisms._jax_privacy import factorization
+from askgauss.mechanisms.buffered import BufferedToeplitz
+from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.tree import Estimator, check_participation, node_sums, prefixes
 
 __all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise"]
 
 # Patterns times squared participations that are tried one by one before a bound takes over.
 _ENUMERATED = 2_000_000
-_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +63,7 @@ class MatchedFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MatrixMechanism:
+class MatrixMechanism(GaussianMechanism):
     """A linear mechanism with Gaussian noise, and who takes part in it how often.
 
     Attributes:
@@ -104,6 +92,10 @@ class MatrixMechanism:
     def __post_init__(self) -> None:
         _validate.integer(1, participations=self.participations, min_separation=self.min_separation)
         strategy = _matrix("strategy", self.strategy)
+        if not strategy.any():
+            raise _validate.fail(
+                "strategy", "zeros", "to be a strategy", "It asks for no noise and answers nothing."
+            )
         object.__setattr__(self, "strategy", strategy)
         if self.decoder is not None:
             decoder = _matrix("decoder", self.decoder)
@@ -206,7 +198,7 @@ class MatrixMechanism:
         Needs the ``jax`` extra; the optimisation is jax-privacy's.
         """
         _validate.integer(1, steps=steps, bands=bands)
-        columns = _jax_privacy("banded").optimize(steps, bands=bands).params
+        columns = factorization("banded").optimize(steps, bands=bands).params
         strategy = cls.banded(np.asarray(columns, dtype=np.float64)).strategy
         return cls(strategy=strategy / np.linalg.norm(strategy, axis=0))
 
@@ -219,24 +211,16 @@ class MatrixMechanism:
         participations: int = 1,
         min_separation: int = 1,
     ) -> MatrixMechanism:
-        """A buffered linear Toeplitz strategy of least maximal prefix error (arXiv 2404.16706).
+        """A buffered linear Toeplitz strategy, written out as a matrix.
 
-        Needs the ``jax`` extra; the optimisation is jax-privacy's and may take a minute.
+        See :meth:`askgauss.mechanisms.buffered.BufferedToeplitz.from_jax_privacy`, which needs no
+        matrix to calibrate and stream its noise: take that one to train, and this one to audit.
         """
-        _validate.integer(1, steps=steps, buffers=buffers)
-        _validate.integer(1, participations=participations, min_separation=min_separation)
-        found = _jax_privacy("buffered_toeplitz").optimize(
-            n=steps,
-            min_sep=min_separation,
-            max_participations=participations,
-            min_buffers=buffers,
-            max_buffers=buffers,
+        found = BufferedToeplitz.from_jax_privacy(
+            steps, buffers=buffers, participations=participations, min_separation=min_separation
         )
-        decay = np.asarray(found.buf_decay, dtype=np.float64)
-        scale = np.asarray(found.output_scale, dtype=np.float64)
-        tail = decay ** np.arange(steps - 1)[:, None] @ scale
         return cls(
-            strategy=cls.toeplitz(np.append(1.0, tail), steps).strategy,
+            strategy=cls.toeplitz(found.coefficients(), steps).strategy,
             participations=participations,
             min_separation=min_separation,
         )
@@ -264,6 +248,10 @@ class MatrixMechanism:
         if self._is_decaying_toeplitz():
             entered = separation * np.arange(count)
             return float(np.linalg.norm(self.strategy[:, entered].sum(axis=1)))
+        if self._is_lower_triangular and self.bands <= separation:
+            # Columns that one record can enter do not meet.
+            squares = np.sum(self.strategy**2, axis=0)
+            return math.sqrt(_largest_choice(squares[None, :], count, separation)[0])
         # Vectors of norm one in unlike directions: products of columns count by their size.
         products = np.abs(self.strategy.T @ self.strategy)
         ways = [(size, self.steps - (size - 1) * (separation - 1)) for size in range(1, count + 1)]
@@ -273,30 +261,11 @@ class MatrixMechanism:
             return math.sqrt(
                 max(_heaviest(products, size, slots, separation) for size, slots in ways)
             )
-        # Each row as if it chose its own partners: an upper bound, and exact without partners.
+        # Each row as if it chose its own partners: an upper bound.
         apart = np.abs(np.subtract.outer(np.arange(self.steps), np.arange(self.steps)))
         products[(apart > 0) & (apart < separation)] = 0.0
         rows = _largest_choice(products, count, separation)
         return math.sqrt(_largest_choice(rows[None, :], count, separation)[0])
-
-    def noise_multiplier(self, *, epsilon: float, delta: float) -> float:
-        """The noise of one strategy row, in clip norms, that gives (epsilon, delta)-DP.
-
-        Examples:
-            >>> round(MatrixMechanism.identity(1).noise_multiplier(epsilon=1.0, delta=1e-5), 4)
-            3.7306
-        """
-        _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
-        return self.sensitivity() / gaussian.gdp_mu(epsilon, delta)
-
-    def epsilon(self, *, noise_multiplier: float, delta: float) -> float:
-        """The epsilon at ``delta``; the inverse of :meth:`noise_multiplier`."""
-        _validate.positive(
-            noise_multiplier=noise_multiplier, hint="Without noise the mechanism is not private."
-        )
-        _validate.probability(delta=delta)
-        return gaussian.gdp_epsilon(delta=delta, mu=self.sensitivity() / noise_multiplier)
 
     # --- what a canary can see ---
 
@@ -349,6 +318,11 @@ class MatrixMechanism:
     def stream(self, draw: Draw) -> MatrixNoise:
         """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
         return MatrixNoise(draw, self)
+
+    @property
+    def _is_lower_triangular(self) -> bool:
+        rows, columns = self.strategy.shape
+        return rows == columns and not np.triu(self.strategy, 1).any()
 
     def _is_decaying_toeplitz(self) -> bool:
         column = self.strategy[:, 0]
@@ -404,7 +378,7 @@ class MatrixMechanism:
             raise _validate.fail("strategy", "a singular matrix", "to be invertible")
 
 
-class MatrixNoise:
+class MatrixNoise(NoiseStream):
     """Correlated noise, one step after another, with memory for one array a band.
 
     A draw is the sum over steps of strategy row times noise, so the noise of a step is its draw,
@@ -412,128 +386,65 @@ class MatrixNoise:
     released steps then carry ``prefix @ inverse(strategy) @ draws``.
 
     Args:
-        draw: Fresh independent noise, see :data:`askgauss.mechanisms.tree.Draw`; already scaled to
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise.Draw`; already scaled to
             noise multiplier times clip norm.
         mechanism: Square, lower-triangular and without zeros on the diagonal.
 
     Examples:
-        >>> from askgauss.mechanisms.tree import numpy_draw
+        >>> from askgauss.mechanisms.noise import numpy_draw
         >>> draw = numpy_draw(np.random.default_rng(0), 3)
         >>> noise = MatrixMechanism.toeplitz([1.0, 0.5], 4).stream(draw)
         >>> noise.next().shape, noise.remaining
         ((3,), 3)
     """
 
+    _HELD = "recent"
+
     def __init__(self, draw: Draw, mechanism: MatrixMechanism) -> None:
         strategy = mechanism.strategy
-        if strategy.shape[0] != strategy.shape[1] or np.triu(strategy, 1).any():
+        if not mechanism._is_lower_triangular:
             raise UnsupportedError(
                 "Streaming needs a square lower-triangular strategy: a step may depend on the past "
                 "only. Trees stream with askgauss.mechanisms.tree.TreeNoise."
             )
-        if not np.diagonal(strategy).all():
-            first = int(np.flatnonzero(np.diagonal(strategy) == 0.0)[0])
+        # What is so small that its inverse overflows is zero, too.
+        useless = np.flatnonzero(np.abs(np.diagonal(strategy)) < np.finfo(np.float64).tiny)
+        if useless.size:
+            first = int(useless[0])
             raise _validate.fail(
-                "strategy", f"0 at ({first}, {first})", "to have no zero on the diagonal"
+                "strategy",
+                f"{strategy[first, first]:g} at ({first}, {first})",
+                "to have no zero on the diagonal",
             )
         self._strategy = strategy
         self._bands = mechanism.bands
-        self._fresh = CheckedDraw(draw)
-        self._recent: list[Any] = []
-        self._step = 0
-        self._intact = True
+        super().__init__(draw, steps=len(strategy), plan={"strategy": strategy})
 
-    @property
-    def step(self) -> int:
-        """Steps taken so far."""
-        return self._step
-
-    @property
-    def remaining(self) -> int:
-        """Steps still to come."""
-        return len(self._strategy) - self._step
-
-    @property
-    def buffers(self) -> int:
-        """Arrays held at present, those waiting to be used again included."""
-        return len(self._recent) + len(self._fresh.spare)
-
-    def next(self) -> Any:
-        """The noise to add to the clipped sum of the next step; the caller's to keep or change.
-
-        Raises:
-            RecordingError: More steps than planned, or a draw that failed.
-        """
-        if not self._intact:
-            raise RecordingError(
-                "An earlier draw failed half way, so the noise so far is no longer known. Load the "
-                "last state into a new MatrixNoise."
-            )
-        if self.remaining <= 0:
-            raise RecordingError(
-                f"The mechanism was planned and accounted for {self._step} steps, and all were "
-                "used. Plan for more steps before training."
-            )
-        self._intact = False
+    def _advance(self) -> Any:
         row = self._strategy[self._step]
-        noise = self._fresh(self._recent)
-        for back, earlier in enumerate(reversed(self._recent), 1):
+        noise = self._fresh(self._held)
+        for back, earlier in enumerate(reversed(self._held), 1):
             if row[self._step - back]:
                 noise -= earlier * float(row[self._step - back])
         noise *= float(1.0 / row[self._step])
-        self._recent.append(noise)
-        if len(self._recent) >= self._bands:
-            self._fresh.spare.append(self._recent.pop(0))
-        self._step += 1
-        self._intact = True
-        return noise * 1
+        self._held.append(noise)
+        if len(self._held) >= self._bands:
+            self._fresh.spare.append(self._held.pop(0))
+        return noise
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; the state of the generator behind ``draw`` is the caller's."""
-        if not self._intact:
-            raise RecordingError("An earlier draw failed half way: there is no state to save.")
-        return {
-            "schema": _SCHEMA,
-            "strategy": self._strategy.copy(),
-            "step": self._step,
-            "recent": [noise * 1 for noise in self._recent],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken, with the same strategy.
-
-        Raises:
-            FileFormatError: The state is incomplete or of a newer schema.
-            RecordingError: The state belongs to another strategy, or does not fit its step.
-        """
-        missing = {"schema", "strategy", "step", "recent"} - set(state)
-        if missing:
-            raise FileFormatError(f"The state lacks {', '.join(sorted(missing))}.")
-        if state["schema"] != _SCHEMA:
-            raise FileFormatError(
-                f"The state has schema {state['schema']!r}; this version reads {_SCHEMA}. "
-                "Update askgauss."
-            )
-        if not np.array_equal(state["strategy"], self._strategy):
-            raise RecordingError("The state was saved with another strategy than this one.")
-        step, recent = state["step"], list(state["recent"])
-        _validate.integer(0, step=step)
-        expected = min(step, self._bands - 1)
-        shapes = {tuple(noise.shape) for noise in recent}
-        if len(recent) != expected or step > len(self._strategy) or len(shapes) > 1:
-            raise RecordingError(
-                f"Expected {expected} arrays of one shape for step {step} of "
-                f"{len(self._strategy)}, got {len(recent)} of shapes {sorted(shapes)}."
-            )
-        self._recent = [noise * 1 for noise in recent]
-        self._fresh.reset(shapes.pop() if shapes else None)
-        self._step = int(step)
-        self._intact = True
+    def _expected(self, step: int) -> int:
+        return min(step, self._bands - 1)
 
 
 def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """A read-only copy, so that a frozen mechanism stays what it was checked to be."""
-    matrix = np.array(values, dtype=np.float64)
+    try:
+        matrix = np.array(values)
+    except ValueError as error:
+        raise _validate.fail(name, "rows of unequal length", "to be a matrix") from error
+    if matrix.dtype.kind not in "biuf":
+        raise _validate.fail(name, matrix.dtype, "to be a matrix of real numbers")
+    matrix = matrix.astype(np.float64, copy=False)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise _validate.fail(name, matrix.shape, "to be a matrix with at least one row and column")
     if not np.isfinite(matrix).all():
@@ -557,12 +468,3 @@ def _largest_choice(rows: NDArray[np.float64], count: int, separation: int) -> N
         taken = rows + best[:, separation:]
         best[:, :steps] = np.maximum.accumulate(taken[:, ::-1], axis=1)[:, ::-1]
     return best[:, 0]
-
-
-def _jax_privacy(module: str) -> Any:
-    try:
-        return importlib.import_module(f"jax_privacy.matrix_factorization.{module}")
-    except ImportError as error:
-        raise MissingExtraError(
-            "This factorisation needs jax-privacy: pip install askgauss[jax]."
-        ) from error

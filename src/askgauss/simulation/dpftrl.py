@@ -174,7 +174,7 @@ def _least_squares_noise(plan: TreePlan, noise: NodeNoise) -> Iterator[NDArray[n
     def upward(number: int, level: int, index: int) -> NDArray[np.float64]:
         if level == 0:
             return noise(number, 0, index)
-        own = 1.0 / (2.0 - 0.5**level)
+        own = tree.node_weight(level)
         below = upward(number, level - 1, 2 * index) + upward(number, level - 1, 2 * index + 1)
         return own * noise(number, level, index) + (1.0 - own) * below
 

@@ -1,0 +1,189 @@
+"""Buffered linear Toeplitz strategies (BLT, arXiv 2404.16706), without ever writing a matrix.
+
+The first column of the strategy is ``1``, ``sum(scale)``, ``sum(scale * decay)``,
+``sum(scale * decay**2)`` and so on, with a ``decay`` and a ``scale`` for each buffer. What the past
+adds to a step is then a weighted sum of a few buffers, each a fading sum of earlier noise: memory
+is one array a buffer, however many steps there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _validate
+from askgauss.mechanisms._jax_privacy import factorization
+from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+from askgauss.mechanisms.noise import Draw, NoiseStream
+
+__all__ = ["BufferedNoise", "BufferedToeplitz"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BufferedToeplitz(GaussianMechanism):
+    """A buffered linear Toeplitz strategy, and who takes part in it how often.
+
+    Attributes:
+        decay: How much of each buffer is left after a step, in [0, 1].
+        scale: How much of each buffer a step takes, at least 0 and at most 1 together; the first
+            column of the strategy then never grows, which makes the sensitivity exact.
+        steps: Number of steps.
+        participations: Most steps one record enters.
+        min_separation: Least distance between two of them; 1 allows neighbouring steps.
+
+    Examples:
+        >>> strategy = BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=10_000)
+        >>> strategy.coefficients()[:4].round(4).tolist()
+        [1.0, 0.5, 0.33, 0.237]
+        >>> round(strategy.sensitivity(), 4)
+        1.2445
+    """
+
+    decay: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    steps: int
+    participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer(
+            1,
+            steps=self.steps,
+            participations=self.participations,
+            min_separation=self.min_separation,
+        )
+        for name in ("decay", "scale"):
+            object.__setattr__(self, name, _fractions(name, getattr(self, name)))
+        if self.decay.shape != self.scale.shape:
+            raise _validate.fail(
+                "scale", self.scale.shape, f"to have shape {self.decay.shape}, one a buffer"
+            )
+        if self.scale.sum() > 1.0:
+            raise _validate.fail("scale", self.scale, "to add up to at most 1")
+
+    @classmethod
+    def from_jax_privacy(
+        cls,
+        steps: int,
+        *,
+        buffers: int = 2,
+        participations: int = 1,
+        min_separation: int = 1,
+    ) -> BufferedToeplitz:
+        """The strategy of least maximal prefix error for this participation.
+
+        Needs the ``jax`` extra; the optimisation is jax-privacy's and may take a minute.
+        """
+        _validate.integer(1, steps=steps, buffers=buffers)
+        _validate.integer(1, participations=participations, min_separation=min_separation)
+        found = factorization("buffered_toeplitz").optimize(
+            n=steps,
+            min_sep=min_separation,
+            max_participations=participations,
+            min_buffers=buffers,
+            max_buffers=buffers,
+        )
+        return cls(
+            decay=np.asarray(found.buf_decay, dtype=np.float64),
+            scale=np.asarray(found.output_scale, dtype=np.float64),
+            steps=steps,
+            participations=participations,
+            min_separation=min_separation,
+        )
+
+    def coefficients(self) -> NDArray[np.float64]:
+        """The first column of the strategy; `MatrixMechanism.toeplitz` writes the matrix out."""
+        tail = self.decay ** np.arange(self.steps - 1)[:, None] @ self.scale
+        return np.append(1.0, tail)
+
+    def sensitivity(self) -> float:
+        """How far one record can move the noisy rows, in units of the clip norm.
+
+        Returns:
+            The l2 sensitivity, exact: with coefficients that never grow, entering as early, as
+            often and as soon again as allowed is the worst (arXiv 2405.13763).
+
+        Assumes:
+            A record adds a vector of norm at most the clip norm to each step it enters, or nothing
+            to any in the neighbouring data.
+        """
+        column = self.coefficients()
+        moved = column.copy()
+        starts = range(self.min_separation, self.steps, self.min_separation)
+        for start in starts[: self.participations - 1]:
+            moved[start:] += column[:-start]
+        return float(np.linalg.norm(moved))
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """The noise variance of every prefix sum, in units of the variance of one draw."""
+        response = np.empty(self.steps)
+        buffers = np.zeros_like(self.decay)
+        for step in range(self.steps):
+            response[step] = (step == 0) - self.scale @ buffers
+            buffers = self.decay * buffers + response[step]
+        return np.asarray(np.cumsum(np.cumsum(response) ** 2))
+
+    def stream(self, draw: Draw) -> BufferedNoise:
+        """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
+        return BufferedNoise(draw, self)
+
+
+class BufferedNoise(NoiseStream):
+    """Correlated noise, one step after another, with memory for one array a buffer.
+
+    The noise of a step is its draw less what the buffers say the earlier steps put there; the
+    buffers then fade and take it in. This solves for the inverse of the strategy row by row.
+
+    Args:
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise.Draw`; already scaled to
+            noise multiplier times clip norm.
+        mechanism: The strategy.
+
+    Examples:
+        >>> from askgauss.mechanisms.noise import numpy_draw
+        >>> strategy = BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=1_000)
+        >>> noise = strategy.stream(numpy_draw(np.random.default_rng(0), 3))
+        >>> for _ in range(1_000):
+        ...     step = noise.next()
+        >>> step.shape, noise.buffers
+        ((3,), 3)
+    """
+
+    _HELD = "buffers"
+
+    def __init__(self, draw: Draw, mechanism: BufferedToeplitz) -> None:
+        self._terms = list(zip(mechanism.decay.tolist(), mechanism.scale.tolist(), strict=True))
+        plan = {"steps": mechanism.steps, "decay": mechanism.decay, "scale": mechanism.scale}
+        super().__init__(draw, steps=mechanism.steps, plan=plan)
+
+    def _advance(self) -> Any:
+        noise = self._fresh(self._held)
+        if self._held:
+            terms = list(zip(self._terms, self._held, strict=True))
+            for (_, scale), buffer in terms:
+                noise -= buffer * scale
+            for (decay, _), buffer in terms:
+                buffer *= decay
+                buffer += noise
+        else:
+            self._held = [noise * 1 for _ in self._terms]
+        self._fresh.spare.append(noise)
+        return noise
+
+    def _expected(self, step: int) -> int:
+        return len(self._terms) if step else 0
+
+
+def _fractions(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """A read-only copy of numbers in [0, 1]."""
+    vector = np.array(values)
+    if vector.ndim != 1 or not vector.size or vector.dtype.kind not in "iuf":
+        raise _validate.fail(name, values, "to be a vector of numbers, one a buffer")
+    vector = vector.astype(np.float64)
+    if not ((vector >= 0.0) & (vector <= 1.0)).all():
+        raise _validate.fail(name, values, "to be in [0, 1]")
+    vector.flags.writeable = False
+    return vector
