@@ -201,6 +201,19 @@ def test_anything_else_is_refused_with_the_reason(tmp_path, name, stream):
     assert [item.name for item in tmp_path.rglob("*")] == ["inside", "file.npz"]
 
 
+def test_a_step_store_is_told_as_such(tmp_path):
+    """A real one: a line of JSON, and then bytes that are no text."""
+    path = tmp_path / "steps"
+    canaries = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)
+    recorder = ag.Recorder(canaries, sampling_rate=0.5, store=path)
+    recorder.sample()
+    recorder.observe(np.linspace(-1.0, 1.0, 40))
+    recorder.transcript()
+    for source in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(FileFormatError, match="step store: audit the transcript"):
+            load_audit_input(source)
+
+
 def test_no_damage_to_a_file_brings_any_other_error(transcript):
     """Flip, cut and insert bytes: an error of ours, or data that a reader accepts."""
     whole = _bytes(transcript)

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from askgauss import BlockCanaries, DiracCanaries, Recorder, _files
+from askgauss import recorder as recorder_module
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
     ScoresError,
 )
-from askgauss.transcript import StepStore, Transcript
+from askgauss.step_store import StepStore
+from askgauss.transcript import Transcript
 
 CANARIES = {
     "one tensor": DiracCanaries(count=40, dimension=200, seed=1),
@@ -182,6 +184,35 @@ def test_the_facts_are_those_of_the_run(run):
     assert facts.seed == run.canaries.root_seed
     # There is a name for every tensor, also for those that only watched coordinates lie in.
     assert len(facts.tensors) == len(run.canaries.tensor_sizes) > run.canaries.watch_tensor.max()
+
+
+@pytest.mark.parametrize("own_coin", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
+def test_poisson_is_what_the_coin_is_or_what_was_declared(own_coin, declared):
+    recorder = Recorder(CANARIES["one tensor"], sampling_rate=0.5, poisson=declared)
+    if own_coin:
+        recorder.sample()
+    recorder.observe(np.zeros(40), planted=None if own_coin else [])
+    facts = recorder.transcript().facts
+    assert facts.poisson == (own_coin or declared)
+    assert facts.poisson_declared == (declared and not own_coin)
+
+
+def test_a_background_of_zero_is_one_that_was_taken_off_already():
+    canaries, generator = CANARIES["many tensors"], np.random.default_rng(0)
+    given, off = (Recorder(canaries, sampling_rate=0.5) for _ in range(2))
+    for _ in range(5):
+        released, clean = generator.normal(size=(2, canaries.size))
+        given.sample()
+        given.observe(released, background=clean)
+        off.sample()
+        off.observe(released - clean, background=0.0)
+    assert same_transcript(given.transcript(), off.transcript())
+    assert off.transcript().facts.background == "known"
+    off.sample()
+    for wrong in (1.0, True, "0"):
+        with pytest.raises(InvalidArgumentError, match="background to hold one number"):
+            off.observe(np.zeros(canaries.size), background=wrong)
 
 
 def test_without_noise_the_sums_of_the_others_are_exactly_zero():
@@ -454,7 +485,16 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
     run.record(recorder, 0, 3)
     checkpoint = recorder.state_dict()
     with monkeypatch.context() as patch:
-        patch.setattr("askgauss.recorder._by_tensor", _interrupt)
+        # Rows of the step are kept before and after its sums are added up: stop between.
+        appended, append = [], recorder_module._Rows.append
+
+        def interrupted(rows, row):
+            if len(appended) == 8:
+                raise KeyboardInterrupt
+            appended.append(row)
+            append(rows, row)
+
+        patch.setattr(recorder_module._Rows, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.record(recorder, 3, 4)
     for call in (
@@ -470,10 +510,6 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
     run.record(recorder, 3, 6)
     run.record(twin, 0, 6)
     assert same_transcript(recorder.transcript(), twin.transcript())
-
-
-def _interrupt(*_):
-    raise KeyboardInterrupt
 
 
 # --- observations that are no numbers ------------------------------------------------------------
@@ -779,7 +815,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 @pytest.mark.parametrize("pending", [1, 500, 1 << 20])
 @pytest.mark.parametrize("run", RUNS)
 def test_the_store_holds_every_step(run, pending, tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.recorder._PENDING", pending)
+    monkeypatch.setattr("askgauss.step_store._PENDING", pending)
     recorder = run.recorder(store=tmp_path / "steps", noise_multiplier=1.25)
     steps = run.record(recorder, 0, 9)
     transcript = recorder.transcript()
@@ -833,7 +869,7 @@ def test_a_new_run_does_not_write_over_an_old_store(tmp_path):
 
 def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_path, monkeypatch):
     run, path = Run(), tmp_path / "steps"
-    monkeypatch.setattr("askgauss.recorder._PENDING", 500)
+    monkeypatch.setattr("askgauss.step_store._PENDING", 500)
     recorder, twin = run.recorder(store=path), run.recorder()
     steps = run.record(twin, 0, 12)
     failures, planted = 0, None
@@ -867,7 +903,7 @@ def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_pat
 
 
 def test_a_store_that_something_else_cut_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.recorder._PENDING", 1)
+    monkeypatch.setattr("askgauss.step_store._PENDING", 1)
     run, path = Run(), tmp_path / "steps"
     recorder = run.recorder(store=path)
     run.record(recorder, 0, 3)

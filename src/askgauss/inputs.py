@@ -140,8 +140,10 @@ def _kind(stream: IO[bytes], name: str) -> str:
     stream.seek(0)
     if start == _ZIP:
         return _kind_of_archive(stream, name)
+    text = stream.read(_HEADER).decode("utf-8", "replace") if start.startswith(b"{") else ""
     try:
-        content = json.loads(stream.read(_HEADER) if start.startswith(b"{") else b"")
+        # The first thing in it: after the header of a step store come the steps.
+        content, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         content = None
     if isinstance(content, dict) and "kind" in content:

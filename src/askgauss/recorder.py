@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,16 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _files, _plain, _validate
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.transcript import (
-    CanarySums,
-    RunFacts,
-    StepSums,
-    Transcript,
-    pack_flags,
-    read_store_header,
-    store_header,
-    store_row,
-)
+from askgauss.step_store import StepWriter
+from askgauss.transcript import CanarySums, RunFacts, StepSums, Transcript
 
 __all__ = ["Recorder"]
 
@@ -32,8 +23,6 @@ _SCHEMA = 1
 _KEPT = 256
 # Canaries worked on at once: their sums stay in the cache from one operation to the next.
 _CHUNK = 1 << 14
-# Bytes of steps held back before they go to the store's file.
-_PENDING = 1 << 20
 _STEP_FIELDS = tuple(item.name for item in fields(StepSums))
 
 
@@ -61,88 +50,6 @@ class _Rows:
 
     def rows(self) -> NDArray[Any]:
         return self._array[: self._count].copy()
-
-
-class _StepWriter:
-    """Appends steps to the file that `StepStore` reads; no handle stays open between writes."""
-
-    def __init__(self, path: str | os.PathLike[str], canaries: Canaries) -> None:
-        self._path = Path(path)
-        self._canaries = canaries
-        self._row = np.zeros((), dtype=store_row(canaries.size))
-        self._pending = bytearray()
-        self._end: int | None = None
-
-    def append(
-        self, values: NDArray[np.float64], flags: NDArray[np.bool_], facts: Callable[[], RunFacts]
-    ) -> None:
-        if self._end is None:
-            self._end = self._begin(facts())
-        self._row["values"] = values
-        self._row["planted"] = pack_flags(flags)
-        self._pending += self._row.tobytes()
-        if len(self._pending) >= _PENDING:
-            try:
-                self.flush()
-            except BaseException:
-                # The caller is told that this step was not recorded; earlier ones were.
-                del self._pending[-self._row.nbytes :]
-                raise
-
-    def _begin(self, facts: RunFacts) -> int:
-        if self._path.exists():
-            raise RecordingError(
-                f"Expected store {str(self._path)!r} not to exist when a run begins. Load the "
-                "run's checkpoint to go on with it, or delete it, or store elsewhere."
-            )
-        header = store_header(self._canaries.member, self._canaries.fingerprint(), facts)
-        with _files.atomic_write(self._path) as stream:
-            stream.write(header)
-        return len(header)
-
-    def flush(self, *, sync: bool = False) -> None:
-        """Hand what is pending to the file, and with ``sync`` to the disk."""
-        if self._end is None or not (self._pending or sync):
-            return
-        with self._path.open("r+b") as stream:
-            if stream.seek(0, os.SEEK_END) < self._end:
-                raise RecordingError(
-                    f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
-                    "something else cut it. Load the last checkpoint."
-                )
-            # Overwrites whatever a write that failed half way left there.
-            stream.seek(self._end)
-            stream.write(self._pending)
-            stream.truncate()
-            stream.flush()
-            if sync:
-                os.fsync(stream.fileno())
-        self._end += len(self._pending)
-        self._pending.clear()
-
-    def resume(self, steps: int) -> None:
-        """Cut the file back to the steps of a checkpoint: the run goes on from there."""
-        end = None
-        if self._path.exists():
-            header = read_store_header(self._path)
-            if header.fingerprint != self._canaries.fingerprint():
-                raise RecordingError(
-                    f"Expected store {str(self._path)!r} to be of this run, got one of other "
-                    "canaries. Give the path this run began with."
-                )
-            end = header.end + steps * self._row.nbytes
-        if steps and (end is None or self._path.stat().st_size < end):
-            raise RecordingError(
-                f"Expected store {str(self._path)!r} to hold the {steps} steps of the checkpoint, "
-                "got fewer. Restore the file, or load an older checkpoint."
-            )
-        if steps and end is not None:
-            os.truncate(self._path, end)
-        else:
-            self._path.unlink(missing_ok=True)
-            end = None
-        self._end = end
-        self._pending.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +81,9 @@ class Recorder:
             own sampler plants, in which case it stays None.
         clip_norm: Norm of one planted canary; `observe` may give another for its step.
         noise_multiplier: The noise multiplier the run claims, for the findings.
+        poisson: Whether your own sampler draws every record by an independent coin in every step.
+            Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
+            needs no word for it.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
 
@@ -202,6 +112,7 @@ class Recorder:
         sampling_rate: float | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
+        poisson: bool = False,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
@@ -217,7 +128,8 @@ class Recorder:
         self._sampling_rate = None if sampling_rate is None else float(sampling_rate)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._store = None if store is None else _StepWriter(store, canaries)
+        self._poisson = bool(poisson)
+        self._store = None if store is None else StepWriter(store, canaries)
         self._coin = random_stream(canaries.root_seed, Stream.PLANTING)
         self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
@@ -234,6 +146,7 @@ class Recorder:
             item.name: np.zeros(size, dtype=np.int64 if item.name == "planted" else np.float64)
             for item in fields(CanarySums)
         }
+        self._chunks = list(_by_tensor(self._tensor))
         self._previous = np.zeros(size)
         self._spare = np.zeros(size)
         self._flags = np.zeros(size, dtype=np.bool_)
@@ -297,8 +210,9 @@ class Recorder:
 
         Args:
             noisy_sum: The released sum along each canary (`canaries.project`).
-            background: The clean sum there, before anything was planted; None where unknown. Only
-                valid with Poisson sampling of the other records.
+            background: The clean sum there, before anything was planted, or 0 where it has been
+                taken off already; None where unknown. Only valid with Poisson sampling of the
+                other records.
             planted: Indices of the planted canaries, where your own sampler chose them.
             clip_norm: Norm of one planted canary in this step, if not the recorder's.
             noise_multiplier: Noise multiplier claimed for this step, if not the recorder's.
@@ -323,7 +237,9 @@ class Recorder:
                 f"Expected the background to stay {self._background}, got it {known} in step "
                 f"{self.steps + 1}. Give it in every step or in none."
             )
-        clean = 0.0 if background is None else self._vector("background", background)
+        clean: Any = 0.0
+        if not (background is None or (isinstance(background, (int, float)) and background == 0)):
+            clean = self._vector("background", background)
         indices = self._planted_indices(planted)
         watched = self._watch_row(watch)
         # Overflow and nan are kept as they come: the transcript says that it is not finite.
@@ -359,14 +275,13 @@ class Recorder:
         # The planted ones are set to zero, rather than taken off again later: nothing cancels.
         values[planted] = 0.0
         total, square = np.zeros(tensors), np.zeros(tensors)
-        for start in range(0, values.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            these, strata = values[part], self._tensor[part]
+        for part, order, starts, groups in self._chunks:
+            these = values[part]
             sums["total"][part] += these
-            total += _by_tensor(strata, these, tensors)
+            total[groups] += np.add.reduceat(these[order], starts)
             product = these * these
             sums["square"][part] += product
-            square += _by_tensor(strata, product, tensors)
+            square[groups] += np.add.reduceat(product[order], starts)
             np.multiply(these, self._previous[part], out=product)
             sums["lag"][part] += product
         rows["total"].append(total)
@@ -493,7 +408,8 @@ class Recorder:
         return RunFacts(
             sampling_rate=self._sampling_rate,
             sampling="user's sampler" if own_coin is False else "own coin",
-            poisson=own_coin is not False,
+            poisson=self._poisson or own_coin is not False,
+            poisson_declared=self._poisson and own_coin is False,
             background=background or "unknown",
             fair_coins=self._canaries.fair_coins,
             noise_multiplier=self._noise_multiplier,
@@ -602,9 +518,15 @@ class Recorder:
         self.load_state_dict({**arrays, "state": content.get("state")})
 
 
-def _by_tensor(strata: NDArray[np.int64], values: NDArray[np.float64], tensors: int) -> Any:
-    """Sums of the values by tensor; with a single one, without looking at it."""
-    return values.sum() if tensors == 1 else np.bincount(strata, values, tensors)
+def _by_tensor(
+    tensor: NDArray[np.int64],
+) -> Iterator[tuple[slice, NDArray[np.int64] | slice, NDArray[np.int64], NDArray[np.int64]]]:
+    """Chunks of canaries; for each its order by tensor, where groups start in it, and which."""
+    for start in range(0, tensor.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        groups, counts = np.unique(tensor[part], return_counts=True)
+        order = slice(None) if groups.size == 1 else np.argsort(tensor[part], kind="stable")
+        yield part, order, np.cumsum(counts) - counts, groups
 
 
 def _part(

@@ -1,6 +1,6 @@
-"""What a training run released about each canary: reduced to sums as it went by, or every step.
+"""What a training run released about each canary, reduced to sums as it went by.
 
-Both are in units of the clip norm of the step: a planted canary contributes 1, and the noise of a
+They are in units of the clip norm of the step: a planted canary contributes 1, and the noise of a
 step has the noise multiplier as its standard deviation, whatever the clip norm was.
 """
 
@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _validate
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss import _files, _plain
+from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["CanarySums", "RunFacts", "StepStore", "StepSums", "Transcript"]
+__all__ = ["CanarySums", "RunFacts", "StepSums", "Transcript"]
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 1
-_STORE_KIND = "askgauss-steps"
-_STORE_SCHEMA = 1
-# The header of a step store is one line of JSON; a longer line is some other file.
-_STORE_LINE = 1 << 22
-# Values read at once when a score is summed over a step store.
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +30,14 @@ class RunFacts:
     Attributes:
         sampling_rate: Probability that a present canary is planted in a step.
         sampling: Who decided: the recorder's own Poisson coin, or the user's sampler.
-        poisson: Whether inclusions are known to be independent between steps and records.
+        poisson: Whether the canaries' inclusions are independent between steps and records.
+        poisson_declared: Whether that is the user's word, and not what the audit did or saw.
+        loader_poisson: Whether the training's own loader samples by Poisson; None where it was
+            not seen.
         background: Whether the other records' clean sum was subtracted.
         fair_coins: Whether every canary was made present by a fair coin of its own.
         noise_multiplier: The noise multiplier the run says it used.
+        skipped_steps: Noisy steps that went by and were not observed, as was asked.
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         unnoised_steps: Optimizer steps taken without the mechanism adding noise.
@@ -56,9 +53,12 @@ class RunFacts:
     sampling_rate: float | None = None
     sampling: Literal["own coin", "user's sampler"] = "own coin"
     poisson: bool = True
+    poisson_declared: bool = False
+    loader_poisson: bool | None = None
     background: Literal["known", "unknown"] = "known"
     fair_coins: bool = False
     noise_multiplier: float | None = None
+    skipped_steps: int = 0
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
     unnoised_steps: int = 0
@@ -284,208 +284,3 @@ class Transcript:
         for name, array, bound in (("tensor", self.tensor, tensors), ("kept", self.kept, canaries)):
             if array.size and not (array.min() >= 0 and array.max() < bound):
                 raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
-
-
-def store_row(canaries: int) -> np.dtype[np.void]:
-    """One step in a step store: the values, and a bit for each canary that was planted."""
-    return np.dtype([("values", "<f4", (canaries,)), ("planted", "u1", (_packed(canaries),))])
-
-
-def _packed(canaries: int) -> int:
-    """Bytes of one bit a canary, rounded up so that every row of values starts aligned."""
-    return 4 * (-(-canaries // 32))
-
-
-def pack_flags(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """One bit a canary, padded with zeros."""
-    bits = np.packbits(flags, bitorder="little")
-    return np.pad(bits, (0, _packed(flags.size) - bits.size))
-
-
-def store_header(member: NDArray[np.bool_], fingerprint: str, facts: RunFacts) -> bytes:
-    """The start of a step store, up to its first row."""
-    content = {
-        "canaries": member.size,
-        "fingerprint": fingerprint,
-        "facts": _plain.to_plain(facts),
-    }
-    line = _plain.dumps(_STORE_KIND, _STORE_SCHEMA, content, None).encode("utf-8")
-    line += b" " * (-(len(line) + 1) % 64) + b"\n"
-    return line + pack_flags(member).tobytes()
-
-
-class StepStore:
-    """Every step of a run as the recorder stored it, read through a memory map.
-
-    The file is a line of JSON, the membership bits, then one row a step: a little-endian float32 a
-    canary, and a bit a canary for whether it was planted.
-
-    Args:
-        path: What was given to ``Recorder(store=)``.
-        steps: Read only so many steps, as the transcript or checkpoint counts them. A run that was
-            killed leaves more behind, the last of them perhaps torn.
-
-    Attributes:
-        member: True where the canary was present.
-        facts: What is known about the run.
-        fingerprint: The fingerprint of its canaries.
-        values: What was released about each canary, one row a step; a read-only memory map.
-
-    Raises:
-        FileFormatError: The file is corrupt, foreign, of a newer schema, ends within a row, or
-            holds fewer steps than asked for.
-
-    Examples:
-        >>> import pathlib, tempfile, numpy as np, askgauss as ag
-        >>> canaries = ag.DiracCanaries(present=5, absent=5, dimension=50, seed=0)
-        >>> noise = np.random.default_rng(0)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "steps")
-        ...     recorder = ag.Recorder(canaries, sampling_rate=0.5, store=path)
-        ...     for _ in range(3):
-        ...         released = noise.normal(0, 0.1, 10)
-        ...         released[recorder.sample()] += 1.0
-        ...         recorder.observe(released)
-        ...     transcript = recorder.transcript()
-        ...     store = StepStore(path)
-        ...     scores = store.likelihood_ratio_scores(noise_multiplier=0.1)
-        ...     del store
-        >>> scores
-        CanaryScores(present=5, absent=5)
-    """
-
-    member: NDArray[np.bool_]
-    facts: RunFacts
-    fingerprint: str
-    values: NDArray[np.float32]
-
-    def __init__(self, path: str | os.PathLike[str], *, steps: int | None = None) -> None:
-        if steps is not None:
-            _validate.integer(1, steps=steps)
-        self._path = Path(path)
-        header = read_store_header(self._path)
-        self.member, self.facts, self.fingerprint = header.member, header.facts, header.fingerprint
-        row = store_row(self.member.size)
-        whole, torn = divmod(self._path.stat().st_size - header.end, row.itemsize)
-        if steps is None and (torn or not whole):
-            raise FileFormatError(
-                f"Expected {str(path)!r} to end with a whole step, got {torn} bytes more than "
-                f"{whole} steps: the run that wrote it was killed. Pass steps= to read the ones "
-                "its checkpoint counted."
-            )
-        if steps is not None and whole < steps:
-            raise FileFormatError(
-                f"Expected at least {steps} steps in {str(path)!r}, got {whole}: the end of it was "
-                "lost. Read fewer steps, or restore the file."
-            )
-        rows = np.memmap(
-            self._path, dtype=row, mode="r", offset=header.end, shape=(steps or whole,)
-        )
-        self.values, self._planted = rows["values"], rows["planted"]
-
-    @property
-    def number_of_steps(self) -> int:
-        """Number of steps read."""
-        return len(self.values)
-
-    @property
-    def planted(self) -> NDArray[np.bool_]:
-        """True where a canary was planted, one row a step; unpacked in memory."""
-        return self._unpacked(slice(None))
-
-    def _unpacked(self, rows: slice) -> NDArray[np.bool_]:
-        bits = np.unpackbits(self._planted[rows], axis=1, count=self.member.size, bitorder="little")
-        return bits.view(np.bool_)
-
-    def __repr__(self) -> str:
-        return f"StepStore({str(self._path)!r}, steps={self.number_of_steps})"
-
-    def likelihood_ratio_scores(
-        self, *, noise_multiplier: float | None = None, sampling_rate: float | None = None
-    ) -> CanaryScores:
-        """Sums over the steps of the log-likelihood ratio of a present to an absent canary.
-
-        With x a step's value, sigma the noise multiplier and q the rate, a step adds
-        ``ln(1 - q + q exp((x - 1/2) / sigma^2))``: the most powerful score there is, well above the
-        plain sum where the noise multiplier is below 2. It reads the released values only, never
-        when a canary was planted, so that auditors that guess may read it.
-
-        Its law is not that of the sum: the metadata leaves out steps and sampling rate, and it is
-        close to Gaussian only over many steps.
-
-        Args:
-            noise_multiplier: Noise multiplier to score with; the claimed one if not given. Any
-                choice gives a valid score, the true one the best.
-            sampling_rate: Sampling rate to score with; the recorder's if not given.
-
-        Raises:
-            InvalidArgumentError: A number is out of its range, or given neither here nor by the
-                run.
-            ScoresError: A value is nan or infinite.
-        """
-        sigma = self.facts.noise_multiplier if noise_multiplier is None else noise_multiplier
-        rate = self.facts.sampling_rate if sampling_rate is None else sampling_rate
-        for name, value in (("noise_multiplier", sigma), ("sampling_rate", rate)):
-            if value is None:
-                raise InvalidArgumentError(
-                    f"Expected {name} to be given: the run did not say. Pass {name}=."
-                )
-        _validate.positive(noise_multiplier=sigma)
-        _validate.within(0, 1, closed="right", sampling_rate=rate)
-        assert sigma is not None
-        assert rate is not None
-        scores = np.zeros(self.member.size)
-        rows = max(_CHUNK // self.member.size, 1)
-        # A rate of one has no other term: its logarithm is -inf, and that is what is wanted.
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            without, planted = np.log1p(-rate), np.log(rate)
-            for start in range(0, self.number_of_steps, rows):
-                ratios = self.values[start : start + rows].astype(np.float64)
-                ratios -= 0.5
-                ratios /= sigma
-                ratios /= sigma
-                ratios += planted
-                np.logaddexp(ratios, without, out=ratios)
-                scores += ratios.sum(axis=0)
-        return CanaryScores(
-            score=scores,
-            member=self.member,
-            metadata=ScoreMetadata(
-                background=self.facts.background, fair_coins=self.facts.fair_coins
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoreHeader:
-    """What a step store says before its first row, which begins ``end`` bytes in."""
-
-    member: NDArray[np.bool_]
-    facts: RunFacts
-    fingerprint: str
-    end: int
-
-
-def read_store_header(path: Path) -> StoreHeader:
-    """The header of a step store; `FileFormatError` if the file is anything else."""
-    with path.open("rb") as stream:
-        line = stream.readline(_STORE_LINE)
-        try:
-            content = _plain.loads(line, _STORE_KIND, _STORE_SCHEMA)
-            count = _plain.from_plain(int, content.get("canaries"), "canaries")
-            if count < 1:
-                raise FileFormatError(f"Expected canaries >= 1, got {count}.")
-            # Compared with the file first: a header may lie about how much there is to read.
-            if len(line) + _packed(count) > path.stat().st_size:
-                raise FileFormatError(f"Expected the membership of {count} canaries, got its end.")
-            bits = stream.read(_packed(count))
-            member = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
-            member.setflags(write=False)
-            return StoreHeader(
-                member=member.view(np.bool_),
-                facts=_plain.from_plain(RunFacts, content.get("facts"), "facts"),
-                fingerprint=_plain.from_plain(str, content.get("fingerprint"), "fingerprint"),
-                end=len(line) + len(bits),
-            )
-        except FileFormatError as error:
-            raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import askgauss as ag
 from askgauss import accounting
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum
 from askgauss.exceptions import ScoresError, UnsupportedError
+from askgauss.results import Status
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import SlopeTest
 from askgauss.transcript import RunFacts
@@ -254,6 +256,65 @@ def test_batches_that_are_not_poisson_are_invalid():
     fixed = run.with_facts(RunFacts(sampling="user's sampler", poisson=False, sampling_rate=0.2))
     result = ag.audit(fixed, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
     assert result.verdict is ag.Verdict.INVALID
+
+
+def planted_by_the_loop(generator, steps=100, **options):
+    """A loop whose own sampler, a coin for every record and step, chooses the canaries."""
+    canaries = ag.DiracCanaries(present=200, absent=200, dimension=500, seed=0)
+    recorder = ag.Recorder(canaries, noise_multiplier=2.0, **options)
+    present = np.flatnonzero(canaries.member)
+    for _ in range(steps):
+        planted = present[generator.random(present.size) < 0.2]
+        clean = 0.1 * generator.standard_normal(canaries.size)
+        released = clean + 2.0 * generator.standard_normal(canaries.size)
+        released[planted] += 1.0
+        recorder.observe(released, background=clean, planted=planted)
+    return recorder.transcript()
+
+
+def test_poisson_sampling_may_be_declared_and_the_result_says_so():
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+    silent = ag.audit(planted_by_the_loop(np.random.default_rng(0)), claim=claim)
+    assert silent.verdict is ag.Verdict.INVALID
+    assert any("poisson=True" in item.remedy for item in silent.findings)
+    run = planted_by_the_loop(np.random.default_rng(0), poisson=True)
+    assert (run.facts.poisson, run.facts.poisson_declared) == (True, True)
+    said = ag.audit(run, claim=claim)
+    assert said.verdict is not ag.Verdict.INVALID
+    finding = next(item for item in said.findings if item.check == "sampling")
+    assert finding.status is Status.INFO
+    assert "declared, not seen" in finding.summary
+    assert "declared, not seen" in str(said)
+    # The rate is still bounded from the counts, and the bound is the same.
+    assert said.epsilon_lower == silent.epsilon_lower
+    assert ag.AuditResult.from_json(said.to_json()).findings == said.findings
+    # The recorder's own coin needs nobody's word.
+    assert not small_run().facts.poisson_declared
+
+
+@pytest.mark.parametrize("auditor", [ag.GaussianShift(), ag.OneRun()])
+def test_a_known_background_needs_poisson_sampling_whatever_the_auditor(auditor):
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+    for declared in (False, True):
+        run = planted_by_the_loop(np.random.default_rng(0), poisson=declared)
+        result = ag.audit(run, claim=claim, auditor=auditor)
+        named = {item.check for item in result.findings if item.status is Status.FAIL}
+        assert ("known background" in named) is not declared
+
+
+def test_power_counts_the_steps_that_were_not_observed():
+    """A leak is in all steps: seen in a part of them, there is less of it to see."""
+    run = small_run(steps=200)
+    auditor = ag.SubsampledGaussian()
+
+    def power(skipped):
+        facts = replace(run.facts, skipped_steps=skipped)
+        evidence = auditor.gather(run.with_facts(facts), delta=1e-5, confidence=0.95)
+        return auditor.power(evidence, epsilon=8.0, true_epsilon=16.0, delta=1e-5, error=0.05)
+
+    whole, most, few = power(0), power(50), power(1800)
+    assert whole > 0.9
+    assert few < 0.05 < most < whole + 1e-12
 
 
 def test_it_needs_a_transcript_with_plantings():

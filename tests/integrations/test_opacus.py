@@ -12,7 +12,7 @@ from opacus.schedulers import ExponentialGradClip, ExponentialNoise
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import askgauss as ag
 from askgauss.canaries import Stream, random_stream
@@ -24,7 +24,8 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.transcript import StepStore
+from askgauss.results import Status
+from askgauss.step_store import StepStore
 from tests.integrations.runs import CLASSES, FEATURES, PARAMETERS, RECORDS, SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -453,16 +454,31 @@ def test_frozen_parameters_are_left_out():
     assert audit.transcript().facts.tensors == ("0:2.weight(4, 16)", "1:2.bias(4,)")
 
 
-def test_freezing_in_the_middle_is_refused_before_anything_moves():
+@pytest.mark.parametrize("cleared", [True, False])
+def test_freezing_in_the_middle_is_refused_before_anything_moves(cleared):
+    """Opacus clears no sum of a frozen parameter: the one of the last step must not be read."""
     run = make_run()
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0):
         run.train()
-        run.optimizer.zero_grad()
+        if cleared:
+            run.optimizer.zero_grad()
         run.model._module[0].requires_grad_(False)
         before = run.weights().clone()
         with pytest.raises(RecordingError, match=r"parameter 0:\(16, 10\) has none"):
             run.train()
     assert torch.equal(run.weights(), before)
+
+
+def test_layers_that_are_thawed_later_are_said_to_be_unaudited():
+    run = make_run()
+    run.model._module[0].requires_grad_(False)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, inject="sample") as audit:
+        run.train()
+        assert audit.transcript().facts.notes == ()
+        run.model._module[0].requires_grad_(True)
+        run.train()
+    assert audit.steps == 16
+    assert any("2 tensors began to train" in note for note in audit.transcript().facts.notes)
 
 
 @pytest.mark.parametrize("inject", ["sum", "sample"])
@@ -552,6 +568,81 @@ def test_shuffled_batches_forbid_the_known_background():
     assert facts.background == "unknown"
     assert facts.sampling_rate == 0.125
     assert any("BatchSampler" in note for note in facts.notes)
+    assert facts.loader_poisson is False
+
+
+def sampling_scheme(run, auditor=None, **options):
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, **options) as audit:
+        run.train(epochs=3)
+    result = audit.result(claim=ag.PrivacyClaim(epsilon=50.0, delta=1e-5), auditor=auditor)
+    return result, next(item for item in result.findings if item.check == "sampling scheme")
+
+
+@pytest.mark.parametrize(
+    ("auditor", "voided"),
+    [
+        (ag.SubsampledGaussian(), True),
+        (ag.GaussianShift(), True),
+        # Guessing rests on no law of the sampling.
+        (ag.OneRun(), False),
+    ],
+)
+def test_a_loader_that_shuffles_voids_what_rests_on_poisson_sampling(auditor, voided):
+    result, finding = sampling_scheme(make_run(poisson_sampling=False), auditor)
+    assert finding.status is (Status.FAIL if voided else Status.WARN)
+    assert "loader does not give every record a coin" in finding.summary
+    assert "poisson_sampling=True" in finding.remedy
+    assert (result.verdict is ag.Verdict.INVALID) is voided
+    read_back = ag.AuditResult.from_json(result.to_json())
+    assert read_back.findings == result.findings
+
+
+def test_a_loader_by_poisson_and_one_without_sampling_are_as_accounted():
+    for run, seen in (
+        (make_run(), True),
+        # Every record is in every batch, whoever drew it.
+        (make_run(poisson_sampling=False, batch_size=RECORDS), False),
+    ):
+        result, finding = sampling_scheme(run)
+        assert finding.status is Status.NOT_RUN
+        assert result.verdict is not ag.Verdict.INVALID
+        audit = CanaryAudit(run.optimizer, data_loader=run.loader)
+        with audit:
+            run.train()
+        assert audit.transcript().facts.loader_poisson is seen
+    hidden = CanaryAudit(run.optimizer, sampling_rate=0.5)
+    with hidden:
+        run.train()
+    assert hidden.transcript().facts.loader_poisson is None
+
+
+class Stream3(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(FEATURES), 0)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([1, 2, 3], "loader with a sampler, got list.*make_private returned.*sampling_rate="),
+        (TensorDataset(torch.zeros(3)), "loader with a sampler, got TensorDataset"),
+        (DataLoader(Stream3(), batch_size=2), "number of batches.*sampling_rate="),
+    ],
+)
+def test_what_is_no_loader_is_named(loader, message):
+    run = make_run()
+    run.optimizer.attach_step_hook(lambda optimizer: None)
+    with pytest.raises(InvalidArgumentError, match=message):
+        CanaryAudit(run.optimizer, data_loader=loader)
+
+
+def test_a_stream_has_the_rate_it_was_given():
+    run, loader = make_run(), DataLoader(Stream3(), batch_size=2)
+    audit = CanaryAudit(run.optimizer, data_loader=loader, sampling_rate=0.25)
+    with audit:
+        run.train()
+    facts = audit.transcript().facts
+    assert (facts.sampling_rate, facts.loader_poisson) == (0.25, False)
 
 
 def test_unknown_background_records_the_raw_sums():

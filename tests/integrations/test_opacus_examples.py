@@ -22,6 +22,7 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -257,6 +258,27 @@ def test_every_other_step_may_be_observed(monkeypatch):
     values, _ = witness.along(canaries, small_model(), run.optimizer.expected_batch_size)
     np.testing.assert_allclose(transcript.canaries.total, values[::3].sum(axis=0), atol=1e-3)
     assert any("one in 3 of 18 steps" in note for note in transcript.facts.notes)
+    assert transcript.facts.skipped_steps == 12
+    finding = step_count(audit)
+    assert finding.status is Status.PASS
+    assert "18 steps were released, 12 of them not observed, and 18 accounted" in finding.summary
+
+
+def step_count(audit):
+    findings = audit.result(delta=1e-5).findings
+    return next(item for item in findings if item.check == "step count")
+
+
+def test_steps_nobody_accounted_for_are_noticed_behind_those_not_observed():
+    canaries = examples()
+    run = make_run(model=small_model(), data=canaries.dataset(records()))
+    with audited(canaries, run, every=4) as audit:
+        run.train()
+        run.optimizer.step_hook = None
+        run.train()
+    finding = step_count(audit)
+    assert finding.status is Status.FAIL
+    assert (finding.measured, finding.claimed) == (18.0, 9.0)
 
 
 def test_the_gram_matrix_is_that_of_the_gradients(tmp_path):

@@ -72,6 +72,8 @@ class StepEvidence:
         opportunities: How often one could have been.
         poisson: Whether sampling is Poisson.
         finite: Whether every observation was finite.
+        poisson_declared: Whether that it is Poisson is the user's word alone.
+        skipped: Steps that were released and not observed.
     """
 
     strata: tuple[Stratum, ...]
@@ -84,6 +86,8 @@ class StepEvidence:
     opportunities: int
     poisson: bool
     finite: bool
+    poisson_declared: bool = False
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         ``epsilon_lower`` exceeds the epsilon of the mechanism with the *planted* sampling rate in
         at most 1 - confidence of audits. A rate set by the recorder's own coin says nothing of the
         sampler of the training; one that the training's sampler set is bounded from the counts.
+        Steps that were not observed are left out of the composition.
 
     Args:
         counts_only: Use only each canary's sum and how often it was planted.
@@ -135,6 +140,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             opportunities=int(np.count_nonzero(data.member)) * data.number_of_steps,
             poisson=facts.poisson,
             finite=data.finite,
+            poisson_declared=facts.poisson_declared,
+            skipped=facts.skipped_steps,
         )
 
     def epsilon_lower(self, evidence: StepEvidence, *, delta: float, confidence: float) -> float:
@@ -239,13 +246,16 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         """Power against a run whose steps have the noise of ``true_epsilon``.
 
         The two noise levels come from the central limit theorem: their ratio is what matters here,
-        and the exact ones would take longer than the audit.
+        and the exact ones would take longer than the audit. A leak is spread over all steps, and
+        has to show in those observed.
         """
         rate = evidence.sampling_rate or evidence.plantings / evidence.opportunities
-        scale = rate * math.sqrt(evidence.steps)
         claimed, true = (
-            math.sqrt(math.log1p((gaussian.gdp_mu(value, delta) / scale) ** 2))
-            for value in (epsilon, true_epsilon)
+            math.sqrt(math.log1p(gaussian.gdp_mu(value, delta) ** 2 / (rate**2 * steps)))
+            for value, steps in (
+                (epsilon, evidence.steps),
+                (true_epsilon, evidence.steps + evidence.skipped),
+            )
         )
         share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
         slope = self._slope(evidence)
@@ -280,7 +290,17 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                     status=Status.FAIL,
                     summary="batches are not Poisson samples, so steps do not compose as assumed.",
                     consequence=Consequence.INVALIDATES,
-                    remedy="Audit the scores with GaussianShift(), or train with Poisson sampling.",
+                    remedy="Train with Poisson sampling, and say so to the Recorder if a sampler "
+                    "of your own does it (poisson=True); or audit the scores with GaussianShift().",
+                )
+            )
+        if evidence.poisson_declared:
+            found.append(
+                Finding(
+                    check="sampling",
+                    status=Status.INFO,
+                    summary="Poisson sampling was declared, not seen: the bound rests on it.",
+                    consequence=Consequence.INFORMS,
                 )
             )
         if evidence.finite and evidence.strata[0].other.sum_of_squares == 0.0:

@@ -39,6 +39,8 @@ _SCHEME_REMEDY = (
 
 def signal_checks(context: Context) -> Iterator[Finding]:
     """Every check of the signal."""
+    if context.known and not context.facts.poisson:
+        yield _background()
     yield _overlap(context)
     yield _contribution(context)
     yield _carry_over(context)
@@ -46,6 +48,18 @@ def signal_checks(context: Context) -> Iterator[Finding]:
     yield _sampling_scheme(context)
     yield _sampling_of_pairs(context)
     yield _step_count(context)
+
+
+def _background() -> Finding:
+    """What other records add may be taken off only where it does not give a canary's coin away."""
+    return fact(
+        "known background",
+        True,
+        "the other records' sum was subtracted, and their batches say which ones a canary is in.",
+        consequence=Consequence.INVALIDATES,
+        remedy="Leave background out of observe(), or declare Recorder(poisson=True) if every "
+        "record has a coin of its own.",
+    )
 
 
 def _overlap(context: Context) -> Finding:
@@ -219,11 +233,28 @@ def _declared_rate(context: Context) -> Finding:
     )
 
 
+def _declared_scheme(context: Context) -> Finding:
+    """Without a look at the sampler: whether it is of the kind that the canaries stand for."""
+    name, facts = "sampling scheme", context.facts
+    if facts.loader_poisson is not False or context.claimed_rate == 1.0:
+        return not_run(name, _SAMPLER)
+    return fact(
+        name,
+        True,
+        "the training's loader does not give every record a coin of its own: what the canaries "
+        "show is a run with Poisson sampling, and this one's records were drawn otherwise.",
+        consequence=Consequence.INVALIDATES,
+        remedy="Use a Poisson sampler (Opacus: poisson_sampling=True); or ExampleCanaries, which "
+        "go through the loader, with GaussianShift().",
+        undermines=Assumption.GAUSSIAN_SCORES,
+    )
+
+
 def _sampling_scheme(context: Context) -> Finding:
     """Whether inclusions are independent: counts by canary and by step as Poisson has them."""
     name, transcript = "sampling scheme", context.transcript
     if context.own_coin:
-        return not_run(name, _SAMPLER)
+        return _declared_scheme(context)
     by_canary = transcript.canaries.planted[transcript.member]
     by_step = transcript.steps.planted.sum(axis=1)
     canaries, steps = by_canary.size, by_step.size
@@ -304,13 +335,15 @@ def _step_count(context: Context) -> Finding:
     name, accounted = "step count", context.claimed_steps
     if accounted is None:
         return not_run(name, "the number of steps the accountant counted")
-    taken = context.transcript.number_of_steps
+    skipped = context.facts.skipped_steps
+    taken = context.transcript.number_of_steps + skipped
     more = taken > accounted
     broken, implied = context.breach(steps=taken) if more else (False, "")
+    unseen = f", {skipped:,} of them not observed," if skipped else ""
     return fact(
         name,
         taken != accounted,
-        f"{taken:,} steps were released and {accounted:,} accounted for.{implied}",
+        f"{taken:,} steps were released{unseen} and {accounted:,} accounted for.{implied}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=float(taken),
         claimed=float(accounted),

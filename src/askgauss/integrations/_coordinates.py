@@ -45,12 +45,12 @@ class CanaryCoordinates:
         # Where a present canary's coordinates come among all that may be planted.
         self._ranks = np.full(self._owned.shape, -1)
         self._ranks[present] = ranks.reshape(self._owned[present].shape)
-        self._heights = np.zeros(ranks.size)
         self._dtype = (
             torch.float64
             if any(tensor.dtype == torch.float64 for tensor in tensors)
             else torch.float32
         )
+        self._heights = torch.zeros(ranks.size, dtype=self._dtype)
 
     def _lay_out(
         self, places: NDArray[np.int64]
@@ -107,13 +107,13 @@ class CanaryCoordinates:
         """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
         ranks, height = self._ranks[planted], clip_norm / np.sqrt(self.width)
         # Those that are not planted now get a zero: no sorting, and one copy to the device.
-        self._heights[ranks] = height if self._signs is None else height * self._signs[planted]
-        heights = torch.from_numpy(self._heights).to(self._devices[0], self._dtype)
-        parts = heights.split_with_sizes(self._plant_counts)
+        heights = self._heights.numpy()
+        heights[ranks] = height if self._signs is None else height * self._signs[planted]
+        parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
         for (index, places), part in zip(self._plant_places, parts, strict=True):
             tensor = tensors[index].detach()
             tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
-        self._heights[ranks] = 0.0
+        heights[ranks] = 0.0
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:
         """Write each planted canary into a row of its own: ``height`` at all its coordinates."""

@@ -170,6 +170,11 @@ class ExampleProbe:
         self._seen += 1
         return (self._seen - 1) % self._every == 0
 
+    @property
+    def skipped(self) -> int:
+        """Steps counted so far that were none to observe."""
+        return self._seen - -(-self._seen // self._every)
+
     def along(
         self, released: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
     ) -> NDArray[np.float64]:

@@ -30,6 +30,7 @@ __all__ = [
     "Ledger",
     "LedgerState",
     "Sampling",
+    "accounting_notes",
     "adapts_clipping",
     "audited_parameters",
     "background_known",
@@ -38,6 +39,7 @@ __all__ = [
     "find_sampling",
     "gradient_noise_multiplier",
     "tensor_names",
+    "unaudited_parameters",
 ]
 
 
@@ -97,7 +99,8 @@ def find_sampling(
         accounted: The rate the accountant uses.
 
     Raises:
-        InvalidArgumentError: Nobody knows the rate, or two witnesses contradict each other.
+        InvalidArgumentError: Nobody knows the rate, two witnesses contradict each other, or the
+            loader is none.
     """
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
@@ -111,8 +114,7 @@ def find_sampling(
             )
         note = "Poisson sampling is assumed: the training loader was not shown to the audit."
         return Sampling(rate=rate, poisson=None, notes=(note, *_differs(rate, accounted)))
-    sampler = data_loader.batch_sampler
-    sampler = data_loader.sampler if sampler is None else sampler
+    sampler = _sampler_of(data_loader)
     while isinstance(sampler, BatchSplittingSampler):
         sampler = sampler.sampler
     if isinstance(
@@ -126,12 +128,35 @@ def find_sampling(
             )
         counted = 1.0 / len(sampler) if accounted is None else accounted
         return Sampling(rate=rate, poisson=True, notes=_differs(rate, counted))
-    rate = next(r for r in (sampling_rate, accounted, 1.0 / len(data_loader)) if r is not None)
+    rate = accounted if sampling_rate is None else sampling_rate
+    if rate is None:
+        rate = _rate_by_length(data_loader)
     note = (
         f"the loader samples with {type(sampler).__name__}, not with an independent coin for each "
         "record: accounting for Poisson sampling does not describe it."
     )
     return Sampling(rate=rate, poisson=False, notes=(note, *_differs(rate, accounted)))
+
+
+def _sampler_of(data_loader: Any) -> Any:
+    for name in ("batch_sampler", "sampler"):
+        sampler = getattr(data_loader, name, None)
+        if sampler is not None:
+            return sampler
+    raise InvalidArgumentError(
+        f"Expected data_loader to be a loader with a sampler, got {type(data_loader).__name__}. "
+        "Give the DataLoader that make_private returned, or leave it out and give sampling_rate=."
+    )
+
+
+def _rate_by_length(data_loader: Any) -> float:
+    try:
+        return 1.0 / len(data_loader)
+    except (TypeError, ZeroDivisionError) as error:
+        raise InvalidArgumentError(
+            f"Expected a data_loader that knows its number of batches, got one without ({error}). "
+            "Give sampling_rate=, or the accountant= that knows it."
+        ) from error
 
 
 def background_known(background: str, sampling: Sampling) -> bool:
@@ -264,6 +289,29 @@ class Ledger:
         self._closed = {(noise, rate): steps for noise, rate, steps in state.entries}
         self._broken = state.broken
         self._start = None
+
+
+def accounting_notes(ledger: Ledger, noise_differs: bool) -> list[str]:
+    """What a reader should know about how the run was accounted for."""
+    notes = []
+    entries = ledger.entries()
+    if noise_differs:
+        notes.append("the accountant was told another noise multiplier than the optimizer.")
+    if ledger.broken:
+        notes.append("the accountant's history was replaced during the run.")
+    if entries and len(entries) > 1:
+        noises, rates = zip(*entries, strict=True)
+        notes.append(
+            f"the accountant counted {len(entries)} kinds of steps: noise multipliers "
+            f"{min(noises):.6g} to {max(noises):.6g}, rates {min(rates):.6g} to {max(rates):.6g}."
+        )
+    return notes
+
+
+def unaudited_parameters(optimizer: Any, audited: list[nn.Parameter]) -> int:
+    """How many parameters train that did not when the audit was made."""
+    known = {id(item) for item in audited}
+    return sum(id(item) not in known for item in optimizer.params)
 
 
 def adapts_clipping(optimizer: Any) -> bool:

@@ -29,13 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
-from askgauss.auditing import audit as run_audit
-from askgauss.auditors.base import Auditor
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
-from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
 from askgauss.recorder import Recorder
-from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
 
 try:
@@ -47,6 +43,7 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe, ProbeProgress
@@ -98,7 +95,7 @@ class _Progress:
     examples: ProbeProgress | None = None
 
 
-class CanaryAudit:
+class CanaryAudit(AuditedRun):
     """Plants canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
@@ -392,7 +389,8 @@ class CanaryAudit:
         sums: list[torch.Tensor] = []
         for parameter, name in zip(self._parameters, self._names, strict=True):
             value = getattr(parameter, "summed_grad", None)
-            if value is None:
+            # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
+            if value is None or not parameter.requires_grad:
                 raise RecordingError(
                     f"Expected a clipped sum for every parameter, parameter {name} has none. It "
                     "was trainable when the audit was attached: freeze parameters before that."
@@ -432,17 +430,18 @@ class CanaryAudit:
             return
         coordinates = self._coordinates
         # The only waits for the device in a step.
-        noisy = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
-        noisy *= step.scale
-        clean = None if step.clean is None else step.clean.cpu().double()
-        # Infinite gradients leave nan in the difference. They are recorded, and the audit says so.
-        residual = noisy if clean is None else noisy - clean
+        released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        released *= step.scale
+        if step.clean is not None:
+            # Infinite gradients leave nan here. They are recorded, and the audit says so.
+            released -= step.clean.cpu()
+        values = released.numpy()
         self._recorder.observe(
-            coordinates.along(noisy.numpy()),
-            background=None if clean is None else coordinates.along(clean.numpy()),
+            coordinates.along(values),
+            background=None if step.clean is None else 0.0,
             clip_norm=step.clip_norm,
             noise_multiplier=step.noise_multiplier,
-            watch=coordinates.watched(residual.numpy()),
+            watch=coordinates.watched(values),
         )
         self._planted = None
 
@@ -486,40 +485,34 @@ class CanaryAudit:
             accounted_steps=None if entries is None else sum(entries.values()),
             accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
             unnoised_steps=self._unnoised,
+            loader_poisson=self._sampling.poisson,
             tensors=self._names,
             exercised=_EXERCISED[self._inject],
             precision=tuple(
                 sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
             ),
-            notes=(*self._sampling.notes, *self._notes(entries, differs)),
+            notes=(*self._sampling.notes, *self._notes(differs)),
         )
         if self._probe is None:
             return recorded.with_facts(facts)
         facts = replace(
             facts,
             poisson=self._sampling.poisson is True,
+            skipped_steps=self._probe.skipped,
             contribution=self._probe.contribution,
             notes=(*facts.notes, *self._probe.notes()),
         )
         return replace(recorded, facts=facts, gram=self._probe.gram)
 
-    def _notes(
-        self, entries: dict[tuple[float, float], int] | None, noise_differs: bool
-    ) -> list[str]:
-        notes = []
-        if noise_differs:
-            notes.append("the accountant was told another noise multiplier than the optimizer.")
+    def _notes(self, noise_differs: bool) -> list[str]:
+        notes = run.accounting_notes(self._ledger, noise_differs)
+        unaudited = run.unaudited_parameters(self._optimizer, self._parameters)
+        if unaudited:
+            notes.append(
+                f"{unaudited} tensors began to train after the audit was made: no canary is there."
+            )
         if self._discarded:
             notes.append(f"noise was added {self._discarded} times without a step after it.")
-        if self._ledger.broken:
-            notes.append("the accountant's history was replaced during the run.")
-        if entries and len(entries) > 1:
-            noises, rates = zip(*entries, strict=True)
-            notes.append(
-                f"the accountant counted {len(entries)} kinds of steps: noise multipliers "
-                f"{min(noises):.6g} to {max(noises):.6g}, rates {min(rates):.6g} to "
-                f"{max(rates):.6g}."
-            )
         if run.adapts_clipping(self._optimizer):
             notes.append(
                 "adaptive clipping spends part of the budget on the clip norm, and adds more noise "
@@ -533,27 +526,6 @@ class CanaryAudit:
                 "norm gets through."
             )
         return notes
-
-    def result(
-        self,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the steps recorded so far; the arguments are those of `askgauss.audit`."""
-        return run_audit(
-            self.transcript(),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart: tensors and plain values.

@@ -28,10 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _plain, _validate
-from askgauss.auditing import audit as run_audit
-from askgauss.auditors.base import Auditor
 from askgauss.canaries import DiracCanaries, fresh_seed
-from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -42,7 +39,6 @@ from askgauss.exceptions import (
 from askgauss.linear_recorder import LinearRecorder, NodeSums
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
-from askgauss.results import AuditResult
 
 try:
     import torch
@@ -52,12 +48,14 @@ except ImportError as error:
         "askgauss.integrations.torch_ftrl needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
+from askgauss.integrations._audited import AuditedRun
+
 __all__ = ["DPFTRL"]
 
 _SCHEMA = 1
 
 
-class DPFTRL:
+class DPFTRL(AuditedRun):
     """Trains a model with DP-FTRL: call `step` after each backward pass.
 
     A checkpoint, and this object itself, hold sums without noise: keep them as secret as the data.
@@ -368,27 +366,6 @@ class DPFTRL:
                 else ("noise",),
                 precision=tuple(sorted(formats)),
             )
-        )
-
-    def result(
-        self,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the steps so far; the arguments are those of `askgauss.audit`."""
-        return run_audit(
-            self.transcript(),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
         )
 
     def state_dict(self) -> dict[str, Any]:

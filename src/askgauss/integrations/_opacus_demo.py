@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import opacus
+import torch
 from numpy.typing import NDArray
 
-from askgauss.cli.training import Digits, Plan
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.transcript import Transcript
 
 if TYPE_CHECKING:
-    from askgauss.transcript import Transcript
+    from askgauss.cli.training import Digits, Plan
 
 __all__ = ["OpacusTrainer"]
 
@@ -24,12 +27,7 @@ class OpacusTrainer:
     """
 
     def __init__(self, plan: Plan, digits: Digits) -> None:
-        import opacus
-        import torch
-
-        from askgauss.integrations.opacus import CanaryAudit
-
-        self._torch, self._digits = torch, digits
+        self._digits = digits
         torch.manual_seed(plan.seed)
         network = torch.nn.Sequential(
             torch.nn.Linear(64, plan.hidden), torch.nn.Tanh(), torch.nn.Linear(plan.hidden, 10)
@@ -73,7 +71,7 @@ class OpacusTrainer:
         with self._audit, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._optimizer.zero_grad()
-            loss: Any = self._torch.nn.functional.cross_entropy(self._model(images), labels)
+            loss: Any = torch.nn.functional.cross_entropy(self._model(images), labels)
             loss.backward()
             self._optimizer.step()
 
@@ -88,12 +86,11 @@ class OpacusTrainer:
         arrays = {f"audit.{name}": tensor.numpy() for name, tensor in recorded.items()}
         for name, tensor in self._model.state_dict().items():
             arrays[f"model.{name}"] = tensor.numpy()
-        arrays["generator"] = self._torch.get_rng_state().numpy()
+        arrays["generator"] = torch.get_rng_state().numpy()
         return arrays, values
 
     def restore(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        torch = self._torch
         parts: dict[str, dict[str, Any]] = {"audit": {}, "model": {}}
         for name, array in arrays.items():
             kind, _, rest = name.partition(".")
@@ -112,7 +109,6 @@ class OpacusTrainer:
 
     def accuracy(self) -> float:
         """Share of test images the model names rightly."""
-        torch = self._torch
         with torch.no_grad():
             images = torch.tensor(self._digits.test_images, dtype=torch.float32)
             named = self._model(images).argmax(dim=1).numpy()

@@ -1,0 +1,44 @@
+"""What every audited run can be asked for at its end."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from askgauss.auditing import audit
+from askgauss.auditors.base import Auditor
+from askgauss.claims import PrivacyClaim
+from askgauss.linear_transcript import LinearTranscript
+from askgauss.results import AuditResult
+from askgauss.transcript import Transcript
+
+__all__ = ["AuditedRun"]
+
+
+class AuditedRun(abc.ABC):
+    """A run with a transcript, which can be audited at any time."""
+
+    @abc.abstractmethod
+    def transcript(self) -> Transcript | LinearTranscript:
+        """What the steps so far released about the canaries."""
+
+    def result(
+        self,
+        *,
+        claim: PrivacyClaim | None = None,
+        delta: float | None = None,
+        auditor: Auditor[Any] | None = None,
+        confidence: float = 0.95,
+        gate_error: float = 0.001,
+        diagnostics: bool = True,
+    ) -> AuditResult:
+        """Audit the steps so far; the arguments are those of `askgauss.audit`."""
+        return audit(
+            self.transcript(),
+            claim=claim,
+            delta=delta,
+            auditor=auditor,
+            confidence=confidence,
+            gate_error=gate_error,
+            diagnostics=diagnostics,
+        )

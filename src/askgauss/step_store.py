@@ -1,0 +1,357 @@
+"""Every step of a run in a file: written as the run goes by, read back through a memory map."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _files, _plain, _validate
+from askgauss.canaries import Canaries
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.transcript import RunFacts
+
+__all__ = ["StepStore", "StepWriter"]
+
+_KIND = "askgauss-steps"
+_SCHEMA = 2
+# Rows and the header of a step store end with a checksum, since its second schema.
+_CHECK_BYTES = 4
+# The header of a step store is one line of JSON; a longer line is some other file.
+_LINE = 1 << 22
+# Values read at once when a step store is checked, or a score is summed over it.
+_CHUNK = 1 << 20
+# Bytes of steps held back before they go to the store's file.
+_PENDING = 1 << 20
+
+
+def _row_type(canaries: int, schema: int = _SCHEMA) -> np.dtype[np.void]:
+    """One step in a step store: values, a bit for each planted canary, and a checksum of both."""
+    parts: list[Any] = [("values", "<f4", (canaries,)), ("planted", "u1", (_packed(canaries),))]
+    return np.dtype(parts if schema == 1 else [*parts, ("check", "<u4")])
+
+
+def _sealed(content: bytes, place: int = 0) -> bytes:
+    """The bytes and a checksum of them at their place: moved ones do not have it either."""
+    return content + zlib.crc32(content, place).to_bytes(_CHECK_BYTES, "little")
+
+
+def _packed(canaries: int) -> int:
+    """Bytes of one bit a canary, rounded up so that every row of values starts aligned."""
+    return 4 * (-(-canaries // 32))
+
+
+def _pack(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """One bit a canary, padded with zeros."""
+    bits = np.packbits(flags, bitorder="little")
+    return np.pad(bits, (0, _packed(flags.size) - bits.size))
+
+
+def _header_bytes(member: NDArray[np.bool_], fingerprint: str, facts: RunFacts) -> bytes:
+    """The start of a step store, up to its first row."""
+    content = {
+        "canaries": member.size,
+        "fingerprint": fingerprint,
+        "facts": _plain.to_plain(facts),
+    }
+    line = _plain.dumps(_KIND, _SCHEMA, content, None).encode("utf-8")
+    line += b" " * (-(len(line) + 1) % 64) + b"\n"
+    return _sealed(line + _pack(member).tobytes())
+
+
+class StepStore:
+    """Every step of a run as the recorder stored it, read through a memory map.
+
+    The file is a line of JSON, the membership bits, then one row a step: a little-endian float32 a
+    canary, and a bit a canary for whether it was planted. Header and rows end with a CRC-32 each,
+    all of which are checked when the file is opened.
+
+    Args:
+        path: What was given to ``Recorder(store=)``.
+        steps: Read only so many steps, as the transcript or checkpoint counts them. A run that was
+            killed leaves more behind, the last of them perhaps torn.
+
+    Attributes:
+        member: True where the canary was present.
+        facts: What is known about the run.
+        fingerprint: The fingerprint of its canaries.
+        values: What was released about each canary, in clip norms of the step, one row a step; a
+            read-only memory map.
+
+    Raises:
+        FileFormatError: The file is corrupt, foreign, of a newer schema, ends within a row, or
+            holds fewer steps than asked for; or one of those it is to read is damaged.
+
+    Examples:
+        >>> import pathlib, tempfile, numpy as np, askgauss as ag
+        >>> canaries = ag.DiracCanaries(present=5, absent=5, dimension=50, seed=0)
+        >>> noise = np.random.default_rng(0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "steps")
+        ...     recorder = ag.Recorder(canaries, sampling_rate=0.5, store=path)
+        ...     for _ in range(3):
+        ...         released = noise.normal(0, 0.1, 10)
+        ...         released[recorder.sample()] += 1.0
+        ...         recorder.observe(released)
+        ...     transcript = recorder.transcript()
+        ...     store = StepStore(path)
+        ...     scores = store.likelihood_ratio_scores(noise_multiplier=0.1)
+        ...     del store
+        >>> scores
+        CanaryScores(present=5, absent=5)
+    """
+
+    member: NDArray[np.bool_]
+    facts: RunFacts
+    fingerprint: str
+    values: NDArray[np.float32]
+
+    def __init__(self, path: str | os.PathLike[str], *, steps: int | None = None) -> None:
+        if steps is not None:
+            _validate.integer(1, steps=steps)
+        self._path = Path(path)
+        header = _read_header(self._path)
+        self.member, self.facts, self.fingerprint = header.member, header.facts, header.fingerprint
+        row = _row_type(self.member.size, header.schema)
+        whole, torn = divmod(self._path.stat().st_size - header.end, row.itemsize)
+        if steps is None and (torn or not whole):
+            raise FileFormatError(
+                f"Expected {str(path)!r} to end with a whole step, got {torn} bytes more than "
+                f"{whole} steps: the run that wrote it was killed. Pass steps= to read the ones "
+                "its checkpoint counted."
+            )
+        if steps is not None and whole < steps:
+            raise FileFormatError(
+                f"Expected at least {steps} steps in {str(path)!r}, got {whole}: the end of it was "
+                "lost. Read fewer steps, or restore the file."
+            )
+        rows = np.memmap(
+            self._path, dtype=row, mode="r", offset=header.end, shape=(steps or whole,)
+        )
+        self._check(rows)
+        self.values, self._planted = rows["values"], rows["planted"]
+
+    def _check(self, rows: NDArray[np.void]) -> None:
+        """Refuse rows that are not as they were written; files of the first schema cannot tell."""
+        if "check" not in (rows.dtype.names or ()):
+            return
+        at_once = max(_CHUNK // self.member.size, 1)
+        for start in range(0, len(rows), at_once):
+            # Copied in one go: a memory map hands out single rows far more slowly.
+            for step, row in enumerate(np.array(rows[start : start + at_once]), start):
+                content = row.tobytes()
+                if _sealed(content[:-_CHECK_BYTES], step) != content:
+                    raise FileFormatError(
+                        f"Step {step + 1} of {str(self._path)!r} is damaged: its checksum does not "
+                        "fit. Restore the file, or read the steps before it with steps=."
+                    )
+
+    @property
+    def number_of_steps(self) -> int:
+        """Number of steps read."""
+        return len(self.values)
+
+    @property
+    def planted(self) -> NDArray[np.bool_]:
+        """True where a canary was planted, one row a step; unpacked in memory."""
+        return self._unpacked(slice(None))
+
+    def _unpacked(self, rows: slice) -> NDArray[np.bool_]:
+        bits = np.unpackbits(self._planted[rows], axis=1, count=self.member.size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def __repr__(self) -> str:
+        return f"StepStore({str(self._path)!r}, steps={self.number_of_steps})"
+
+    def likelihood_ratio_scores(
+        self, *, noise_multiplier: float | None = None, sampling_rate: float | None = None
+    ) -> CanaryScores:
+        """Sums over the steps of the log-likelihood ratio of a present to an absent canary.
+
+        With x a step's value, sigma the noise multiplier and q the rate, a step adds
+        ``ln(1 - q + q exp((x - 1/2) / sigma^2))``: the most powerful score there is, well above the
+        plain sum where the noise multiplier is below 2. It reads the released values only, never
+        when a canary was planted, so that auditors that guess may read it.
+
+        Its law is not that of the sum: the metadata leaves out steps and sampling rate, and it is
+        close to Gaussian only over many steps.
+
+        Args:
+            noise_multiplier: Noise multiplier to score with; the claimed one if not given. Any
+                choice gives a valid score, the true one the best.
+            sampling_rate: Sampling rate to score with; the recorder's if not given.
+
+        Raises:
+            InvalidArgumentError: A number is out of its range, or given neither here nor by the
+                run.
+            ScoresError: A value is nan or infinite.
+        """
+        sigma = self.facts.noise_multiplier if noise_multiplier is None else noise_multiplier
+        rate = self.facts.sampling_rate if sampling_rate is None else sampling_rate
+        for name, value in (("noise_multiplier", sigma), ("sampling_rate", rate)):
+            if value is None:
+                raise InvalidArgumentError(
+                    f"Expected {name} to be given: the run did not say. Pass {name}=."
+                )
+        _validate.positive(noise_multiplier=sigma)
+        _validate.within(0, 1, closed="right", sampling_rate=rate)
+        assert sigma is not None
+        assert rate is not None
+        scores = np.zeros(self.member.size)
+        rows = max(_CHUNK // self.member.size, 1)
+        # A rate of one has no other term: its logarithm is -inf, and that is what is wanted.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            without, planted = np.log1p(-rate), np.log(rate)
+            for start in range(0, self.number_of_steps, rows):
+                ratios = self.values[start : start + rows].astype(np.float64)
+                ratios -= 0.5
+                ratios /= sigma
+                ratios /= sigma
+                ratios += planted
+                np.logaddexp(ratios, without, out=ratios)
+                scores += ratios.sum(axis=0)
+        return CanaryScores(
+            score=scores,
+            member=self.member,
+            metadata=ScoreMetadata(
+                background=self.facts.background, fair_coins=self.facts.fair_coins
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Header:
+    """What a step store says before its first row, which begins ``end`` bytes in."""
+
+    member: NDArray[np.bool_]
+    facts: RunFacts
+    fingerprint: str
+    end: int
+    schema: int
+
+
+def _read_header(path: Path) -> _Header:
+    """The header of a step store; `FileFormatError` if the file is anything else."""
+    with path.open("rb") as stream:
+        line = stream.readline(_LINE)
+        try:
+            content = _plain.loads(line, _KIND, _SCHEMA)
+            schema: int = content["schema"]
+            tail = 0 if schema == 1 else _CHECK_BYTES
+            count = _plain.from_plain(int, content.get("canaries"), "canaries")
+            if count < 1:
+                raise FileFormatError(f"Expected canaries >= 1, got {count}.")
+            # Compared with the file first: a header may lie about how much there is to read.
+            if len(line) + _packed(count) + tail > path.stat().st_size:
+                raise FileFormatError(f"Expected the membership of {count} canaries, got its end.")
+            bits, check = stream.read(_packed(count)), stream.read(tail)
+            if tail and _sealed(line + bits) != line + bits + check:
+                raise FileFormatError("Its header is damaged: the checksum does not fit.")
+            member = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
+            member.setflags(write=False)
+            return _Header(
+                member=member.view(np.bool_),
+                facts=_plain.from_plain(RunFacts, content.get("facts"), "facts"),
+                fingerprint=_plain.from_plain(str, content.get("fingerprint"), "fingerprint"),
+                end=len(line) + len(bits) + tail,
+                schema=schema,
+            )
+        except FileFormatError as error:
+            raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error
+
+
+class StepWriter:
+    """Appends steps to the file that `StepStore` reads; no handle stays open between writes."""
+
+    def __init__(self, path: str | os.PathLike[str], canaries: Canaries) -> None:
+        self._path = Path(path)
+        self._canaries = canaries
+        self._row = np.zeros((), dtype=_row_type(canaries.size, schema=1))
+        self._row_bytes = _row_type(canaries.size).itemsize
+        self._pending = bytearray()
+        self._end: int | None = None
+        self._steps = 0
+
+    def append(
+        self, values: NDArray[np.float64], flags: NDArray[np.bool_], facts: Callable[[], RunFacts]
+    ) -> None:
+        """Add one step; ``facts`` is asked once, when the file is begun."""
+        if self._end is None:
+            self._end = self._begin(facts())
+        self._row["values"] = values
+        self._row["planted"] = _pack(flags)
+        self._pending += _sealed(self._row.tobytes(), self._steps)[: self._row_bytes]
+        self._steps += 1
+        if len(self._pending) >= _PENDING:
+            try:
+                self.flush()
+            except BaseException:
+                # The caller is told that this step was not recorded; earlier ones were.
+                del self._pending[-self._row_bytes :]
+                self._steps -= 1
+                raise
+
+    def _begin(self, facts: RunFacts) -> int:
+        if self._path.exists():
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} not to exist when a run begins. Load the "
+                "run's checkpoint to go on with it, or delete it, or store elsewhere."
+            )
+        header = _header_bytes(self._canaries.member, self._canaries.fingerprint(), facts)
+        with _files.atomic_write(self._path) as stream:
+            stream.write(header)
+        return len(header)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand what is pending to the file, and with ``sync`` to the disk."""
+        if self._end is None or not (self._pending or sync):
+            return
+        with self._path.open("r+b") as stream:
+            if stream.seek(0, os.SEEK_END) < self._end:
+                raise RecordingError(
+                    f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
+                    "something else cut it. Load the last checkpoint."
+                )
+            # Overwrites whatever a write that failed half way left there.
+            stream.seek(self._end)
+            stream.write(self._pending)
+            stream.truncate()
+            stream.flush()
+            if sync:
+                os.fsync(stream.fileno())
+        self._end += len(self._pending)
+        self._pending.clear()
+
+    def resume(self, steps: int) -> None:
+        """Cut the file back to the steps of a checkpoint: the run goes on from there."""
+        end, row_bytes = None, _row_type(self._canaries.size).itemsize
+        if self._path.exists():
+            header = _read_header(self._path)
+            if header.fingerprint != self._canaries.fingerprint():
+                raise RecordingError(
+                    f"Expected store {str(self._path)!r} to be of this run, got one of other "
+                    "canaries. Give the path this run began with."
+                )
+            if steps:
+                # A run that began when rows had no checksum goes on without.
+                row_bytes = _row_type(self._canaries.size, header.schema).itemsize
+            end = header.end + steps * row_bytes
+        if steps and (end is None or self._path.stat().st_size < end):
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} to hold the {steps} steps of the checkpoint, "
+                "got fewer. Restore the file, or load an older checkpoint."
+            )
+        if steps and end is not None:
+            os.truncate(self._path, end)
+        else:
+            self._path.unlink(missing_ok=True)
+            end = None
+        self._end, self._row_bytes, self._steps = end, row_bytes, steps
+        self._pending.clear()
