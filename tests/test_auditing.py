@@ -53,9 +53,9 @@ def test_an_audit_too_weak_to_see_anything_is_inconclusive():
 
 def test_scores_that_cannot_carry_the_claim_are_inconclusive():
     """At q = .001 the sum of the steps carries epsilon .47 of 8: no canaries could show more."""
-    from askgauss.stats import score_law
+    from askgauss.stats.subsampled_shift import subsampled_shift
 
-    shift = score_law.subsampled_shift(0.47, 1e-5, steps=2500, sampling_rate=0.001)
+    shift = subsampled_shift(0.47, 1e-5, steps=2500, sampling_rate=0.001)
     noise = math.sqrt(2500) * 0.001 / shift
     scores = simulate_scores(
         steps=2500, sampling_rate=0.001, noise_multiplier=noise, present=2500, absent=2500, seed=0

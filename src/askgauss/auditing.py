@@ -106,7 +106,10 @@ def audit(
         findings += tuple(
             _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
         )
-    verdict, reason, power = _decide(method, evidence, claim, gate_error, findings)
+    bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
+    verdict, reason, power = _decide(
+        method, evidence, claim, bound, confidence, gate_error, findings
+    )
     free = None
     if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
         assert claim is not None
@@ -121,7 +124,7 @@ def audit(
         absent=data.member.size - present,
         delta=level,
         confidence=confidence,
-        epsilon_lower=method.epsilon_lower(evidence, delta=level, confidence=confidence),
+        epsilon_lower=bound,
         epsilon_point=method.epsilon_point(evidence, delta=level),
         ceiling=method.ceiling(evidence, delta=level, confidence=confidence),
         distribution_free=free,
@@ -184,6 +187,7 @@ def _check_direction(data: CanaryScores | Transcript) -> None:
     if isinstance(data, Transcript) and not (data.finite and data.auditable):
         return  # what is wrong with such a run is a finding, or the auditor's to say
     scores = data.scores() if isinstance(data, Transcript) else data
+    scores.check_unit()
     present, absent = scores.moments()
     gap = present.mean - absent.mean
     error = math.sqrt(present.variance / present.count + absent.variance / absent.count)
@@ -201,6 +205,8 @@ def _decide(
     auditor: Auditor[Any],
     evidence: Any,
     claim: PrivacyClaim | None,
+    bound: float,
+    confidence: float,
     gate_error: float,
     findings: tuple[Finding, ...],
 ) -> tuple[Verdict | None, str, float | None]:
@@ -226,11 +232,12 @@ def _decide(
             f"than the {claim.epsilon:g} it claims."
         )
         return Verdict.VIOLATION, reason, None
+    nothing = _no_violation(auditor, evidence, claim, bound, confidence, share)
     ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
     if ceiling <= claim.epsilon:
         reason = (
-            "no evidence against the claim, but from these canaries this method could never report "
-            f"more than {number(ceiling)}; take more canaries or another auditor."
+            f"{nothing}, but from these canaries this method could never report more than "
+            f"{number(ceiling)}; take more canaries or another auditor."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
     power = auditor.power(
@@ -243,16 +250,36 @@ def _decide(
     # Power is that of canaries that add a whole clip norm, the most a record may.
     weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
     if power is not None and power >= _ENOUGH_POWER and not weak:
-        return Verdict.CONSISTENT, "no evidence against the claim.", power
+        return Verdict.CONSISTENT, f"{nothing}.", power
     if weak:
         reason = (
-            f"no evidence against the claim, but {weak[0].summary[:-1]}: what a record may add "
-            "beyond that was not seen."
+            f"{nothing}, but {weak[0].summary[:-1]}: what a record may add beyond that was not "
+            "seen."
         )
         return Verdict.INCONCLUSIVE, reason, None
     chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
     reason = (
-        f"no evidence against the claim, but this audit had {chance} of noticing a true epsilon of "
+        f"{nothing}, but this audit had {chance} of noticing a true epsilon of "
         f"{_ALTERNATIVE * claim.epsilon:g}; take more canaries."
     )
     return Verdict.INCONCLUSIVE, reason, power
+
+
+def _no_violation(
+    auditor: Auditor[Any],
+    evidence: Any,
+    claim: PrivacyClaim,
+    bound: float,
+    confidence: float,
+    share: float,
+) -> str:
+    """What to say of a claim that stands; also where the bound that is printed lies above it."""
+    if bound <= claim.epsilon:
+        return "no evidence against the claim"
+    gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
+    return (
+        f"the bound of {number(bound)} is above the claimed {claim.epsilon:g}, but only at "
+        f"confidence {confidence:g}, which a correct run may reach by chance in 1 of "
+        f"{1.0 / (1.0 - confidence):.0f} audits; at confidence {1.0 - share:g}, where the gate "
+        f"decides, it is {number(gate)}"
+    )

@@ -26,7 +26,15 @@ from askgauss.exceptions import (
     ScoreDirectionError,
 )
 from askgauss.linear_transcript import LinearTranscript
-from askgauss.results import Assumption, AuditResult, Consequence, Finding, Status, number
+from askgauss.results import (
+    Assumption,
+    AuditResult,
+    Consequence,
+    Finding,
+    Status,
+    number,
+    whole_percent,
+)
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
@@ -96,7 +104,7 @@ class Comparison:
                 (
                     row.label,
                     "-" if row.bound is None else number(row.bound),
-                    "-" if row.share is None else f"{row.share:.0%}",
+                    "-" if row.share is None else whole_percent(row.share),
                     "-" if row.ceiling is None else number(row.ceiling),
                     f"{row.seconds:.3f}",
                     row.assumption.value,

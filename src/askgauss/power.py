@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from askgauss import _validate, accounting
 from askgauss.auditors.base import Auditor
@@ -17,6 +18,7 @@ from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult, Verdict, number
 from askgauss.scores import GroupMoments
 from askgauss.simulation.simulate import simulate_scores
+from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
 __all__ = ["Plan", "smallest_leak", "solve"]
@@ -28,6 +30,8 @@ _AUDITS = 200
 _MOST = 10**9
 _MOST_SIMULATED = 10**6
 _LARGEST_RATIO = 1e4
+# Chances closer to 0 or 1 are taken for this, which has a probit.
+_NEVER = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,18 +276,25 @@ def _expected_evidence(plan: Plan) -> Any:
 
 def _least_leak(chance: Callable[[float], float], claim: float, power: float) -> float:
     """The smallest epsilon above the claim that is noticed with this power, to a thousandth."""
-    low, high = claim, 1.25 * claim
-    while chance(high) < power:
-        if high > _LARGEST_RATIO * claim:
+
+    def margin(ratio: float) -> float:
+        # In probits power is nearly a straight line, so few steps find where it is enough.
+        found = min(max(chance(claim * ratio), _NEVER), 1.0 - _NEVER)
+        return float(ndtri(found) - ndtri(power)) + _NEVER
+
+    # In units of the claim, and from the noticed end, so that what is returned is noticed.
+    low, high = 1.0, 1.25
+    at_low = margin(low)
+    if at_low > 0.0:
+        return claim
+    while (at_high := margin(high)) <= 0.0:
+        if high > _LARGEST_RATIO:
             raise UnsupportedError(
                 f"Expected some epsilon to be noticed with power {power:g}, found none: the method "
                 "has a ceiling, or there are too few canaries. Take more."
             )
-        low, high = high, 2.0 * high
-    while high - low > 1e-3 * claim:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if chance(middle) >= power else (middle, high)
-    return high
+        low, at_low, high = high, at_high, 2.0 * high
+    return claim * close_bracket(margin, high, at_high, low, at_low, 5e-4)
 
 
 def _fewest(draft: Plan, name: str) -> int:

@@ -288,11 +288,9 @@ class AuditResult:
         if self.claim is not None and self.verdict is not None:
             lines.append(f"{self.verdict.value}: {self.reason}")
             lines.append(f"  claimed     {self.claim}")
-        share = (
-            f" ({self.epsilon_lower / self.claim.epsilon:.0%} of the claim)"
-            if self.claim is not None and self.claim.delta == self.delta
-            else ""
-        )
+        share = ""
+        if self.claim is not None and self.claim.delta == self.delta:
+            share = f" ({whole_percent(self.epsilon_lower / self.claim.epsilon)} of the claim)"
         lines.append(
             f"  measured    epsilon >= {number(self.epsilon_lower)} at delta {self.delta:g}, "
             f"confidence {self.confidence:g}{share}"
@@ -340,6 +338,11 @@ def number(value: float | None) -> str:
     if value is None:
         return "none"
     return "infinity" if math.isinf(value) else f"{value:.4g}"
+
+
+def whole_percent(share: float) -> str:
+    """A share for a person, rounded down: what falls short of all of it is not 100%."""
+    return "infinity" if math.isinf(share) else f"{math.floor(100.0 * share)}%"
 
 
 class _NoAuditor:

@@ -22,6 +22,9 @@ __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
 _KIND = "askgauss-scores"
 _SCHEMA = 1
+# Beyond these the squares of scores would not be numbers any more, or zeros; no unit leads there.
+_LARGEST = 1e140
+_SMALLEST = 1e-140
 # Groups are summed in pieces of this many scores, so that ten million need no second copy.
 _CHUNK = 1 << 20
 
@@ -37,6 +40,8 @@ class ScoreMetadata:
         noise_multiplier: The noise multiplier the run claims.
         background: Whether the clean sum of the other records was subtracted.
         fair_coins: Whether every canary was made present by a fair coin of its own.
+        carried_shift: How much of the shift that the whole mechanism shows of the record it
+            protects least a score can show, in (0, 1]. Power depends on it, no bound does.
     """
 
     steps: int | None = None
@@ -45,6 +50,7 @@ class ScoreMetadata:
     noise_multiplier: float | None = None
     background: Literal["known", "unknown"] | None = None
     fair_coins: bool | None = None
+    carried_shift: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -57,6 +63,8 @@ class ScoreMetadata:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
         if self.background is not None:
             _validate.one_of(("known", "unknown"), background=self.background)
+        if self.carried_shift is not None:
+            _validate.within(0, 1, closed="right", carried_shift=self.carried_shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +220,19 @@ class CanaryScores:
             object.__setattr__(self, "_moments", self._compute_moments())
         assert self._moments is not None
         return self._moments
+
+    def check_unit(self) -> None:
+        """Refuse a unit in which squares of scores overflow, or vanish and look like no noise.
+
+        Raises:
+            ScoresError: The scores should be rescaled.
+        """
+        largest = max(abs(float(self.score.min())), abs(float(self.score.max())))
+        if largest > _LARGEST or 0.0 < largest < _SMALLEST:
+            raise ScoresError(
+                f"Expected the largest score between {_SMALLEST:g} and {_LARGEST:g} in size, got "
+                f"{largest:g}. Rescale the scores: an audit does not depend on their unit."
+            )
 
     def _compute_moments(self) -> tuple[GroupMoments, GroupMoments]:
         totals = np.zeros(2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import askgauss as ag
 from askgauss import accounting
@@ -262,6 +264,28 @@ class TestBayesian:
             found = np.mean(product < bayesian._level(error))
             assert found == pytest.approx(error, abs=5 * math.sqrt(error / 400_000))
         assert bayesian._level(0.05) == pytest.approx(0.0087, abs=1e-4)
+
+    @pytest.mark.parametrize(("size", "epsilon"), [(50, 2.0), (100, 3.0)])
+    def test_how_often_it_is_above_the_truth(self, size, epsilon):
+        """Enumerated for randomised response, where both directions have the same epsilon."""
+        mistakes = np.arange(size + 1)
+        chance = stats.binom.pmf(mistakes, size, 1.0 / (1.0 + math.exp(epsilon)))
+        above = {0.05: 0.0, 0.01: 0.0, 0.0005: 0.0}
+        likely = mistakes[chance > 1e-7]
+        for false, missed in itertools.product(likely.tolist(), repeat=2):
+            matrix = ConfusionMatrix(
+                true_positive=size - missed,
+                true_negative=size - false,
+                false_positive=false,
+                false_negative=missed,
+            )
+            credence = bayesian._credence(matrix, epsilon, 1e-5)
+            for error in above:
+                if credence < bayesian._level(error):
+                    above[error] += chance[false] * chance[missed]
+        assert all(0.7 * error < found < 1.4 * error for error, found in above.items())
+        result = ag.audit(draw(100, 100, 1.0), delta=1e-5, auditor=ag.Bayesian())
+        assert any(item.check == "credible bound" for item in result.findings)
 
     def test_one_threshold_is_the_function_of_its_counts_at_that_level(self):
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))

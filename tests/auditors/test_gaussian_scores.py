@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss import GaussianShift
+from askgauss.auditors.gaussian_scores import PairEvidence
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Consequence, Status
+from askgauss.scores import GroupMoments, ScoreMetadata
 from askgauss.simulation import simulate_scores
 from askgauss.stats import gaussian
+from askgauss.stats.shift import SampledShiftTest, ShiftTest
 
 PAPER = {"steps": 2500, "sampling_rate": 4096 / 50000}
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -68,7 +72,28 @@ class TestRegions:
         broken = ag.audit(scores(2.576 / 2), claim=CLAIM, auditor=auditor)
         assert broken.verdict is ag.Verdict.VIOLATION
         weak = ag.audit(scores(present=6, absent=6), claim=CLAIM, auditor=auditor)
-        assert weak.verdict is ag.Verdict.INCONCLUSIVE
+        expected = ag.Verdict.INVALID if narrow else ag.Verdict.INCONCLUSIVE
+        assert weak.verdict is expected
+
+    def test_a_p_value_beyond_what_a_confidence_can_tell(self, auditor):
+        result = ag.audit(scores(0.05), claim=CLAIM, auditor=auditor)
+        assert result.p_value(epsilon=1.0) == pytest.approx(1e-15, rel=1e-5)
+
+    def test_power_where_sampling_widens_scores_as_fast_as_it_shifts_them(self, auditor):
+        """No shift makes an average audit of 200 canaries sampled half a time reject 1e4."""
+        run = scores(present=200, absent=200, steps=10, sampling_rate=0.05)
+        claim = ag.PrivacyClaim(epsilon=1e4, delta=1e-5)
+        result = ag.audit(run, claim=claim, auditor=auditor, diagnostics=False)
+        assert (result.power, result.verdict) == (0.0, ag.Verdict.INCONCLUSIVE)
+
+    def test_present_scores_that_do_not_vary_have_no_law(self, auditor):
+        """No epsilon is read from a variance of zero."""
+        absent = np.random.default_rng(0).normal(0, 1, 200)
+        run = ag.CanaryScores.from_groups(present=np.full(200, 0.7), absent=absent)
+        result = ag.audit(run, claim=CLAIM, auditor=auditor, diagnostics=False)
+        assert result.verdict is ag.Verdict.INVALID
+        assert result.epsilon_lower == 0.0
+        assert "200 present scores are the same" in result.reason
 
     def test_power_is_about_what_simulation_says(self, auditor):
         """Against epsilon 12 with 200 canaries a group, where power is middling."""
@@ -106,6 +131,16 @@ class TestRegions:
         result = ag.audit(run, claim=CLAIM, auditor=auditor)
         assert result.epsilon_lower == math.inf
         assert result.verdict is ag.Verdict.VIOLATION
+
+
+@pytest.mark.parametrize(("present", "absent"), [(99, 500), (500, 99), (100, 100)])
+def test_an_ellipsoid_of_few_canaries_is_invalid(present, absent):
+    run = scores(present=present, absent=absent)
+    auditor = ag.GaussianEllipsoid(resamples=100)
+    result = ag.audit(run, claim=CLAIM, auditor=auditor, diagnostics=False)
+    few = min(present, absent) < 100
+    assert (result.verdict is ag.Verdict.INVALID) == few
+    assert any(item.check == "number of canaries" for item in result.findings) == few
 
 
 def test_ellipsoid_is_the_same_for_the_same_seed():
@@ -157,8 +192,95 @@ class TestExactLaw:
             sampling_rate=1.0,
         )
         result = ag.audit(run, delta=1e-5)
-        shift = result.evidence.test().lower(0.05)
+        shift = result.evidence.test().lower(1.0 - result.confidence)
         assert result.epsilon_lower == gaussian.gdp_epsilon(1e-5, shift)
+
+
+@pytest.mark.parametrize("auditor", [GaussianShift(), *REGIONS], ids=repr)
+def test_scores_of_few_values_are_no_unbounded_leak(auditor):
+    """Exact matches: none of 100 absent canaries came out, and 3 of 100 present ones."""
+    run = ag.CanaryScores.from_groups(present=np.arange(100) < 3, absent=np.zeros(100))
+    for diagnostics in (True, False):
+        result = ag.audit(run, claim=CLAIM, auditor=auditor, diagnostics=diagnostics)
+        assert result.epsilon_lower == 0.0
+        assert result.p_value(epsilon=8.0) == 1.0
+        assert result.verdict is ag.Verdict.INVALID
+        assert "not Gaussian" in result.reason
+        assert ag.AuditResult.from_json(result.to_json()) == result
+
+
+class TestFewInclusions:
+    """Which test reads the shift depends on how often present canaries are sampled, all told."""
+
+    @pytest.mark.parametrize(
+        ("present", "steps", "rate", "kind"),
+        [
+            (50, 10, 0.1, SampledShiftTest),
+            (9, 1000, 0.1, SampledShiftTest),
+            (10, 1000, 0.1, ShiftTest),
+            (50, 10, 1.0, ShiftTest),
+        ],
+    )
+    def test_the_test_is_chosen_by_the_design(self, present, steps, rate, kind):
+        run = scores(present=present, absent=100, steps=steps, sampling_rate=rate)
+        assert type(ag.audit(run, delta=1e-5).evidence.test()) is kind
+
+    def test_an_audit_of_canaries_hardly_ever_sampled_says_so(self):
+        run = scores(0.1, present=3, absent=100, steps=1, sampling_rate=0.1)
+        result = ag.audit(run, claim=CLAIM, diagnostics=False)
+        assert (result.epsilon_lower, result.power) == (0.0, 0.0)
+        assert result.verdict is ag.Verdict.INCONCLUSIVE
+
+    @pytest.mark.parametrize("present", [100, 10**7])
+    def test_a_claim_that_no_shift_contradicts(self, present):
+        """A canary sampled more rarely than delta leaks nothing, and no audit has power."""
+        evidence = PairEvidence(
+            present=GroupMoments(count=present, mean=5.0, sum_of_squares=float(present)),
+            absent=GroupMoments(count=100, mean=0.0, sum_of_squares=100.0),
+            steps=1,
+            sampling_rate=1e-3,
+        )
+        claim = {"epsilon": 1.0, "delta": 2e-3}
+        assert GaussianShift().p_value(evidence, **claim) == 1.0
+        assert GaussianShift().power(evidence, **claim, true_epsilon=2.0, error=0.05) == 0.0
+
+
+class TestWhatScoresCarry:
+    generator = np.random.default_rng(3)
+    groups = {"present": generator.normal(1, 1, 300), "absent": generator.normal(0, 1, 300)}
+
+    def audited(self, **metadata):
+        plain = ag.CanaryScores.from_groups(**self.groups)
+        run = ag.CanaryScores(
+            score=plain.score, member=plain.member, metadata=ScoreMetadata(**metadata)
+        )
+        claim = ag.PrivacyClaim(epsilon=4.5, delta=1e-5)
+        return ag.audit(run, claim=claim, gate_error=0.1, diagnostics=False)
+
+    @staticmethod
+    def noted(result):
+        return any(item.check == "what scores carry" for item in result.findings)
+
+    def test_unknown_it_is_taken_for_all_and_said(self):
+        assert self.noted(self.audited())
+        assert not self.noted(self.audited(sampling_rate=1.0))
+        assert not self.noted(self.audited(carried_shift=0.93))
+
+    def test_power_is_that_of_the_share(self):
+        """Scores that carry a share of mu have the power of a mechanism with that share of it."""
+        whole, part = self.audited(carried_shift=1.0), self.audited(carried_shift=0.93)
+        assert whole.epsilon_lower == part.epsilon_lower
+        mu = 0.93 * gaussian.gdp_mu(1.25 * 4.5, 1e-5)
+        expected = GaussianShift().power(
+            whole.evidence,
+            epsilon=4.5,
+            true_epsilon=gaussian.gdp_epsilon(1e-5, mu),
+            delta=1e-5,
+            error=0.1,
+        )
+        assert part.power == pytest.approx(expected, rel=1e-6)
+        assert part.power < whole.power - 0.1
+        assert ag.AuditResult.from_json(part.to_json()) == part
 
 
 class TestRelativeShift:

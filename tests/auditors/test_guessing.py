@@ -11,7 +11,7 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
-from askgauss.auditors.guessing import GuessTrial, fair_coins
+from askgauss.auditors.guessing import GuessTrial, fair_coins, shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Status
 from askgauss.scores import CanaryScores, ScoreMetadata
@@ -183,11 +183,23 @@ class TestQuestions:
         """The sum of the steps carries less than the steps do."""
         evidence = gather(ag.OneRunFDP(), gaussian_scores(2000, 1.5))
         sampled = replace(evidence, steps=100, sampling_rate=0.01)
-        plain = evidence.shift_of_mechanism(8.0, 1e-5)
-        assert sampled.shift_of_mechanism(8.0, 1e-5) < 0.5 * plain
-        assert replace(evidence, steps=100, sampling_rate=1.0).shift_of_mechanism(
-            8.0, 1e-5
-        ) == pytest.approx(plain)
+        plain = shift_of_mechanism(evidence, 8.0, 1e-5)
+        assert shift_of_mechanism(sampled, 8.0, 1e-5) < 0.5 * plain
+        always = replace(evidence, steps=100, sampling_rate=1.0)
+        assert shift_of_mechanism(always, 8.0, 1e-5) == pytest.approx(plain)
+
+    @pytest.mark.parametrize("auditor", [ag.OneRunFDP(), ag.AdaptiveOneRun(), ag.GaussianDP()])
+    def test_power_is_that_of_the_share_that_scores_carry(self, auditor):
+        plain = gaussian_scores(2000, 1.5)
+        evidence = gather(
+            auditor,
+            CanaryScores(
+                score=plain.score, member=plain.member, metadata=ScoreMetadata(carried_shift=0.8)
+            ),
+        )
+        whole = shift_of_mechanism(gather(auditor, plain), 8.0, 1e-5)
+        assert shift_of_mechanism(evidence, 8.0, 1e-5) == pytest.approx(0.8 * whole)
+        assert shift_of_mechanism(replace(evidence, steps=9), 8.0, 1e-5) == 0.8 * whole
 
     @pytest.mark.parametrize("selection", [*SELECTIONS, ag.Fixed(threshold=0.3)], ids=str)
     def test_json(self, selection):

@@ -13,7 +13,7 @@ from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import PairEvidence
 from askgauss.results import Consequence, Status
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.stats import score_law
+from askgauss.stats.subsampled_shift import subsampled_shift
 
 DELTA = 1e-5
 CONFIDENCE = 0.95
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def noise_multiplier(self) -> float:
-        shift = score_law.subsampled_shift(
+        shift = subsampled_shift(
             self.epsilon, DELTA, steps=self.steps, sampling_rate=self.sampling_rate
         )
         return float(np.sqrt(self.steps) * self.sampling_rate / shift)

@@ -7,6 +7,7 @@ from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.binomial import (
+    binomial_weights,
     check_guesses,
     clopper_pearson_lower,
     clopper_pearson_upper,
@@ -120,3 +121,14 @@ def test_bad_arguments_of_the_limits(arguments, name):
 def test_impossible_counts(counts, message):
     with pytest.raises(InvalidArgumentError, match=message):
         check_guesses(**counts)
+
+
+def test_binomial_weights():
+    for steps, rate in ((1, 0.3), (2500, 0.08), (10**6, 0.5), (10**6, 1e-6), (50, 1 - 1e-9)):
+        counts, logs = binomial_weights(steps, rate, 57.0)
+        expected = binom.logpmf(counts, steps, rate)
+        kept = expected > -60
+        np.testing.assert_allclose(logs[kept], expected[kept], rtol=1e-8, atol=1e-9)
+        left_out = binom.cdf(counts[0] - 1, steps, rate)
+        left_out += binom.sf(counts[-1], steps, rate)
+        assert left_out <= 2 * math.exp(-57.0)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats.shift import ShiftTest, SlopeTest, sampling_variance
+from askgauss.stats import noncentral_t
+from askgauss.stats.shift import SampledShiftTest, ShiftTest, SlopeTest, sampling_variance
+from askgauss.stats.subsampled_shift import subsampled_shift
 
 
 def make(present, absent, kappa=0.0):
@@ -136,6 +138,124 @@ def test_enormous_shift_is_not_capped():
 def test_sampling_variance():
     assert sampling_variance(2500, 1.0) == 0.0
     assert sampling_variance(100, 0.1) == pytest.approx(0.09)
+
+
+class TestSampled:
+    """Few inclusions: the sum over their number."""
+
+    @staticmethod
+    def make(mean, *, present=4, absent=30, steps=3, rate=0.3):
+        return SampledShiftTest(
+            present=(present, mean), absent=(absent, 0.0, absent - 1.0), steps=steps,
+            sampling_rate=rate,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("shift", [0.0, 0.4, 2.0])
+    @pytest.mark.parametrize("mean", [-0.3, 0.5, 3.0])
+    def test_p_value_is_the_binomial_mean_of_noncentral_t(self, mean, shift):
+        """Against scipy, over every number of inclusions."""
+        scale = math.sqrt(1 / 4 + 1 / 30)
+        expected = sum(
+            stats.binom.pmf(count, 12, 0.3)
+            * stats.nct.sf(mean / scale, 29, shift * count / 3.6 / scale)
+            for count in range(13)
+        )
+        assert self.make(mean).p_value(shift) == pytest.approx(expected, rel=1e-8)
+
+    @pytest.mark.parametrize("error", [0.0005, 0.05, 0.5])
+    def test_lower_is_where_the_p_value_reaches_the_error(self, error):
+        for mean in (0.2, 1.0, 5.0, 400.0):
+            test = self.make(mean)
+            lower = test.lower(error)
+            if lower == 0.0:
+                assert test.p_value(0.0) >= error
+            else:
+                assert test.p_value(lower) < error
+                assert test.p_value(lower * (1 + 1e-8)) >= error
+
+    def test_the_p_value_rises_with_the_shift(self):
+        values = [self.make(2.0).p_value(shift) for shift in np.linspace(0, 40, 200)]
+        assert np.diff(values).min() >= -1e-12
+
+    def test_it_is_nominal_where_the_gaussian_test_is_not(self):
+        """At the gate's error, 10 present canaries of one step sampled at .1, epsilon 30.
+
+        In 200,000 audits 100 rejections are due; a right implementation fails with probability
+        below 1e-6. Taking the mean of so few inclusions for Gaussian rejects the truth four times
+        as often.
+        """
+        generator = np.random.default_rng(8)
+        present, absent, rate, audits, error = 10, 1000, 0.1, 200_000, 0.0005
+        shift = subsampled_shift(30.0, 1e-5, steps=1, sampling_rate=rate)
+        planted = generator.random((audits, present)) < rate
+        scores = shift / rate * planted + generator.standard_normal((audits, present))
+        mean, square = scores.mean(axis=1), scores.var(axis=1) * present
+        gap = mean - generator.normal(0, 1 / math.sqrt(absent), audits)
+        noise = generator.chisquare(absent - 1, audits)
+
+        def rejected(statistic, log_tail):
+            low, high = 0.0, 100.0  # the statistic that is exceeded with the error
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if log_tail(middle) > math.log(error) else (low, middle)
+            return np.count_nonzero(statistic >= high)
+
+        scale = math.sqrt(1 / present + 1 / absent)
+        exact = rejected(
+            gap / np.sqrt(noise / (absent - 1)) / scale,
+            lambda t: math.log(
+                SampledShiftTest(
+                    present=(present, t * scale), absent=(absent, 0.0, absent - 1.0), steps=1,
+                    sampling_rate=rate,
+                ).p_value(shift)
+            ),
+        )  # fmt: skip
+        assert stats.binom.ppf(5e-7, audits, error) <= exact <= stats.binom.isf(5e-7, audits, error)
+
+        ratio = 1 + sampling_variance(1, rate) * shift**2
+        freedom, wide = present + absent - 2, math.sqrt(1 / absent + ratio / present)
+        gaussian = rejected(
+            gap / np.sqrt((noise + square / ratio) / freedom) / wide,
+            lambda t: float(noncentral_t.log_survival(t, freedom, shift / wide)),
+        )
+        assert gaussian > 3 * audits * error
+
+    def test_power_is_what_simulation_says(self):
+        generator = np.random.default_rng(9)
+        planted = generator.binomial(12, 0.3, 2000) / 3.6
+        means = 3.0 * planted + generator.normal(0, math.sqrt(1 / 4 + 1 / 30), 2000)
+        spreads = generator.chisquare(29, 2000)
+        found = np.mean(
+            [
+                SampledShiftTest(
+                    present=(4, mean), absent=(30, 0.0, spread), steps=3, sampling_rate=0.3
+                ).p_value(1.0) < 0.05
+                for mean, spread in zip(means, spreads, strict=True)
+            ]
+        )  # fmt: skip
+        power = self.make(1.0).power(shift=1.0, true_shift=3.0, error=0.05)
+        assert abs(found - power) < 4.5 * math.sqrt(power * (1 - power) / 2000)
+        assert self.make(1.0).power(shift=1.0, true_shift=1.0, error=0.05) == pytest.approx(0.05)
+
+    def test_an_error_below_what_was_left_out_is_never_reached(self):
+        test = self.make(1e6)
+        assert test.p_value(0.0) == pytest.approx(2 * math.exp(-30), rel=1e-6)
+        assert test.lower(1e-13) == 0.0
+        assert test.power(shift=0.1, true_shift=9.0, error=1e-13) == 0.0
+
+    def test_canaries_that_are_probably_never_sampled_reject_nothing(self):
+        for rate, says in ((0.05, False), (0.06, True)):  # .54 and .48 of never being sampled
+            test = self.make(50.0, rate=rate)
+            assert (test.lower(0.05) > 0.0) == says
+            assert (test.p_value(0.1) < 1.0) == says
+            assert (test.power(shift=0.1, true_shift=9.0, error=0.05) > 0.0) == says
+
+    def test_scores_without_spread(self):
+        options = {"steps": 3, "sampling_rate": 0.3}
+        constant = SampledShiftTest(present=(5, 1.0), absent=(5, 0.0, 0.0), **options)
+        assert (constant.lower(0.05), constant.p_value(100.0)) == (math.inf, 0.0)
+        reversed_constant = SampledShiftTest(present=(5, 0.0), absent=(5, 0.0, 0.0), **options)
+        assert (reversed_constant.lower(0.05), reversed_constant.p_value(0.5)) == (0.0, 1.0)
 
 
 class TestSlope:

@@ -199,6 +199,7 @@ class AdaptiveOneRun(GuessingAuditor):
             coins=coins,
             steps=data.metadata.steps,
             sampling_rate=data.metadata.sampling_rate,
+            carried_shift=data.metadata.carried_shift,
         )
 
     def _trial_of(

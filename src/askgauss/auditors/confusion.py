@@ -92,6 +92,7 @@ class ConfusionEvidence:
     combination: Combination
     steps: int | None = None
     sampling_rate: float | None = None
+    carried_shift: float | None = None
 
     def limits(self, error: float) -> list[tuple[float, float]]:
         """Upper limits of the two error rates of each trial, at its share of the error."""
@@ -149,6 +150,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             combination=combination,
             steps=data.metadata.steps,
             sampling_rate=data.metadata.sampling_rate,
+            carried_shift=data.metadata.carried_shift,
         )
 
     def _trials(
@@ -227,6 +229,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             combination=evidence.combination,
             steps=evidence.steps,
             sampling_rate=evidence.sampling_rate,
+            carried_shift=evidence.carried_shift,
         )
         return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
 
@@ -244,7 +247,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         From a few hundred simulated confusion matrices, always the same ones; for the best of
         several trials, that of the single most powerful one.
         """
-        shift = shift_of_mechanism(true_epsilon, delta, evidence.steps, evidence.sampling_rate)
+        shift = shift_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
         rejects = self._test(evidence, epsilon, delta, share)
         chances = {}

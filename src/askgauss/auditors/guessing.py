@@ -11,7 +11,7 @@ import abc
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from askgauss.selection import (
 from askgauss.stats import gaussian, order_statistics
 
 __all__ = [
+    "Carrier",
     "Coins",
     "GuessEvidence",
     "GuessTrial",
@@ -125,17 +126,35 @@ class GuessEvidence:
     coins: Coins
     steps: int | None = None
     sampling_rate: float | None = None
-
-    def shift_of_mechanism(self, epsilon: float, delta: float) -> float:
-        """Shift of the scores when the whole mechanism has this epsilon (central limit)."""
-        return shift_of_mechanism(epsilon, delta, self.steps, self.sampling_rate)
+    carried_shift: float | None = None
 
 
-def shift_of_mechanism(
-    epsilon: float, delta: float, steps: int | None, sampling_rate: float | None
-) -> float:
-    """Shift of a summed score when the mechanism has this epsilon; the sum carries less."""
+class Carrier(Protocol):
+    """Evidence that may know how much of the mechanism's shift its scores carry."""
+
+    @property
+    def steps(self) -> int | None:
+        """Steps summed into a score."""
+
+    @property
+    def sampling_rate(self) -> float | None:
+        """Sampling rate of a present canary."""
+
+    @property
+    def carried_shift(self) -> float | None:
+        """The share that scores carry, where stated."""
+
+
+def shift_of_mechanism(evidence: Carrier, epsilon: float, delta: float) -> float:
+    """Shift of the scores when the whole *mechanism* has this epsilon (central limit).
+
+    The sum of sampled steps carries less than the steps do; the less noise, the less of it. Where
+    neither that nor a stated share says otherwise, scores are taken to carry all of it.
+    """
     mu = gaussian.gdp_mu(epsilon, delta)
+    if evidence.carried_shift is not None:
+        return evidence.carried_shift * mu
+    steps, sampling_rate = evidence.steps, evidence.sampling_rate
     if steps is None or sampling_rate is None or sampling_rate == 1.0:
         return mu
     scale = sampling_rate**2 * steps
@@ -253,6 +272,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             coins=coins,
             steps=data.metadata.steps,
             sampling_rate=data.metadata.sampling_rate,
+            carried_shift=data.metadata.carried_shift,
         )
 
     def _trials(
@@ -369,7 +389,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         From the exact law of the guesses; for the best of several trials, that of the single most
         powerful one.
         """
-        shift = evidence.shift_of_mechanism(true_epsilon, delta)
+        shift = shift_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
 
         def chance(trial: GuessTrial) -> float:

@@ -1,7 +1,8 @@
-"""Exact binomial confidence limits, and the check of the counts that go into them."""
+"""Binomial weights, exact binomial confidence limits, and the check of the counts behind them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, overload
 
 import numpy as np
@@ -11,7 +12,35 @@ from scipy.special import betainccinv, betaincinv
 from askgauss import _validate
 from askgauss.stats.search import SMALLEST_ERROR
 
-__all__ = ["check_guesses", "clopper_pearson_lower", "clopper_pearson_upper"]
+__all__ = [
+    "binomial_weights",
+    "check_guesses",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
+]
+
+
+def binomial_weights(
+    trials: int, rate: float, budget: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Counts and the logs of their probabilities, leaving out at most 2 exp(-budget).
+
+    Bernstein's inequality says how far to go. The logs are summed outwards from the mode: their
+    errors then grow with the distance from it, where differences of log-gammas would lose a digit
+    for each digit of ``trials``.
+    """
+    if rate == 1.0:
+        return np.array([float(trials)]), np.zeros(1)
+    reach = budget / 3.0 + math.sqrt(budget**2 / 9.0 + 2.0 * budget * trials * rate * (1.0 - rate))
+    first = max(0, math.floor(trials * rate - reach))
+    last = min(trials, math.ceil(trials * rate + reach))
+    counts = np.arange(first, last + 1, dtype=np.float64)
+    growth = np.log((trials - counts[:-1]) * rate / ((counts[:-1] + 1.0) * (1.0 - rate)))
+    mode = min(max(int((trials + 1) * rate) - first, 0), counts.size - 1)
+    logs = np.zeros(counts.size)
+    logs[mode + 1 :] = np.cumsum(growth[mode:])
+    logs[:mode] = -np.cumsum(growth[:mode][::-1])[::-1]
+    return counts, logs - math.log(np.exp(logs).sum())
 
 
 @overload

@@ -1,9 +1,13 @@
-"""Exact one-sided inference on the standardised shift between two groups of Gaussian scores.
+"""One-sided inference on the standardised shift between two groups of Gaussian scores.
 
 Absent scores are N(m, v); present ones N(m + g, v (1 + kappa psi^2)) with psi = g / sqrt(v), the
 shift. ``kappa`` is the variance Poisson sampling adds, (1 - q) / (q T); 0 where there is none. For
 a given psi the ratio of the two variances is known, so the usual two-sample t statistic, weighted
-by it, is exactly noncentral t: inverting that test is exact at every sample size.
+by it, is exactly noncentral t: inverting that test is exact at every sample size (`ShiftTest`).
+
+Under Poisson sampling present scores are not quite Gaussian, and where few inclusions are expected
+in all of them together, their mean is not either: its right tail is heavier. `SampledShiftTest`
+sums over the number of inclusions instead, and is exact at every number of canaries and steps.
 """
 
 from __future__ import annotations
@@ -11,22 +15,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, ndtri_exp
+from scipy.special import logsumexp, ndtri, ndtri_exp
 
 from askgauss.stats import noncentral_t
+from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.search import close_bracket
 
-__all__ = ["ShiftTest", "SlopeTest", "lower_noncentrality", "sampling_variance"]
+__all__ = [
+    "SampledShiftTest",
+    "ShiftTest",
+    "SlopeTest",
+    "lower_noncentrality",
+    "sampling_variance",
+]
 
 # With kappa > 0 the p-value need not increase with the shift, so its first crossing is looked for
 # on a grid.
 _SCAN = 192
 _STEADY = 1.0
 _TOLERANCE = 1e-10
+# Left out of the sum over inclusions, and added to the p-value: 2 exp(-30) = 2e-13.
+_BUDGET = 30.0
+_LEFT_OUT = 2.0 * math.exp(-_BUDGET)
 
 
 def sampling_variance(steps: int, sampling_rate: float) -> float:
@@ -66,9 +81,13 @@ class ShiftTest:
     def statistic(self, shift: Any) -> tuple[Any, Any]:
         """The t statistic under each shift and its noncentrality there."""
         ratio = 1.0 + self.kappa * shift**2
-        spread = np.sqrt(1.0 / self.absent[0] + ratio / self.present[0])
+        spread = self._spread(ratio)
         pooled = (self.absent[2] + self.present[2] / ratio) / self.degrees_of_freedom
         return self.gap / (np.sqrt(pooled) * spread), shift / spread
+
+    def _spread(self, ratio: Any) -> Any:
+        """Standard error of the gap in units of the noise, at this ratio of the variances."""
+        return np.sqrt(1.0 / self.absent[0] + ratio / self.present[0])
 
     def p_values(self, shift: NDArray[np.float64]) -> NDArray[np.float64]:
         """P[t' >= t] under each shift."""
@@ -99,10 +118,12 @@ class ShiftTest:
 
     def _guess(self, error: float) -> tuple[float, float]:
         """Where the bound should be, by the normal approximation, give or take a little."""
-        statistic, _ = self.statistic(0.0)
-        scale = math.sqrt(1.0 / self.absent[0] + 1.0 / self.present[0])
-        middle = _normal_guess(float(statistic), self.degrees_of_freedom, error)
-        return scale * max(middle - 0.02, 0.0), scale * max(middle + 0.02, 0.02)
+        middle = 0.0
+        for _ in range(3):  # the statistic depends on the shift, a little
+            statistic = float(self.statistic(middle)[0])
+            scale = self._spread(1.0 + self.kappa * middle**2)
+            middle = scale * max(_normal_guess(statistic, self.degrees_of_freedom, error), 0.0)
+        return max(middle - 0.02 * scale, 0.0), middle + 0.02 * scale
 
     def p_value(self, shift: float) -> float:
         """The p-value of "the shift is at most this": the largest over all such shifts."""
@@ -138,16 +159,97 @@ class ShiftTest:
         Uses the counts only, not the observed scores; exact for kappa = 0, and to first order in
         the difference of the two variance ratios otherwise.
         """
+        if math.isinf(shift):
+            return 0.0
         ratio, true_ratio = (1.0 + self.kappa * value**2 for value in (shift, true_shift))
-        spread, true_spread = (
-            math.sqrt(1.0 / self.absent[0] + value / self.present[0])
-            for value in (ratio, true_ratio)
-        )
+        spread, true_spread = (float(self._spread(value)) for value in (ratio, true_ratio))
         freedom = self.degrees_of_freedom
-        critical = _critical(error, freedom, shift / spread)
+        critical = _critical(error, shift / spread, freedom)
         # Under the true shift the statistic is wider by the ratio of the two spreads.
         scaled = critical * spread / true_spread
         return float(noncentral_t.survival(scaled, freedom, true_shift / true_spread))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledShiftTest:
+    """The test of one shift against larger ones where inclusions are few, summed over their number.
+
+    Given K inclusions of all present canaries together, the difference of the means is Gaussian
+    about shift K / E[K]. Against the spread of the absent scores alone, which sampling leaves as it
+    is, t is then noncentral t, and its tail under a shift is the binomial mean of those tails. It
+    rises with the shift, so there is one crossing.
+
+    Where a canary is more likely than not never sampled the test rejects nothing.
+
+    Attributes:
+        present: Number of present scores and their mean.
+        absent: Number of absent scores, their mean and sum of squared deviations.
+        steps: Steps summed into a score.
+        sampling_rate: Poisson sampling rate, below 1.
+    """
+
+    present: tuple[int, float]
+    absent: tuple[int, float, float]
+    steps: int
+    sampling_rate: float
+
+    @property
+    def _gap(self) -> float:
+        return self.present[1] - self.absent[1]
+
+    @property
+    def _degenerate(self) -> bool:
+        return self.absent[2] == 0.0
+
+    @property
+    def _opportunities(self) -> int:
+        return self.present[0] * self.steps
+
+    @property
+    def _hopeless(self) -> bool:
+        return self._opportunities * math.log1p(-self.sampling_rate) >= -math.log(2.0)
+
+    @property
+    def _spread(self) -> float:
+        return math.sqrt(1.0 / self.absent[0] + 1.0 / self.present[0])
+
+    @property
+    def _statistic(self) -> float:
+        return self._gap / (math.sqrt(self.absent[2] / (self.absent[0] - 1)) * self._spread)
+
+    def _log_p_values(self, shift: Any) -> Any:
+        return _log_tail(
+            self._statistic,
+            self.absent[0] - 1,
+            shift / self._spread,
+            self._opportunities,
+            self.sampling_rate,
+        )
+
+    def lower(self, error: float) -> float:
+        """The smallest shift >= 0 that is not rejected at this error of at most one half."""
+        if self._gap <= 0.0 or self._hopeless:
+            return 0.0
+        if self._degenerate:
+            return math.inf
+        guess = self._statistic * self._spread
+        return _first_not_rejected(self._log_p_values, error, (0.5 * guess, guess))
+
+    def p_value(self, shift: float) -> float:
+        """The p-value of "the shift is at most this"; at least 2e-13."""
+        if self._hopeless or math.isinf(shift):
+            return 1.0
+        if self._degenerate:
+            return 0.0 if self._gap > 0.0 else 1.0
+        return math.exp(float(self._log_p_values(shift)))
+
+    def power(self, *, shift: float, true_shift: float, error: float) -> float:
+        """Probability that "the shift is at most ``shift``" is rejected at a true shift."""
+        if self._hopeless or math.isinf(shift) or error <= _LEFT_OUT:
+            return 0.0
+        freedom, sampling = self.absent[0] - 1, (self._opportunities, self.sampling_rate)
+        critical = _critical(error, shift / self._spread, freedom, *sampling)
+        return math.exp(float(_log_tail(critical, freedom, true_shift / self._spread, *sampling)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +312,7 @@ class SlopeTest:
     def power(self, *, shift: float, true_shift: float, error: float) -> float:
         """Probability that "the slope is at most ``shift``" is rejected at a true shift."""
         root, freedom = math.sqrt(self.spread), self.degrees_of_freedom
-        critical = _critical(error, freedom, shift * root)
+        critical = _critical(error, shift * root, freedom)
         return float(noncentral_t.survival(critical, freedom, true_shift * root))
 
 
@@ -235,42 +337,103 @@ def _normal_guess(statistic: float, freedom: int, error: float) -> float:
 
 
 def _first_not_rejected(
-    log_p: Callable[[float], Any], error: float, guess: tuple[float, float]
+    log_p: Callable[[Any], Any], error: float, guess: tuple[float, float]
 ) -> float:
     """Where a rising p-value first reaches ``error``, from below; 0 if it is there from the start.
 
-    The guess need not hold the crossing: its ends move outwards, twice as far each time.
+    The guess need not hold the crossing.
     """
     quantile = float(ndtri(error))
-
-    def margin(value: float) -> float:
-        # In probits the p-value is nearly a straight line, so few steps find its crossing.
-        return quantile - float(ndtri_exp(log_p(value)))
-
-    low, high = guess
-    width = high - low
-    while (at_low := margin(low)) <= 0.0:
-        if low == 0.0:
-            return 0.0
-        low, high, width = max(low - width, 0.0), low, 2.0 * width
-    while (at_high := margin(high)) > 0.0:
-        low, at_low, high, width = high, at_high, high + width, 2.0 * width
-    return close_bracket(margin, low, at_low, high, at_high, _TOLERANCE)
+    # In probits the p-value is nearly a straight line, so few steps find its crossing.
+    return _last_positive(lambda x: quantile - ndtri_exp(log_p(x)), guess, floor=0.0)
 
 
-def _critical(error: float, freedom: int, noncentrality: float) -> float:
-    """The value a noncentral t exceeds with probability ``error``."""
+def _log_tail(
+    statistic: float, freedom: int, noncentrality: Any, opportunities: int = 1, rate: float = 1.0
+) -> Any:
+    """Logarithm of P[t' >= statistic], where a share K / E[K] of the noncentrality is met.
+
+    K is the number of inclusions among so many opportunities; at rate 1 it is always the same. What
+    is left out of the sum over K is added, so that the tail is never too light.
+    """
+    if rate == 1.0:
+        return noncentral_t.log_survival(statistic, freedom, noncentrality)
+    counts, logs = binomial_weights(opportunities, rate, _BUDGET)
+    met = np.multiply.outer(noncentrality, counts / (rate * opportunities))
+    tails = logsumexp(logs + noncentral_t.log_survival(statistic, freedom, met), axis=-1)
+    return np.minimum(np.logaddexp(tails, math.log(_LEFT_OUT)), 0.0)
+
+
+# Power is asked for at many true shifts, by every audit of a kind, and always of this one value.
+@lru_cache(maxsize=256)
+def _critical(
+    error: float, noncentrality: float, freedom: int, opportunities: int = 1, rate: float = 1.0
+) -> float:
+    """The value that the t of :func:`_log_tail` exceeds with probability ``error``."""
     quantile = float(ndtri(error))
 
-    def margin(value: float) -> float:
-        log_tail = noncentral_t.log_survival(value, freedom, noncentrality)
-        return float(ndtri_exp(log_tail)) - quantile
+    def margin(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        tails = [
+            _log_tail(float(value), freedom, noncentrality, opportunities, rate) for value in values
+        ]
+        return np.asarray(ndtri_exp(tails)) - quantile
 
-    width = math.sqrt(1.0 + 0.5 * noncentrality**2 / freedom)
+    sampling = (1.0 - rate) / (rate * opportunities)
+    width = math.sqrt(1.0 + noncentrality**2 * (0.5 / freedom + sampling))
     low = noncentrality - quantile * width
-    high = low + 0.05 * width
-    while (at_low := margin(low)) <= 0.0:
-        low, high = low - width, low
-    while (at_high := margin(high)) > 0.0:
-        low, at_low, high = high, at_high, high + width
-    return close_bracket(margin, low, at_low, high, at_high, 1e-6)
+    return _last_positive(margin, (low, low + 0.05 * width), tolerance=1e-8)
+
+
+def _last_positive(
+    margin: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    guess: tuple[float, float],
+    *,
+    floor: float = -math.inf,
+    tolerance: float = _TOLERANCE,
+) -> float:
+    """The last point before a falling function of arrays stops being positive; else ``floor``.
+
+    The guess is a bracket that moves outwards, twice as far each time, until it holds the crossing.
+    A parabola through three of its points then nearly always lands on it.
+    """
+    low, high = guess
+    width = high - low
+    while True:
+        points = np.array([low, 0.5 * (low + high), high])
+        values = margin(points)
+        if values[0] <= 0.0:
+            if low <= floor:
+                return floor
+            low, high, width = max(low - width, floor), low, 2.0 * width
+        elif values[2] > 0.0:
+            low, high, width = high, high + width, 2.0 * width
+        else:
+            break
+    root = _inverse_parabola(points, values)
+    beside = root + 0.49 * tolerance * (1.0 + abs(root)) * np.array([-1.0, 1.0])
+    if low <= beside[0] and beside[1] <= high:
+        points, values = np.append(points, beside), np.append(values, margin(beside))
+    order = np.argsort(points)
+    points, values = points[order], values[order]
+    after = int(np.argmax(values <= 0.0))  # never the first one
+    return close_bracket(
+        lambda x: float(margin(np.array([x]))[0]),
+        float(points[after - 1]),
+        float(values[after - 1]),
+        float(points[after]),
+        float(values[after]),
+        tolerance,
+    )
+
+
+def _inverse_parabola(points: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """Where the parabola through three points, taken as a function of their values, is at 0."""
+    a, b, c = (float(value) for value in values)
+    if not math.isfinite(a - c) or a == b or b == c:
+        return math.nan
+    weights = (
+        b * c / ((a - b) * (a - c)),
+        a * c / ((b - a) * (b - c)),
+        a * b / ((c - a) * (c - b)),
+    )
+    return float(points @ weights)
