@@ -21,6 +21,7 @@ LAYERS = {
     "_validate": 0,
     "_plain": 0,
     "_files": 0,
+    "_locks": 0,
     "selection": 1,
     "stats": 1,
     "accounting": 1,
@@ -30,6 +31,7 @@ LAYERS = {
     "transcript": 2,
     "linear_transcript": 2,
     "recorder": 2,
+    "step_store": 2,
     "results": 3,
     "auditors": 4,
     "mechanisms": 4,
@@ -47,6 +49,7 @@ LAYERS = {
     "cli": 7,
     "pytest_plugin": 7,
     "": 8,
+    "__main__": 8,
 }
 # Pairs that stand on one floor and must not lean on each other.
 APART = {("auditors", "mechanisms"), ("mechanisms", "auditors"), ("stats", "accounting")}

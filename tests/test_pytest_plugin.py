@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -15,6 +16,10 @@ import askgauss as ag
 from askgauss import accounting
 
 pytest_plugins = ["pytester"]
+
+# A session inside forgets what it imports, but the package keeps the names: two of each class.
+for module in ("auditing", "inputs", "simulation"):
+    importlib.import_module(f"askgauss.{module}")
 
 SUITE = """
 import pytest
@@ -153,6 +158,11 @@ def test_path(privacy_audit):
             "epsilon= and delta= by name",
         ),
         (
+            "@pytest.mark.privacy(epsilon=8.0, delta=1e-5, nois=2)\ndef test_it(privacy_audit):\n"
+            "    privacy_audit(simulated(1.45))",
+            "does not know nois",
+        ),
+        (
             "@pytest.mark.privacy(epsilon=8.0)\ndef test_it(privacy_audit):\n"
             "    privacy_audit(simulated(1.45))",
             "epsilon= and delta= by name",
@@ -163,6 +173,31 @@ def test_a_test_without_one_claim_fails(suite, text, message):
     result = suite(text=text)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{message}*"])
+
+
+def test_a_gate_that_audits_nothing_fails(suite):
+    result = suite(
+        text="""
+@pytest.mark.privacy(epsilon=8.0, delta=1e-5)
+def test_marked(): pass
+
+def test_asked(privacy_audit): pass
+
+@pytest.mark.privacy(epsilon=8.0, delta=1e-5)
+class TestAll:
+    def test_something_else(self): pass
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.privacy(epsilon=8.0, delta=1e-5)
+def test_known_to_fail(): assert False
+
+@pytest.mark.skip
+@pytest.mark.privacy(epsilon=8.0, delta=1e-5)
+def test_left_out(): pass
+"""
+    )
+    result.assert_outcomes(passed=1, failed=2, xfailed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*This test passed without an audit.*"])
 
 
 def test_marker_levels_reach_the_audit(suite):

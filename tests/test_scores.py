@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from askgauss import CanaryScores
+from askgauss import CanaryScores, audit
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
 from askgauss.scores import ScoreMetadata
 
-finite = st.floats(-1e6, 1e6, allow_nan=False)
+finite = st.floats(-1e6, 1e6, allow_nan=False).filter(lambda x: x == 0.0 or abs(x) > 1e-140)
 
 
 def groups(minimum=2, maximum=40):
@@ -36,6 +36,23 @@ def test_moments_are_numpys(present, absent):
         assert moments.count == values.size
         assert moments.mean == pytest.approx(values.mean(), rel=1e-12, abs=1e-9)
         assert moments.variance == pytest.approx(values.var(ddof=1), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-310, 1e141, 1e300])
+def test_scores_whose_squares_are_no_numbers_are_refused(unit):
+    """They would read as scores without noise, an unbounded leak, or as nan."""
+    with pytest.raises(ScoresError, match="Rescale"):
+        audit(CanaryScores.from_groups(present=[unit, 2 * unit], absent=[0.0, unit]), delta=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-130, 1e130])
+def test_the_unit_of_scores_does_not_matter(unit):
+    generator = np.random.default_rng(0)
+    present, absent = generator.normal(1, 1, 50), generator.normal(0, 1, 50)
+    plain = CanaryScores.from_groups(present=present, absent=absent)
+    other = CanaryScores.from_groups(present=unit * present, absent=unit * absent)
+    bounds = [audit(run, delta=1e-5, diagnostics=False).epsilon_lower for run in (plain, other)]
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-9)
 
 
 def test_moments_keep_their_digits_far_from_zero():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,13 @@ class PrivacyAudit:
             )
         terms = dict(marker.kwargs)
         confidence, gate_error = terms.pop("confidence", 0.95), terms.pop("gate_error", 0.001)
+        known = {item.name for item in fields(PrivacyClaim)}
+        if not terms.keys() <= known:
+            pytest.fail(
+                f"The privacy marker does not know {', '.join(sorted(terms.keys() - known))}; it "
+                f"takes confidence, gate_error and those of a claim: {', '.join(sorted(known))}.",
+                pytrace=False,
+            )
         return PrivacyClaim(**terms), confidence, gate_error
 
 
@@ -154,13 +162,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let each report carry the audits of its phase."""
+    """Let each report carry the audits of its phase; a gate that audited nothing has failed."""
     report = yield
     audits = item.stash.get(_RESULTS, [])
+    if report.when == "call" and report.passed and not audits and _promises_an_audit(item):
+        report.outcome = "failed"
+        report.longrepr = (
+            "This test passed without an audit. Call privacy_audit with what the run left behind, "
+            "or take the privacy marker and the fixture away."
+        )
     if audits:
         setattr(report, _ATTRIBUTE, audits[:])
         audits.clear()
     return report
+
+
+def _promises_an_audit(item: pytest.Item) -> bool:
+    """Whether a test is marked itself, or asks for the fixture: a gate that is never closed.
+
+    A marker on a class or a module may be meant for some of its tests only.
+    """
+    marked = any(marker.name == "privacy" for marker in item.own_markers)
+    return marked or "privacy_audit" in getattr(item, "fixturenames", ())
 
 
 class _Summary:

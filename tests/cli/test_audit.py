@@ -67,10 +67,12 @@ def test_the_command_says_what_the_library_says(run, scores):
     ("arguments", "word"),
     [
         (["--epsilon", "8"], "--delta is missing"),
-        ([], "--epsilon and --delta is missing"),
+        ([], "--epsilon and --delta are missing"),
+        (["--delta", "1e-5", "--noise-multiplier", "2"], "--noise-multiplier to be a part of"),
         ([*CLAIM, "--auditor", "gausian-shift"], "Did you mean gaussian-shift?"),
         ([*CLAIM, "--auditor", "subsampled-gaussian"], "reads a transcript"),
         ([*CLAIM, "--json", "-", "--html", "-"], "--json and --html"),
+        ([*CLAIM, "--json", "no/x", "--html", "no/x"], "--json and --html"),
         ([*CLAIM, "--confidence", "1.5"], "confidence"),
     ],
 )
@@ -179,8 +181,13 @@ def test_diagnose(run, correct, leaky, scores):
     assert run("diagnose", correct, *claimed).exit_code == 0
     result = run("diagnose", leaky, *claimed)
     assert result.exit_code == 1
-    assert "[fail] noise scale" in result.stdout
+    assert "Failed:\n  noise scale: " in result.stdout
+    assert "[pass] repeated noise: " in result.stdout
     assert run("diagnose", scores).exit_code == 0
+    # A detail of a claim is not dropped for want of the claim.
+    refused = run("diagnose", scores, "--noise-multiplier", "2")
+    assert refused.exit_code == 2
+    assert "--epsilon and --delta are missing" in refused.stderr
     findings = json.loads(run("diagnose", leaky, *claimed, "--json", "-").stdout)["findings"]
     assert {item["status"] for item in findings} >= {"pass", "fail"}
 
@@ -195,6 +202,36 @@ def test_report_renders_what_audit_wrote(run, leaky, tmp_path):
     assert page.stdout == run("audit", leaky, *CLAIM, "--markdown", "-").stdout
 
 
+def test_report_of_a_folder_is_of_every_run_in_it(run, leaky, correct, tmp_path):
+    for name, source in (("a/one", leaky), ("b/two", correct)):
+        (tmp_path / name).mkdir(parents=True)
+        run("audit", source, *CLAIM, "--json", tmp_path / name / "result.json")
+    alone = run("report", tmp_path / "a/one")
+    assert alone.exit_code == 0
+    assert "VIOLATION" in alone.stdout
+    assert b"<html" in (tmp_path / "a/one/report.html").read_bytes()
+    both = run("report", tmp_path)
+    assert both.exit_code == 0
+    lines = both.stdout.splitlines()
+    assert lines.index("a/one") < lines.index("b/two")
+    assert alone.stdout in both.stdout
+    assert (tmp_path / "b/two/report.html").exists()
+    refused = run("report", tmp_path, "--html", tmp_path / "x.html")
+    assert refused.exit_code == 2
+    assert "a/one" in refused.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_report_of_a_sweep_is_its_table(run, tmp_path):
+    options = ("--seeds", "2", "--steps", "20", "--present", "40", "--absent", "40")
+    swept = run("sweep", "--folder", tmp_path / "s", "--epsilon", "2", *options)
+    assert swept.exit_code == 0
+    shown = run("report", tmp_path / "s")
+    assert shown.exit_code == 0
+    assert shown.stdout in swept.stderr
+    assert "gaussian-shift" in shown.stdout
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "askgauss-result"}', b"\xff"])
 def test_report_of_something_else_is_2(run, content):
     result = run("report", "-", input=content)
@@ -207,4 +244,8 @@ def test_reading_the_wrong_kind_says_which_command_is_right(run, scores, tmp_pat
     path = tmp_path / "result.json"
     run("audit", scores, *CLAIM, "--json", path)
     assert "askgauss report" in run("audit", path, *CLAIM).stderr
-    assert "askgauss audit --json" in run("report", scores).stderr
+    assert "askgauss audit FILE --html" in run("report", scores).stderr
+    (tmp_path / "empty").mkdir()
+    folder = run("report", tmp_path / "empty")
+    assert folder.exit_code == 2
+    assert "found none" in folder.stderr

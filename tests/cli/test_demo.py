@@ -108,6 +108,9 @@ def test_what_was_stopped_goes_on_as_if_it_had_not_been(
     early = run("audit", folder)
     assert early.exit_code == 2
     assert "step 15 of 40" in early.stderr
+    nothing = run("report", folder)
+    assert nothing.exit_code == 2
+    assert f"askgauss demo {folder} --resume" in nothing.stderr
     again = run("demo", folder)
     assert again.exit_code == 2
     assert "--resume" in again.stderr
@@ -151,7 +154,7 @@ def test_control_c_from_outside(tmp_path):
         check=False,
     )
     assert second.returncode == 2
-    assert f"in use by process {process.pid}" in second.stderr
+    assert f"held by another process ({process.pid})" in second.stderr
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -251,10 +254,10 @@ def test_without_extras_it_trains_in_numpy_and_says_so(tmp_path):
 
 def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch, no_figures):
     pytest.importorskip("opacus")
-    from askgauss.cli import training_opacus
+    from askgauss.integrations import _opacus_demo
 
     taken = []
-    step = training_opacus.OpacusTrainer.step
+    step = _opacus_demo.OpacusTrainer.step
 
     def counted(trainer):
         step(trainer)
@@ -262,7 +265,7 @@ def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch, no_figures)
         if len(taken) == 10:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(training_opacus.OpacusTrainer, "step", counted)
+    monkeypatch.setattr(_opacus_demo.OpacusTrainer, "step", counted)
     folder = tmp_path / "run"
     options = ("--steps", "25", "--batches", "4", "--noise-factor", "0.25")
     assert run("demo", folder, *options).exit_code == 130

@@ -303,6 +303,7 @@ def test_one_file_may_serve_several_commands(run, scores, tmp_path):
         ("epsilon = 8\ndelta = 1e-5\nsteps = 7.5", ["--steps", "integer"]),
         ("epsilon = 2020-01-01", ["epsilon", "date"]),
         ("epsilon = = 8", ["as TOML"]),
+        ("[audit]\nepsilon = {a = 1}", ["epsilon", "dict"]),
     ],
 )
 def test_a_wrong_file_is_one_line_and_2(run, scores, tmp_path, text, words):
@@ -311,6 +312,14 @@ def test_a_wrong_file_is_one_line_and_2(run, scores, tmp_path, text, words):
     line = _one_line(result.stderr)
     for word in words:
         assert word in line
+
+
+def test_a_command_of_a_group_must_be_a_table(run, tmp_path):
+    config = _config(tmp_path, "[simulate]\ndpsgd = 3")
+    result = run("simulate", "dpsgd", "--config", config)
+    assert result.exit_code == 2
+    assert "'dpsgd'" in _one_line(result.stderr)
+    assert "to be a table of options, got 3." in result.stderr
 
 
 def test_a_missing_file_of_options(run, scores):

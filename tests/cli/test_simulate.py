@@ -79,6 +79,12 @@ def test_dpftrl(run, tmp_path):
     found = LinearTranscript.load(path)
     assert (found.plan.release, found.plan.estimator) == ("prefixes", "honaker")
     assert "epsilon >= " in run("audit", path, "--delta", "1e-5").stdout
+    broken = ("--fault", "tree-restart-reuse", "--restart-every", "4")
+    assert run("simulate", "dpftrl", *sizes, *broken, "-o", path).exit_code == 0
+    assert "[fail] noise after restarts" in run("audit", path, *CLAIM).stdout
+    other = run("simulate", "dpftrl", "--fault", "half-noise", "-o", path)
+    assert other.exit_code == 2
+    assert "Did you mean tree-half-noise?" in other.stderr
 
 
 def test_a_transcript_is_not_poured_into_a_terminal():
@@ -100,15 +106,18 @@ def test_a_transcript_is_not_poured_into_a_terminal():
 def test_faults(run):
     listed = run("faults", "list").stdout
     assert "\nhalf-noise " in listed
+    assert "\ntree-restart-reuse " in listed
     assert "Out of sight" in listed
-    sizes = ("--steps", "100", "--present", "200", "--absent", "200")
-    result = run("faults", "run", "half-noise", "noise-per-rank", *sizes)
+    sizes = ("--steps", "300", "--present", "200", "--absent", "200")
+    # Some show only where batches are empty, and some only in trees.
+    names = ("half-noise", "noise-per-rank", "no-noise-on-empty-batches", "skipped-empty-batches")
+    result = run("faults", "run", *names, "tree-restart-reuse", *sizes)
     assert result.exit_code == 0
-    assert "2 of 2 as expected." in result.stdout
+    assert "5 of 5 named." in result.stdout
     # A run this small cannot tell, and the command says so.
     weak = run("faults", "run", "noise-90", "--steps", "5", "--present", "20", "--absent", "20")
     assert weak.exit_code == 1
-    assert "0 of 1 as expected." in weak.stdout
+    assert "0 of 1 named." in weak.stdout
     assert run("faults", "run", "no-such-fault").exit_code == 2
 
 

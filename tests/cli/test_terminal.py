@@ -67,8 +67,9 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(shell):
     assert lines[-1] == "askgauss: self-test: 12 of 12 audits, 0 s left."
 
 
-def test_a_terminal_as_input_is_not_waited_for():
-    shown, code = _in_a_terminal(["audit", "-", *CLAIM], error=True)
+@pytest.mark.parametrize("arguments", [["audit", "-", *CLAIM], ["report", "-"]])
+def test_a_terminal_as_input_is_not_waited_for(arguments):
+    shown, code = _in_a_terminal(arguments, error=True)
     assert code == 2
     assert b"got a terminal" in shown
 

@@ -14,6 +14,7 @@ from askgauss.diagnostics.figures import Missing
 from askgauss.scores import ScoreMetadata
 from askgauss.simulation import simulate_dpftrl, simulate_dpsgd, simulate_scores
 from askgauss.stats import normality
+from askgauss.stats.tradeoff import TradeOff
 
 DELTA = 1e-5
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=DELTA)
@@ -138,7 +139,7 @@ def test_rates_are_as_high_as_the_bounds_allow():
     )
     result = ag.audit(scores, delta=DELTA)
     mu = ag.gaussian.gdp_mu(result.epsilon_lower, DELTA)
-    exact = figures.TradeOff.gaussian(mu)
+    exact = TradeOff.gaussian(mu)
     meaning = figures.tradeoff_curves(result).meaning
     assert 0.99 * exact.advantage() < meaning.advantage[1] <= exact.advantage()
     power = 1.0 - exact.beta_at(0.01)

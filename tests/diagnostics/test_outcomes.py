@@ -72,3 +72,26 @@ def test_not_run_says_what_it_needs():
 @pytest.mark.parametrize("value", [-1e-12, 1.0 + 1e-9])
 def test_p_values_stay_within_their_range(value):
     assert 0.0 <= checks(value)[0].p_value <= 1.0
+
+
+def failing(*names):
+    return [
+        judged(name, 0.0, "found.", consequence=Consequence.BREACH, remedy=f"Mend {name}.")
+        for name in names
+    ]
+
+
+def test_what_may_follow_from_another_failure_says_so():
+    names = ("repeated noise", "shared noise", "duplicate scores", "contribution")
+    remedies = [item.remedy for item in apply_gate(failing(*names), 0.01)]
+    assert remedies[0] == "Mend repeated noise."
+    # Duplicates follow from shared noise, and that from repeated noise: the first is to be mended.
+    for remedy in remedies[1:3]:
+        assert remedy.startswith("May follow from repeated noise: ")
+    assert remedies[3] == "Mend contribution."
+
+
+def test_a_symptom_alone_is_its_own_cause():
+    passing = judged("repeated noise", 1.0, "ok.", consequence=Consequence.BREACH)
+    items = apply_gate([passing, *failing("serial correlation")], 0.01)
+    assert items[1].remedy == "Mend serial correlation."

@@ -71,7 +71,7 @@ def test_a_table_without_parquet_says_the_same(tmp_path, monkeypatch):
         assert row == {**other, "bound": pytest.approx(other["bound"], rel=1e-9)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

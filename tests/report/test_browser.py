@@ -123,6 +123,24 @@ def test_every_figure_is_there_to_be_seen(window, folder, name, width):
         assert outside == [], label
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_can_be_read_on_a_phone(window, folder, name):
+    show(window, folder, name, width=390)
+    sizes = window.execute_script(
+        """
+        return Array.from(document.querySelectorAll('figure svg text')).map(item => {
+          const svg = item.ownerSVGElement;
+          const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+          const first = svg.closest('figure').classList.contains('axis');
+          return [item.textContent, scale * parseFloat(getComputedStyle(item).fontSize), first];
+        });
+        """
+    )
+    assert sizes
+    for label, size, first in sizes:
+        assert size >= (10.0 if first else 9.0), label
+
+
 def luminance(color):
     channels = [value / 255 for value in color[:3]]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]

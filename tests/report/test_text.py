@@ -5,8 +5,11 @@ import random
 
 import pytest
 
+import askgauss as ag
 from askgauss.plots._style import clean
 from askgauss.report import text
+from askgauss.results import number
+from askgauss.simulation import simulate_scores
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,24 @@ def test_cleaning_keeps_words_and_drops_what_cannot_be_seen():
     assert clean("a\x1b[31mb\x00c\u202ed\ud800e\u200b") == "a[31mbcde"
     assert clean("one\ntwo\tthree") == "one two three"
     assert clean("x" * 100, 10) == "x" * 9 + "…"
+
+
+def test_a_bound_above_the_claim_beside_a_verdict_that_lets_it_pass_is_explained():
+    """The bound is stated at one confidence, the gate decides at another: every form says so."""
+    scores = simulate_scores(
+        steps=2500, sampling_rate=0.0819, noise_multiplier=2.6, present=2500, absent=2500, seed=1
+    )
+    bound = ag.audit(scores, delta=1e-5).epsilon_lower
+    claim = ag.PrivacyClaim(epsilon=0.995 * bound, delta=1e-5)
+    result = ag.audit(scores, claim=claim)
+    gate = ag.audit(scores, delta=1e-5, confidence=0.9995).epsilon_lower
+    assert gate < claim.epsilon < result.epsilon_lower
+    assert result.verdict is ag.Verdict.CONSISTENT
+    words = (
+        f"the bound of {number(bound)} is above the claimed {claim.epsilon:g}, but only at "
+        "confidence 0.95, which a correct run may reach by chance in 1 of 20 audits; at confidence "
+        f"0.9995, where the gate decides, it is {number(gate)}."
+    )
+    for form in (str(result), result.to_json(), result.to_html(), result.to_markdown()):
+        assert words[4:] in form
+    assert "no evidence" not in str(result)

@@ -82,6 +82,49 @@ def test_scores_are_the_matched_filter(release, estimator):
             np.testing.assert_allclose(transcript.information, information, rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"release": "nodes"},
+        {"release": "nodes", "restart_every": 3, "completion": True},
+        *({"release": "prefixes", "estimator": estimator} for estimator in ESTIMATORS),
+        *(
+            {"release": "prefixes", "estimator": estimator, "restart_every": period}
+            for estimator in ESTIMATORS
+            for period in (3, 4)
+        ),
+        {"release": "prefixes", "restart_every": 4, "completion": True},
+        {"release": "prefixes", "restart_every": 20, "completion": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("steps", [1, 8, 11])
+def test_pieces_have_independent_noise_of_one_node(options, steps):
+    """Every node draws in a canary of its own, so that pieces read as weights of the draws."""
+    plan = TreePlan(steps=steps, **options)
+    assert plan.independent
+    canaries = ag.DiracCanaries(present=1, absent=32, dimension=33, seed=0)
+    absent = np.flatnonzero(~canaries.member)
+    columns = {}
+
+    def noise(*node):
+        drawn = np.zeros(33)
+        drawn[absent[columns.setdefault(node, len(columns))]] = 1.0
+        return drawn
+
+    pieces = run_tree(plan, canaries, noise, noise_multiplier=1.0).kept_values
+    assert len(columns) <= 32
+    np.testing.assert_allclose(pieces @ pieces.T, np.eye(len(pieces)), atol=1e-12)
+
+
+def test_filled_up_prefixes_are_not_taken_apart():
+    plan = TreePlan(steps=8, restart_every=3, completion=True, release="prefixes")
+    assert plan.fills_up
+    assert not plan.independent
+    # A tree that is never left is never filled up.
+    assert not replace(plan, restart_every=8 + 1).fills_up
+
+
 @pytest.mark.parametrize("estimator", [None, *ESTIMATORS])
 @pytest.mark.parametrize("steps", [12, 128])
 def test_information_is_that_of_the_matrix_mechanism(estimator, steps):
@@ -325,10 +368,13 @@ def left_children_only(noise, number, level, index):
     return drawn if index % 2 == 0 else np.zeros_like(drawn)
 
 
-@pytest.mark.parametrize("release", ["nodes", "prefixes"])
-def test_noise_reused_after_a_restart_shows_between_the_trees(release):
+@pytest.mark.parametrize(
+    ("release", "estimator"),
+    [("nodes", "honaker"), ("prefixes", "honaker"), ("prefixes", "full")],
+)
+def test_noise_reused_after_a_restart_shows_between_the_trees(release, estimator):
     """The scores do not see it: each canary meets the noise of one tree only."""
-    plan = TreePlan(steps=48, restart_every=16, release=release, estimator="honaker")
+    plan = TreePlan(steps=48, restart_every=16, release=release, estimator=estimator)
     sigma = tree.noise_multiplier(epsilon=4.0, delta=DELTA, steps=48, restart_every=16)
     good = faulty(plan, unchanged, noise_multiplier=sigma)
     correlation, pairs = good.restart_correlation()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,10 +23,12 @@ from askgauss.cli.shared import (
     complete_auditor,
     make_claim,
     read_input,
+    standard_input,
 )
 from askgauss.cli.terminal import note, printable, say, say_result
 
 if TYPE_CHECKING:
+    from askgauss.cli.runs import RunFolder
     from askgauss.results import AuditResult, Finding
 
 __all__ = ["audit", "compare", "diagnose", "report"]
@@ -143,7 +144,8 @@ def diagnose(
     Exits with 1 if the mechanism is broken, 3 if an audit would be invalid, 0 otherwise.
     """
     data, found = read_input(source)
-    wanted = epsilon is not None or delta is not None or found is not None
+    details = (noise_multiplier, sampling_rate, steps, clip_norm)
+    claimed = any(value is not None for value in (epsilon, delta, found, *details))
     claim = (
         make_claim(
             epsilon,
@@ -154,25 +156,23 @@ def diagnose(
             clip_norm=clip_norm,
             found=found,
         )
-        if wanted
+        if claimed
         else None
     )
     from askgauss import _plain
+    from askgauss.diagnostics import describe
     from askgauss.diagnostics import diagnose as run_checks
 
     findings = run_checks(data, claim=claim, gate_error=gate_error)
     if json != "-":
         for finding in findings:
-            say(_finding_text(finding))
+            if finding.status.value == "pass":
+                say(printable(str(finding)))
+        say(printable(describe(findings, data=data)))
     if json is not None:
         content = {"findings": _plain.to_plain(findings)}
         write_text(json, _plain.dumps("askgauss-findings", 1, content) + "\n")
     raise typer.Exit(_findings_code(findings))
-
-
-def _finding_text(finding: Finding) -> str:
-    remedy = f"\n    {finding.remedy}" if finding.remedy else ""
-    return printable(f"{finding}{remedy}")
 
 
 def _findings_code(findings: tuple[Finding, ...]) -> int:
@@ -186,7 +186,7 @@ def report(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="RESULT|RUN", help="A result as JSON, or the folder of a run; - reads stdin."
+            metavar="RESULT|RUN", help="A result as JSON, or a folder of runs; - reads stdin."
         ),
     ],
     html: Html = None,
@@ -196,19 +196,64 @@ def report(
 ) -> None:
     """Render a result that was saved: as text, or as the documents asked for.
 
-    Of a run it also writes report.html into its folder, unless another document is asked for.
+    Of a run it also writes report.html into its folder, unless another document is asked for. Of a
+    folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
+    the table.
     """
-    from askgauss.cli.runs import RunFolder
-
     outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
-    folder = None if source == "-" else RunFolder.at(source)
-    result = _read_result(source if folder is None else str(folder.result))
+    if source != "-" and Path(source).is_dir():
+        _report_folder(Path(source), outputs)
+        return
+    result = _read_result(source)
     if not outputs.on_stdout:
         say_result(result)
-    if folder is not None and outputs == Outputs():
-        with folder.lock():
-            Outputs(html=str(folder.report)).write(result)
-        note(f"wrote {folder.report}")
+    outputs.write(result)
+
+
+def _report_folder(place: Path, outputs: Outputs) -> None:
+    from askgauss.cli.paper_commands import sweep_table
+    from askgauss.cli.runs import RunFolder
+    from askgauss.exceptions import FileFormatError, InvalidArgumentError
+
+    run = RunFolder(place)
+    if run.result.is_file() or run.description.is_file():
+        _report_run(run, outputs)
+        return
+    table = sweep_table(place)
+    if table is not None:
+        say(table)
+        return
+    runs = [RunFolder(path.parent) for path in sorted(place.rglob(run.result.name))]
+    if not runs:
+        raise FileFormatError(
+            f"Expected a run with a result in {str(place)!r}, found none. Audit what it holds "
+            "with: askgauss audit FILE --html report.html"
+        )
+    if outputs != Outputs():
+        raise InvalidArgumentError(
+            f"Expected one run for these documents, got {len(runs)} in {str(place)!r}. Name one of "
+            f"them, such as {str(runs[0].path)!r}."
+        )
+    for one in runs:
+        say(f"{one.path.relative_to(place)}")
+        _report_run(one, outputs)
+
+
+def _report_run(run: RunFolder, outputs: Outputs) -> None:
+    from askgauss.exceptions import FileFormatError
+
+    if not run.result.is_file():
+        raise FileFormatError(
+            f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
+            f"askgauss {run.read().command} {run.path} --resume"
+        )
+    result = _read_result(str(run.result))
+    if not outputs.on_stdout:
+        say_result(result)
+    if outputs == Outputs():
+        with run.lock():
+            Outputs(html=str(run.report)).write(result)
+        note(f"wrote {run.report}")
     outputs.write(result)
 
 
@@ -217,11 +262,12 @@ def _read_result(source: str) -> AuditResult:
     from askgauss.results import AuditResult
 
     name = "the input stream" if source == "-" else repr(source)
-    content: Any
-    if source == "-":
-        content = sys.stdin.buffer.read()
-    else:
-        content = Path(source).read_bytes()
+    content = standard_input("a result").read() if source == "-" else Path(source).read_bytes()
+    if content.startswith(b"PK"):
+        raise FileFormatError(
+            f"Cannot read {name} as a result: it holds scores or a transcript, which have no "
+            "verdict yet. Audit them with: askgauss audit FILE --html report.html"
+        )
     try:
         return AuditResult.from_json(content)
     except FileFormatError as error:

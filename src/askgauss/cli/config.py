@@ -57,6 +57,11 @@ def _own(values: dict[str, Any], rest: list[Any], command: Any, path: Path) -> d
     for key in values:
         _known(key, list(command.commands), "command", path)
     inner = values.get(rest[0].info_name, {})
+    if not isinstance(inner, dict):
+        raise InvalidArgumentError(
+            f"Expected {rest[0].info_name!r} in {str(path)!r} to be a table of options, got "
+            f"{inner!r}."
+        )
     return _own(inner, rest[1:], rest[0].command, path)
 
 

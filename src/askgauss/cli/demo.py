@@ -255,7 +255,7 @@ def _train(folder: RunFolder, run: Run) -> None:
 
 def _trainer(backend: Backend, plan: Any, digits: Any) -> Trainer:
     if backend is Backend.OPACUS:
-        from askgauss.cli.training_opacus import OpacusTrainer
+        from askgauss.integrations._opacus_demo import OpacusTrainer
 
         return OpacusTrainer(plan, digits)
     from askgauss.cli.training import NumpyTrainer

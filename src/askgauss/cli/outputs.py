@@ -58,12 +58,17 @@ class Outputs:
     markdown: str | None = None
 
     def __post_init__(self) -> None:
-        standard = [f"--{name}" for name, path in self._asked() if path == STANDARD]
-        if len(standard) > 1:
-            raise InvalidArgumentError(
-                f"Expected one document on standard output, got {' and '.join(standard)}. Give all "
-                "but one a path."
-            )
+        names: dict[str, list[str]] = {}
+        for name, path in self._asked():
+            place = path if path == STANDARD else str(Path(path).absolute())
+            names.setdefault(place, []).append(f"--{name}")
+        for place, sharing in names.items():
+            if len(sharing) > 1:
+                where = "on standard output" if place == STANDARD else f"in {place!r}"
+                raise InvalidArgumentError(
+                    f"Expected one document {where}, got {' and '.join(sharing)}. Give all but one "
+                    "another path."
+                )
 
     def _asked(self) -> list[tuple[str, str]]:
         paths = [(item.name, getattr(self, item.name)) for item in fields(self)]

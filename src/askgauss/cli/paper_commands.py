@@ -10,7 +10,7 @@ import typer
 from askgauss.cli.program import Command
 from askgauss.cli.terminal import as_table, note, say
 
-__all__ = ["data", "register", "reproduce", "sweep"]
+__all__ = ["data", "register", "reproduce", "sweep", "sweep_table"]
 
 Folder = Annotated[
     Path | None,
@@ -154,9 +154,19 @@ def sweep(
         table = sweeps.run(
             grid, folder=folder, ray=ray, progress=lambda done, of: report("sweep", done, of)
         )
+    typer.echo(sweep_table(folder), err=True)
+    say(str(table))
+
+
+def sweep_table(folder: Path) -> str | None:
+    """Tightness and coverage by epsilon and auditor of a sweep; None where there is none."""
+    from askgauss.paper import sweep as sweeps
+
+    found = sweeps.find_table(folder)
+    if found is None:
+        return None
     rows = [("epsilon", "auditor", "audits", "mean bound", "above the truth")]
-    for row in sweeps.coverage(sweeps.read_table(table)):
+    for row in sweeps.coverage(sweeps.read_table(found)):
         shares = (f"{row['mean bound']:.3f}", f"{row['above']:.1%}")
         rows.append((f"{row['epsilon']:g}", row["auditor"], f"{row['audits']:,}", *shares))
-    typer.echo(as_table(rows), err=True)
-    say(str(table))
+    return as_table(rows)

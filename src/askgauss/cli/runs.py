@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from askgauss import _files, _plain
+from askgauss._locks import locked
 from askgauss.claims import PrivacyClaim
 from askgauss.cli.versions import versions
-from askgauss.exceptions import FileFormatError, RecordingError
+from askgauss.exceptions import FileFormatError
 
 __all__ = ["Run", "RunFolder"]
 
@@ -114,41 +112,10 @@ class RunFolder:
         self.write(run)
         return run
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keep other processes out; the system lets go of the lock when this one dies.
 
         Raises:
-            RecordingError: Another process holds it.
+            RunFolderBusyError: On entering, if another process holds it.
         """
-        # The file stays: to remove it would let two processes lock two files of one name.
-        with (self.path / ".lock").open("a+b") as stream:
-            try:
-                _lock(stream)
-            except OSError as error:
-                stream.seek(0)
-                holder = stream.read(20).decode("ascii", "replace").strip()
-                raise RecordingError(
-                    f"Expected {str(self.path)!r} to be free, got it in use by process "
-                    f"{holder or 'unknown'}. Wait for it, stop it, or choose another folder."
-                ) from error
-            stream.truncate(0)
-            stream.write(b"%d\n" % os.getpid())
-            stream.flush()
-            yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(stream: IO[bytes]) -> None:
-        # A byte far behind the content, which stays readable for others.
-        stream.seek(1 << 30)
-        msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        stream.seek(0)
-
-else:
-    import fcntl
-
-    def _lock(stream: IO[bytes]) -> None:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return locked(self.path / ".lock")

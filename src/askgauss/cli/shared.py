@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -34,6 +34,7 @@ __all__ = [
     "make_claim",
     "nearest",
     "read_input",
+    "standard_input",
 ]
 
 Source = Annotated[
@@ -93,13 +94,20 @@ def make_claim(
         return replace(base, epsilon=epsilon, delta=delta, **given)  # type: ignore[arg-type]
     if epsilon is None and delta is None and found is not None:
         return replace(found, **given)  # type: ignore[arg-type]
-    if epsilon is None and delta is not None:
+    if epsilon is None and delta is not None and not given:
         return None
-    missing = "--delta" if epsilon is not None else "--epsilon and --delta"
+    missing = "--delta is" if epsilon is not None else "--epsilon is"
+    if epsilon is None and delta is None:
+        missing = "--epsilon and --delta are"
+    told = f" for {_option(next(iter(given)))} to be a part of" if given else ""
     raise InvalidArgumentError(
-        f"Expected a claim, {missing} is missing. Give --epsilon and --delta for a verdict, or "
+        f"Expected a claim{told}, {missing} missing. Give --epsilon and --delta for a verdict, or "
         "--delta alone for a bound."
     )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -133,6 +141,20 @@ def complete_auditor(incomplete: str) -> list[str]:
     return [name for name in sorted(auditor_types()) if name.startswith(incomplete)]
 
 
+def standard_input(what: str) -> BinaryIO:
+    """Standard input, unless it is a terminal that nobody would know to type into.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    stream = sys.stdin.buffer
+    if stream.isatty():
+        raise InvalidArgumentError(
+            f"Expected data on standard input, got a terminal. Pipe {what} in, or name it."
+        )
+    return stream
+
+
 def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
     """The data behind a source, and the claim it brings if it is a run.
 
@@ -143,13 +165,7 @@ def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
     from askgauss.inputs import load_audit_input
 
     if source == "-":
-        stream = sys.stdin.buffer
-        if stream.isatty():
-            raise InvalidArgumentError(
-                "Expected data on standard input, got a terminal. Pipe a file of scores or a "
-                "transcript in, or name it."
-            )
-        return load_audit_input(stream), None
+        return load_audit_input(standard_input("a file of scores or a transcript")), None
     from askgauss.cli.runs import RunFolder
 
     folder = RunFolder.at(source)

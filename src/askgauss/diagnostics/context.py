@@ -22,6 +22,8 @@ TOLERANCE = 0.005
 INTERVAL_ERROR = 0.01
 # Noise below this share of what is claimed is none: what is left are rounding errors.
 _SILENCE = 1e-3
+# Fewer values than these may all be that small by chance; only exact zeros tell then.
+_FEWEST_TO_HEAR = 5
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
 
@@ -71,7 +73,8 @@ class Context:
         """Sums of so many squares, zero where they are rounding errors and no noise."""
         claimed = self.claimed_noise
         unit = 1.0 if claimed is None or not claimed.any() else float(claimed.max())
-        return np.where(squares < counts * (_SILENCE * unit) ** 2, 0.0, squares)
+        silent = (squares < counts * (_SILENCE * unit) ** 2) & (counts >= _FEWEST_TO_HEAR)
+        return np.where(silent, 0.0, squares)
 
     @functools.cached_property
     def noise(self) -> Spread:
@@ -146,9 +149,10 @@ class Context:
         return True, f" It implies epsilon {implied:.3g} where {self.claim.epsilon:g} is claimed."
 
     def tensor_name(self, index: int) -> str:
-        """The name of a tensor, or its number."""
+        """A tensor in words: its name, or its number."""
         names = self.facts.tensors
-        return names[index] if index < len(names) else str(index)
+        name = names[index] if index < len(names) else str(index)
+        return name if name.startswith("tensor ") else f"tensor {name}"
 
     @functools.cached_property
     def quiet(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

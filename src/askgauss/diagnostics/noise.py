@@ -178,7 +178,7 @@ def _by_tensor(context: Context) -> Finding:
         return fact(
             name,
             True,
-            f"tensor {first} is released without noise{f', and {more} more' if more else ''}.",
+            f"{first} is released without noise{f', and {more} more' if more else ''}.",
             consequence=Consequence.BREACH,
             measured=0.0,
             claimed=_single(context.claimed_noise),
@@ -201,7 +201,7 @@ def _by_tensor(context: Context) -> Finding:
     return judged(
         name,
         min(1.0, len(p_values) * p_values[worst]),
-        f"tensor {context.tensor_name(int(seen[worst]))} has {relative:.3f} times the noise of the "
+        f"{context.tensor_name(int(seen[worst]))} has {relative:.3f} times the noise of the "
         f"others.{implied}{unseen}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=spread.scale,
@@ -401,10 +401,9 @@ def _repeated(context: Context) -> Finding:
         name,
         p_value,
         f"the most alike noise of two steps, {first + 1} and {second + 1}, correlates by "
-        f"{correlation:+.3f}.",
+        f"{correlation:+.3f}{_by_chance(p_value)}.",
         consequence=same_noise(correlation),
         measured=correlation,
-        claimed=0.0,
         remedy="Noise that is used twice cancels out of a difference: save and restore the "
         "generator's state with the checkpoint, and never seed it inside the loop.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
@@ -422,15 +421,21 @@ def _shared(context: Context) -> Finding:
     if found is None:
         return not_run(name, "noise in two coordinates")
     correlation, first, second, p_value = found
-    names = [context.tensor_name(index) for index in sorted(tensor[[first, second]].tolist())]
+    names = [context.tensor_name(index) for index in sorted({*tensor[[first, second]].tolist()})]
+    where = f"both in {names[0]}" if len(names) == 1 else f"in {' and '.join(names)}"
     return judged(
         name,
         p_value,
-        f"the most alike two coordinates, in tensors {names[0]} and {names[1]}, correlate by "
-        f"{correlation:+.3f}.",
+        f"the most alike two coordinates, {where}, correlate by {correlation:+.3f}"
+        f"{_by_chance(p_value)}.",
         consequence=same_noise(correlation),
         measured=correlation,
-        claimed=0.0,
-        remedy="Every tensor needs noise of its own: split the random key, or share one generator.",
+        remedy="Every coordinate needs noise of its own: split the random key between tensors, or "
+        "let them share one generator.",
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
+
+
+def _by_chance(p_value: float) -> str:
+    """What to add to the largest of very many correlations, which is never near zero."""
+    return ", as the largest of so many may by chance" if p_value > 0.01 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from askgauss.diagnostics.causes import root_causes
 from askgauss.results import Assumption, Consequence, Finding, Status
 
 __all__ = ["apply_gate", "fact", "judged", "not_run"]
@@ -92,7 +93,8 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
     """Decide all judged findings together, by Holm's procedure at ``error``.
 
     A correct run has some finding fail with probability at most ``error``, however many there are
-    and however they depend on each other.
+    and however they depend on each other. One that may follow from another says so, instead of
+    sending its reader after a fault that is not there.
     """
     listed = list(findings)
     order = sorted(
@@ -110,4 +112,10 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
             listed[index] = replace(item, status=Status.INFO)
         else:
             listed[index] = replace(item, remedy="")
-    return tuple(listed)
+    causes = root_causes(listed)
+    return tuple(
+        replace(item, remedy=f"May follow from {causes[item.check]}: mend that first, audit again.")
+        if item.check in causes
+        else item
+        for item in listed
+    )

@@ -32,6 +32,8 @@ _MOST_ADDED = 0.1
 _MOST_ADDED_TO_SHAPE = 0.5
 # The exact law is slow; so many scores are enough to tell its shape.
 _THROUGH_THE_LAW = 5000
+# What the Anderson-Darling statistic of Gaussian samples exceeds in one of twenty (Stephens 1974).
+_USUAL = 0.75
 _MORE_STEPS = "more sampled steps, or a transcript, to tell noise from sampling"
 
 
@@ -142,7 +144,9 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
     return judged(
         name,
         p_value,
-        f"Anderson-Darling statistic {statistic:.2f}.",
+        "their Anderson-Darling distance from "
+        f"{'their law' if sampled and residuals.law is not None else 'a Gaussian'} is "
+        f"{statistic:.2f}, where chance rarely gives more than {_USUAL}.",
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "

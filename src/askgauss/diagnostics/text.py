@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 
+from askgauss.diagnostics.causes import root_causes
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -19,29 +19,6 @@ _TITLES = (
     (Status.WARN, "Warnings:"),
     (Status.INFO, "Worth a look, though chance may give it:"),
 )
-# Checks that fail because another one does, by the cause.
-_FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        cause: frozenset(symptoms)
-        for cause, symptoms in {
-            "steps without noise": ("noise scale", "duplicate scores", "noise by step"),
-            "repeated noise": (
-                "serial correlation",
-                "shared noise",
-                "noise scale",
-                "noise shape",
-                "carry-over",
-            ),
-            "shared noise": ("duplicate scores", "noise by step"),
-            "noise by tensor": ("noise scale", "duplicate scores"),
-            "noise drift": ("noise by step", "noise scale"),
-            "noise shape": ("noise by step",),
-            "contribution": ("equal variance", "normality of present scores"),
-            "carry-over": ("noise scale", "equal variance"),
-            "sampling scheme": ("sampling of pairs",),
-        }.items()
-    }
-)
 
 
 def describe(
@@ -51,8 +28,8 @@ def describe(
 ) -> str:
     """The findings as text: what failed and why, what was not checked, and what to do next.
 
-    A check that fails because another one does is named under it. The advice looks at what the run
-    already did, so far as the data tell.
+    A check that may fail because another one does is named under it. The advice looks at what the
+    run already did, so far as the data tell.
 
     Args:
         findings: What `diagnose` returned.
@@ -67,20 +44,14 @@ def describe(
         Failed:
     """
     listed = list(findings)
-    wrong = [item.check for item in listed if item.status in (Status.FAIL, Status.WARN)]
     missing = [item for item in listed if item.status is Status.NOT_RUN]
-    symptoms = {
-        check: cause
-        for cause in reversed(wrong)
-        for check in wrong
-        if check in _FOLLOWS.get(cause, ())
-    }
+    causes = root_causes(listed)
     lines = []
     for status, title in _TITLES:
-        chosen = [item for item in listed if item.status is status and item.check not in symptoms]
+        chosen = [item for item in listed if item.status is status and item.check not in causes]
         lines += [title] if chosen else []
         for item in chosen:
-            lines += _paragraph(item, [name for name in wrong if symptoms.get(name) == item.check])
+            lines += _paragraph(item, [name for name in causes if causes[name] == item.check])
     passed = sum(item.status is Status.PASS for item in listed)
     lines.append(f"{passed} of {len(listed)} checks passed; not run: {len(missing) or 'none'}.")
     for item in missing:
@@ -104,7 +75,7 @@ def _paragraph(finding: Finding, symptoms: list[str]) -> Iterator[str]:
             interval = f" (99 % interval {finding.interval[0]:.4g} to {finding.interval[1]:.4g})"
         yield f"    measured {finding.measured:.4g}{interval}, expected {finding.claimed:.4g}"
     if symptoms:
-        yield _wrapped(f"    explains: {', '.join(symptoms)}", 4)
+        yield _wrapped(f"    may explain: {', '.join(symptoms)}", 4)
     if finding.remedy:
         yield _wrapped(f"    {finding.remedy}", 4)
 

@@ -29,13 +29,14 @@ from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
 from askgauss.transcript import Transcript
 
-__all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "read_table", "run"]
+__all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]
 
 Progress = Callable[[int, int], None]
 Row = dict[str, Any]
 RunKind = Literal["simulated", "full", "smoke"]
 
 _RETRIES = 3
+_TABLES = ("results.parquet", "results.csv")
 
 
 class SweepWorkerError(AskGaussError):
@@ -320,13 +321,22 @@ def _gather(folder: Path, parts: Sequence[Path]) -> Path:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        path = folder / "results.csv"
+        path = folder / _TABLES[1]
         _files.write_text(path, csv_text(rows))
         return path
-    path = folder / "results.parquet"
+    path = folder / _TABLES[0]
     with _files.atomic_write(path) as stream:
         parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
     return path
+
+
+def find_table(folder: str | os.PathLike[str]) -> Path | None:
+    """The table of a sweep's folder, if it has one."""
+    for name in _TABLES:
+        path = Path(folder) / "results" / name
+        if path.is_file():
+            return path
+    return None
 
 
 def read_table(path: str | os.PathLike[str]) -> list[Row]:

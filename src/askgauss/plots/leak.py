@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["epsilon_axis", "epsilon_by_canaries", "epsilon_by_steps", "tradeoff"]
 
+# A longer line would be wider than the axis it stands on.
+_LONGEST_ANSWER = 54
+
 
 def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> Axes:
     """Claimed and measured epsilon on one axis, one row an auditor.
@@ -109,7 +112,7 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
 def _answer(bound: figures.Bound) -> str:
     name = style.clean(bound.name, 40)
     if bound.lower is None:
-        return f"{name}: {style.clean(bound.reason, 44)}"
+        return style.clean(f"{name}: {bound.reason}", _LONGEST_ANSWER)
     warning = "" if bound.usable else ", not valid"
     if math.isinf(bound.lower):
         return f"{name}: no finite epsilon fits{warning}"

@@ -28,7 +28,7 @@ __all__ = ["card", "render"]
 _SCHEMA = 1
 _COMPARED = 9
 _EVIDENCE = 6000
-_WIDTH = 5.6
+_WIDTH = 4.6
 # The colours figures are drawn in, and the names the style sheet knows them by.
 _COLORS = {
     style.INK: "ink",
@@ -148,7 +148,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         title="",
         caption=caption,
         label=f"Epsilon on one axis: {shown}measured at least {number(result.epsilon_lower)}.",
-        size=(5.9, 0.85 + (0.46 if len(numbers.bounds) < 3 else 0.36) * len(numbers.bounds)),
+        size=(4.3, 0.85 + (0.46 if len(numbers.bounds) < 3 else 0.36) * len(numbers.bounds)),
     )
     return {
         "verdict": "NONE" if result.verdict is None else result.verdict.value,
@@ -326,7 +326,7 @@ def _sections(
                     or "The measured curve goes through the bounds at many deltas.",
                     label="False negative rate against false positive rate: claim and bound.",
                     kind="square",
-                    size=(4.6, 4.4),
+                    size=(3.9, 3.7),
                 ),
                 drawer.draw(
                     plots.epsilon_by_canaries,
@@ -357,7 +357,7 @@ def _sections(
                     ),
                     label="Gram matrix of the canaries: off the diagonal only chance is expected.",
                     kind="square",
-                    size=(4.6, 4.4),
+                    size=(3.9, 3.7),
                 ),
                 drawer.draw(
                     plots.score_density,
@@ -446,7 +446,7 @@ class _Drawer:
         caption: str,
         label: str,
         kind: str = "",
-        size: tuple[float, float] = (_WIDTH, 3.4),
+        size: tuple[float, float] = (_WIDTH, 2.9),
     ) -> dict[str, Any]:
         """The figure for the template, or the line that says why there is none."""
         shown = {"title": title, "caption": caption, "kind": kind, "svg": "", "missing": ""}

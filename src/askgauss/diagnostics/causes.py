@@ -1,0 +1,57 @@
+"""Which failed check may follow from which: one thing that is broken shows in several places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from askgauss.results import Finding, Status
+
+__all__ = ["root_causes"]
+
+# Checks that fail because another one does, by the cause.
+_FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        cause: frozenset(symptoms)
+        for cause, symptoms in {
+            "steps without noise": ("noise scale", "duplicate scores", "noise by step"),
+            "repeated noise": (
+                "serial correlation",
+                "shared noise",
+                "noise scale",
+                "noise shape",
+                "carry-over",
+            ),
+            "shared noise": ("duplicate scores", "noise by step"),
+            "noise by tensor": ("noise scale", "duplicate scores"),
+            "noise drift": ("noise by step", "noise scale"),
+            "noise shape": ("noise by step",),
+            "contribution": ("equal variance", "normality of present scores"),
+            "carry-over": ("noise scale", "equal variance"),
+            "sampling scheme": ("sampling of pairs",),
+            "normality of absent scores": ("normality of present scores", "equal variance"),
+        }.items()
+    }
+)
+
+
+def root_causes(findings: Iterable[Finding]) -> dict[str, str]:
+    """Failed checks that another failed check may explain, and which: the first of a chain.
+
+    Examples:
+        >>> failed = [Finding(check=name, status=Status.FAIL, summary="")
+        ...           for name in ("repeated noise", "shared noise", "duplicate scores")]
+        >>> root_causes(failed)
+        {'shared noise': 'repeated noise', 'duplicate scores': 'repeated noise'}
+    """
+    wrong = [item.check for item in findings if item.status in (Status.FAIL, Status.WARN)]
+    causes: dict[str, str] = {}
+    for check in wrong:
+        cause = next((name for name in wrong if check in _FOLLOWS.get(name, ())), None)
+        if cause is not None:
+            causes[check] = cause
+    for check, cause in causes.items():
+        while cause in causes:
+            cause = causes[cause]
+        causes[check] = cause
+    return causes

@@ -1,0 +1,66 @@
+"""The numbers behind every figure of a report, computed from a result alone.
+
+Each function takes a result and returns what its figure shows, or `Missing` with the reason why
+there is nothing to show. Drawing and rendering compute nothing of their own.
+"""
+
+from askgauss.diagnostics.figures.leak import (
+    Bound,
+    Comparable,
+    EpsilonAxis,
+    EpsilonCurve,
+    Meaning,
+    TradeOffCurves,
+    epsilon_axis,
+    epsilon_by_canaries,
+    epsilon_by_steps,
+    tradeoff_curves,
+)
+from askgauss.diagnostics.figures.missing import Missing, usable
+from askgauss.diagnostics.figures.noise import (
+    Gram,
+    NoiseBySteps,
+    NoiseByTensor,
+    gram,
+    noise_by_step,
+    noise_by_tensor,
+)
+from askgauss.diagnostics.figures.scores import (
+    Convergence,
+    PitCurves,
+    ScoreCurves,
+    ScoreDensity,
+    convergence,
+    pit_curves,
+    score_curves,
+    score_density,
+)
+
+__all__ = [
+    "Bound",
+    "Comparable",
+    "Convergence",
+    "EpsilonAxis",
+    "EpsilonCurve",
+    "Gram",
+    "Meaning",
+    "Missing",
+    "NoiseBySteps",
+    "NoiseByTensor",
+    "PitCurves",
+    "ScoreCurves",
+    "ScoreDensity",
+    "TradeOffCurves",
+    "convergence",
+    "epsilon_axis",
+    "epsilon_by_canaries",
+    "epsilon_by_steps",
+    "gram",
+    "noise_by_step",
+    "noise_by_tensor",
+    "pit_curves",
+    "score_curves",
+    "score_density",
+    "tradeoff_curves",
+    "usable",
+]

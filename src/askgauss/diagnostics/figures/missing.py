@@ -1,0 +1,21 @@
+"""When there is nothing to show, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from askgauss.results import AuditResult, Verdict
+
+__all__ = ["Missing", "usable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """There is nothing to show, and why."""
+
+    reason: str
+
+
+def usable(result: AuditResult) -> bool:
+    """Whether the bound may be used: no assumption of it failed a check."""
+    return result.verdict is not Verdict.INVALID and result.distribution_free is None
