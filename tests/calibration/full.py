@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import platform
+import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import askgauss
 from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
@@ -31,13 +33,24 @@ def run(
 ) -> list[Count]:
     task = partial(grid.count, auditor, audits=audits, seed=1, law_known=law_known)
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(task, cells))
+        return told(type(auditor).__name__, pool.map(task, cells), len(cells))
 
 
 def run_peers(audits: int, workers: int) -> list[peers.PeerCount]:
     task = partial(peers.count, audits=audits, seed=1)
+    cells = list(peers.cells(PEER_CANARIES))
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(task, peers.cells(PEER_CANARIES), chunksize=4))
+        return told("peers", pool.map(task, cells, chunksize=4), len(cells))
+
+
+def told(name: str, counts: Iterable[Any], of: int) -> list[Any]:
+    """All counts, saying on stderr how far it is."""
+    found = []
+    for number, item in enumerate(counts, 1):
+        found.append(item)
+        if 10 * number // of > 10 * (number - 1) // of:
+            print(f"{time.strftime('%H:%M:%S')} {name}: {number} of {of}", file=sys.stderr)
+    return found
 
 
 def section(title: str, note: str, counts: list[Count], full: bool) -> Iterable[str]:
