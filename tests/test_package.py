@@ -22,6 +22,7 @@ LAYERS = {
     "_plain": 0,
     "_files": 0,
     "_locks": 0,
+    "_checkpoints": 0,
     "selection": 1,
     "stats": 1,
     "accounting": 1,

@@ -8,14 +8,14 @@ level of the tree.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _plain, _validate
+from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.linear_transcript import LinearFacts, LinearTranscript, PieceSums, TreePlan
@@ -25,8 +25,6 @@ from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
-_KIND = "askgauss-linear-recorder"
-_SCHEMA = 1
 _KEPT = 32
 
 
@@ -43,7 +41,7 @@ class _Progress:
     open: int
 
 
-class LinearRecorder:
+class LinearRecorder(Checkpointed):
     """Records a run of a tree mechanism step by step, whatever framework runs it.
 
     Every canary, present or absent, has leaves of its own, drawn at random. A step is: ask
@@ -75,6 +73,9 @@ class LinearRecorder:
         >>> recorder.transcript()
         LinearTranscript(steps=8, release='prefixes', present=20, absent=20, background='known')
     """
+
+    _checkpoint_kind = "askgauss-linear-recorder"
+    _checkpoint_schema = 1
 
     def __init__(
         self,
@@ -368,22 +369,6 @@ class LinearRecorder:
         self._step, self._asked = progress.step, progress.asked
         self._background = progress.background
         self._whole = True
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, whole or not at all."""
-        state = self.state_dict()
-        plain = state.pop("state")
-        _files.write_arrays(path, _KIND, _SCHEMA, state, {"state": plain})
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-            RecordingError: As for `load_state_dict`.
-        """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        self.load_state_dict({**arrays, "state": content.get("state")})
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: TreePlan) -> NDArray[np.int64]:

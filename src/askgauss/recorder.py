@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _plain, _validate
+from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.step_store import StepWriter
@@ -18,8 +19,6 @@ from askgauss.transcript import CanarySums, RunFacts, StepSums, Transcript
 
 __all__ = ["Recorder"]
 
-_KIND = "askgauss-recorder"
-_SCHEMA = 1
 _KEPT = 256
 # Canaries worked on at once: their sums stay in the cache from one operation to the next.
 _CHUNK = 1 << 14
@@ -66,7 +65,7 @@ class _Progress:
     stored: bool = False
 
 
-class Recorder:
+class Recorder(Checkpointed):
     """Records a run step by step, whatever framework runs it.
 
     A step is: ask `sample` which canaries to plant, add them to the clean sum, let the mechanism
@@ -104,6 +103,9 @@ class Recorder:
         >>> recorder.transcript()
         Transcript(steps=10, present=20, absent=20, background='known')
     """
+
+    _checkpoint_kind = "askgauss-recorder"
+    _checkpoint_schema = 1
 
     def __init__(
         self,
@@ -500,22 +502,6 @@ class Recorder:
         self._watched = progress.watched
         self._flags[:] = False
         self._whole = True
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, whole or not at all."""
-        state = self.state_dict()
-        plain = state.pop("state")
-        _files.write_arrays(path, _KIND, _SCHEMA, state, {"state": plain})
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-            RecordingError: As for `load_state_dict`.
-        """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        self.load_state_dict({**arrays, "state": content.get("state")})
 
 
 def _by_tensor(

@@ -7,39 +7,15 @@ from scipy import stats
 
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.score_law import ScoreLaw, mixture_cumulant
+from tests.stats.mixtures import beyond, close, components, normal_cdf
 
 PAPER = ScoreLaw(steps=2500, sampling_rate=0.0819, noise_multiplier=2.6245)
-
-
-def close(expected, rel):
-    """Relative closeness only: these numbers get tiny, and pytest would forgive 1e-12."""
-    return pytest.approx(expected, rel=rel, abs=0.0)
-
-
-# --- oracles: every count, many digits, no cleverness ---------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def _digits():
     with mp.workdps(45):
         yield
-
-
-def normal_cdf(x):
-    return mp.erfc(-x / mp.sqrt(2)) / 2
-
-
-def components(shift, steps, rate):
-    rate, shift = mp.mpf(rate), mp.mpf(shift)
-    weights = [
-        mp.binomial(steps, k) * rate**k * (1 - rate) ** (steps - k) for k in range(steps + 1)
-    ]
-    means = [shift * k / (rate * steps) for k in range(steps + 1)]
-    return [(w, m) for w, m in zip(weights, means, strict=True) if w > 0]
-
-
-def beyond(x, mixture):
-    return mp.fsum(w * normal_cdf(m - x) for w, m in mixture)
 
 
 # --- moments ------------------------------------------------------------------------------------

@@ -16,14 +16,7 @@ from askgauss.stats.subsampled_shift import (
     subsampled_shift_delta,
     subsampled_shift_epsilon,
 )
-
-
-def close(expected, rel):
-    """Relative closeness only: these numbers get tiny, and pytest would forgive 1e-12."""
-    return pytest.approx(expected, rel=rel, abs=0.0)
-
-
-# --- oracles: every count, many digits, no cleverness ---------------------------------------------
+from tests.stats.mixtures import beyond, close, components, normal_cdf
 
 
 @pytest.fixture(autouse=True)
@@ -32,25 +25,8 @@ def _digits():
         yield
 
 
-def normal_cdf(x):
-    return mp.erfc(-x / mp.sqrt(2)) / 2
-
-
-def components(shift, steps, rate):
-    rate, shift = mp.mpf(rate), mp.mpf(shift)
-    weights = [
-        mp.binomial(steps, k) * rate**k * (1 - rate) ** (steps - k) for k in range(steps + 1)
-    ]
-    means = [shift * k / (rate * steps) for k in range(steps + 1)]
-    return [(w, m) for w, m in zip(weights, means, strict=True) if w > 0]
-
-
 def log_ratio(x, mixture):
     return mp.log(mp.fsum(w * mp.exp(m * x - m * m / 2) for w, m in mixture))
-
-
-def beyond(x, mixture):
-    return mp.fsum(w * normal_cdf(m - x) for w, m in mixture)
 
 
 def bisect(increasing, low, high, rounds=110):
