@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.exceptions import AskGaussError, FileFormatError
+from askgauss.diagnostics import diagnose
+from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 from askgauss.inputs import load_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.simulation import simulate_dpftrl
@@ -242,3 +243,11 @@ def test_no_damage_to_a_file_brings_any_other_error(transcript):
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_audit_input(tmp_path / "nothing.npz")
+
+
+@pytest.mark.parametrize("data", [[1.0, 2.0], None, "scores.npz", {"score": [1.0]}])
+@pytest.mark.parametrize("read", [ag.audit, ag.compare, diagnose])
+def test_anything_else_is_refused_by_name(read, data):
+    options = {} if read is diagnose else {"delta": 1e-5}
+    with pytest.raises(InvalidArgumentError, match=f"{type(data).__name__}.*from_groups"):
+        read(data, **options)

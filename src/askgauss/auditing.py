@@ -19,6 +19,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics import diagnose
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
+from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.power import smallest_leak
 from askgauss.results import (
@@ -79,6 +80,7 @@ def audit(
         >>> ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5)).verdict
         <Verdict.VIOLATION: 'VIOLATION'>
     """
+    check_audit_input(data)
     if (claim is None) == (delta is None):
         raise InvalidArgumentError(
             "Expected exactly one of claim and delta, got "

@@ -25,6 +25,7 @@ from askgauss.exceptions import (
     MissingExtraError,
     ScoreDirectionError,
 )
+from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
     Assumption,
@@ -206,6 +207,7 @@ def compare(
         >>> [row.name for row in table.rows]
         ['gaussian-shift', 'one-run']
     """
+    check_audit_input(data)
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)

@@ -15,14 +15,25 @@ from typing import IO, TypeAlias
 import numpy as np
 
 from askgauss._files import Source
-from askgauss.exceptions import AskGaussError, FileFormatError
+from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
-__all__ = ["AuditInput", "load_audit_input"]
+__all__ = ["AuditInput", "check_audit_input", "load_audit_input"]
 
 AuditInput: TypeAlias = CanaryScores | Transcript | LinearTranscript
+
+
+def check_audit_input(data: object) -> None:
+    """Refuse whatever is not what an audit reads, and say how to make it."""
+    if not isinstance(data, AuditInput):
+        raise InvalidArgumentError(
+            "Expected data to be CanaryScores, a Transcript or a LinearTranscript, got "
+            f"{type(data).__name__}. Make scores with CanaryScores.from_groups(present=..., "
+            "absent=...), or read a file with load_audit_input()."
+        )
+
 
 _READERS: dict[str, type[CanaryScores] | type[Transcript] | type[LinearTranscript]] = {
     "askgauss-scores": CanaryScores,

@@ -8,6 +8,7 @@ from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import apply_gate
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
+from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding
 from askgauss.scores import CanaryScores
@@ -39,6 +40,7 @@ def diagnose(
         >>> any(finding.status.value == "fail" for finding in diagnose(run))
         False
     """
+    check_audit_input(data)
     _validate.within(0, 0.5, gate_error=gate_error)
     findings: list[Finding] = []
     if isinstance(data, Transcript):
