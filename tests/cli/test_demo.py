@@ -123,6 +123,15 @@ def test_what_was_stopped_goes_on_as_if_it_had_not_been(
     assert run("demo", folder, "--resume").stdout == resumed.stdout
 
 
+@pytest.fixture
+def _interruptible():
+    """Ctrl-C as Python has it: a shell starts what runs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_second_control_c_stops_at_once():
     with demo_module._StopSign() as stop:
         signal.raise_signal(signal.SIGINT)
