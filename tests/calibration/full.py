@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--audits", type=int, default=2000)
     parser.add_argument("--ellipsoid-audits", type=int, default=200)
-    parser.add_argument("--peer-audits", type=int, default=2000)
+    parser.add_argument("--peer-audits", type=int, default=500)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     started = time.time()
