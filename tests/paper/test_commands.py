@@ -69,3 +69,46 @@ def test_the_commands_load_nothing_slow():
         [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+_WITHOUT_EXTRAS = """
+import sys
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "kymatio", "sklearn", "ray", "pyarrow", "PIL"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nowhere())
+from askgauss.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("reproduce", "headline", "--scale", "smoke"), 2, "askgauss[paper]"),
+        (("sweep", "--ray", "local"), 2, "askgauss[ray]"),
+        (("sweep", "--run", "smoke"), 2, "askgauss[paper]"),
+        (("sweep",), 0, "above the truth"),
+        (("data", "fetch", "digits"), 2, "askgauss[paper]"),
+    ],
+)
+def test_without_the_extras(tmp_path, arguments, code, said):
+    """With the base dependencies only: a sweep runs, and the rest say what to install."""
+    options = ()
+    if arguments[0] != "data":
+        options = ("--folder", str(tmp_path / "out"))
+    if arguments[0] == "sweep":
+        options += ("--seeds", "1", "--epsilon", "2", "--steps", "10")
+        options += ("--present", "30", "--absent", "30")
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_EXTRAS, *arguments, *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ASKGAUSS_DATA": str(tmp_path / "data")},
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "bug" not in done.stderr

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.paper import data, figures, reproduce, scatter, tables, uncorrected
+from askgauss.paper import data, reproduce, scatter, tables, uncorrected
+from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
@@ -178,7 +179,7 @@ def test_a_subset_is_a_smaller_audit():
 
 
 def test_csv_text():
-    assert figures.csv_text([{"a": 1 / 3, "b": "x"}]) == "a,b\n0.3333333333,x\n"
+    assert csv_text([{"a": 1 / 3, "b": "x"}]) == "a,b\n0.3333333333,x\n"
 
 
 # --- run folders and sweeps ------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +12,8 @@ from numpy.typing import NDArray
 
 from askgauss import _files
 from askgauss.paper import tables
-from askgauss.paper.tables import ESTIMATE, PUBLISHED, SOUND, UNCORRECTED, Row
+from askgauss.paper.rows import Row, csv_text
+from askgauss.paper.tables import ESTIMATE, PUBLISHED, SOUND, UNCORRECTED
 from askgauss.stats.score_law import ScoreLaw
 
 if TYPE_CHECKING:
@@ -55,26 +54,6 @@ def save(figure: Figure, rows: Sequence[Row], folder: Path, name: str) -> None:
             with _files.atomic_write(folder / f"{name}.{kind}") as stream:
                 figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
     _files.write_text(folder / f"{name}.csv", csv_text(rows))
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Rows as CSV; columns in the order they first appear.
-
-    Examples:
-        >>> csv_text([{"steps": 5, "bound": 1.25}, {"steps": 6, "method": "x"}]).splitlines()
-        ['steps,bound,method', '5,1.25,', '6,,x']
-    """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _short(value) for name, value in row.items()})
-    return stream.getvalue()
-
-
-def _short(value: Any) -> Any:
-    return f"{value:.10g}" if isinstance(value, float) else value
 
 
 def _lines(panel: Axes, rows: Sequence[Row], x: str, methods: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,17 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import MissingExtraError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.mechanisms import tree
-from askgauss.paper import data, dpftrl, dpsgd, figures, page, scatter, tables
+from askgauss.paper import data
 from askgauss.paper.progress import Report, stages
+from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder, process_rank
 from askgauss.transcript import Transcript
 
-__all__ = ["FIGURES", "SCALES", "Scale", "publish", "run"]
+try:
+    from askgauss.paper import dpftrl, dpsgd, figures, page, scatter, tables
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"The paper's experiments need {error.name}: install askgauss[paper]."
+    ) from error
+
+__all__ = ["FIGURES", "SCALES", "Scale", "publish", "run", "train_once"]
 
 FIGURES = (*figures.figure_makers(), "convergence")
 """Names of the figures."""
@@ -241,8 +253,34 @@ def run(
         report("figures", len(names), len(names))
         accuracy = tables.utility(runs) if runs is not None else []
         if accuracy:
-            _files.write_text(place / "figures" / "utility.csv", _csv(accuracy))
+            _files.write_text(place / "figures" / "utility.csv", csv_text(accuracy))
     return page.write(place, scale=scale, model=model, minutes=minutes)
+
+
+def train_once(
+    scale: Scale,
+    *,
+    epsilon: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    canaries: int,
+    seed: int,
+) -> Transcript:
+    """Train one ScatterLinear; nothing of it is kept but what it released about the canaries."""
+    head = dpsgd.Head(
+        name="run",
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=sampling_rate,
+        canaries=canaries,
+        learning_rate=float(np.interp(epsilon, scale.epsilons, scale.learning_rate)),
+    )
+    plan = dpsgd.Plan(heads=(head,), steps=steps, seed=seed, clip_norm=scale.clip_norm)
+    features = scatter.features(data.load(scale.data), groups=scale.groups)
+    with tempfile.TemporaryDirectory() as place, RunFolder(place, {}) as folder:
+        dpsgd.train(features, plan, folder)
+        return dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
 
 
 def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> None:
@@ -255,10 +293,6 @@ def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> Non
             shutil.copyfile(path, pictures / path.name)
     text = (source / "reproduction.md").read_text(encoding="utf-8")
     _files.write_text(target / "reproduction.md", text)
-
-
-def _csv(rows: list[tables.Row]) -> str:
-    return figures.csv_text(rows)
 
 
 def _runs(

@@ -12,19 +12,16 @@ import itertools
 import json
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-import numpy as np
+from typing import Literal, get_args
 
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
 from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
-from askgauss.paper.figures import csv_text
+from askgauss.paper.rows import Row, csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
 from askgauss.transcript import Transcript
@@ -32,7 +29,6 @@ from askgauss.transcript import Transcript
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]
 
 Progress = Callable[[int, int], None]
-Row = dict[str, Any]
 RunKind = Literal["simulated", "full", "smoke"]
 
 _RETRIES = 3
@@ -182,24 +178,17 @@ def _simulated(cell: Cell) -> Transcript:
 
 
 def _trained(cell: Cell) -> Transcript:
-    """Train ScatterLinear; nothing of it is kept but what it released about the canaries."""
-    from askgauss.paper import data, dpsgd, scatter
-    from askgauss.paper.reproduce import SCALES
+    from askgauss.paper.reproduce import SCALES, train_once
 
-    scale = SCALES[cell.run]
-    head = dpsgd.Head(
-        name="run",
+    return train_once(
+        SCALES[cell.run],
         epsilon=cell.epsilon,
         noise_multiplier=cell.noise_multiplier,
         sampling_rate=cell.sampling_rate,
+        steps=cell.steps,
         canaries=cell.present + cell.absent,
-        learning_rate=float(np.interp(cell.epsilon, scale.epsilons, scale.learning_rate)),
+        seed=cell.seed,
     )
-    plan = dpsgd.Plan(heads=(head,), steps=cell.steps, seed=cell.seed, clip_norm=scale.clip_norm)
-    features = scatter.features(data.load(scale.data), groups=scale.groups)
-    with tempfile.TemporaryDirectory() as place, RunFolder(place, {}) as folder:
-        dpsgd.train(features, plan, folder)
-        return dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
 
 
 def run(

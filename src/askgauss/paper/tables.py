@@ -22,6 +22,7 @@ from askgauss.auditors import (
     auditor_types,
 )
 from askgauss.paper import dpftrl, dpsgd, uncorrected
+from askgauss.paper.rows import Row
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
 from askgauss.simulation import simulate_dpsgd
@@ -29,10 +30,9 @@ from askgauss.stats import regions as region_methods
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.transcript import CanarySums, Transcript
 
-__all__ = ["Row", "Runs", "bounds", "by_canaries", "by_steps", "convergence", "correlations"]
+__all__ = ["Runs", "bounds", "by_canaries", "by_steps", "convergence", "correlations"]
 __all__ += ["headline", "regions", "score_indices", "score_values", "trees", "utility"]
 
-Row = dict[str, Any]
 Progress = Callable[[str], None]
 
 PUBLISHED = "as published"
