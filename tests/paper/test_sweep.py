@@ -122,7 +122,12 @@ def test_a_sweep_starts_a_cluster_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("address", "error"), [("127.0.0.1:1", sweep.SweepWorkerError), ("here:", InvalidArgumentError)]
+    ("address", "error"),
+    [
+        ("127.0.0.1:1", sweep.SweepWorkerError),
+        ("here:", InvalidArgumentError),
+        ("here:99999", InvalidArgumentError),
+    ],
 )
 def test_no_cluster_there(tmp_path, address, error):
     pytest.importorskip("ray")

@@ -291,7 +291,7 @@ def _reach(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:  # a name that Ray looks up, such as "auto"
         return
-    if not port.isdigit():
+    if not (port.isdigit() and 0 < int(port) < 1 << 16):
         raise _validate.fail("ray", address, "to be 'local', 'auto' or HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=10.0).close()

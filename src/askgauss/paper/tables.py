@@ -33,8 +33,6 @@ from askgauss.transcript import CanarySums, Transcript
 __all__ = ["Runs", "bounds", "by_canaries", "by_steps", "convergence", "correlations"]
 __all__ += ["headline", "regions", "score_indices", "score_values", "trees", "utility"]
 
-Progress = Callable[[str], None]
-
 PUBLISHED = "as published"
 UNCORRECTED = "uncorrected"
 SOUND = "sound"
