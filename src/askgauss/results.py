@@ -97,6 +97,8 @@ class Finding:
         claimed: The value it is compared with.
         p_value: Probability of something at least as bad in a correct run; shares the gate error.
         remedy: What to do next.
+        sees: The smallest fault this check would have noticed with probability .8, in words, such
+            as "noise 1.2% below the claim"; empty where the check did not run.
     """
 
     check: str
@@ -109,6 +111,7 @@ class Finding:
     claimed: float | None = None
     p_value: float | None = None
     remedy: str = ""
+    sees: str = ""
 
     def __str__(self) -> str:
         return f"[{self.status.value}] {self.check}: {self.summary}"

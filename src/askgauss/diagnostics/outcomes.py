@@ -26,6 +26,7 @@ def judged(
     remedy: str = "",
     tolerable: bool = False,
     undermines: Assumption = Assumption.GAUSSIAN_SCORES,
+    sees: str = "",
 ) -> Finding:
     """A check with a p-value; the gate decides later whether it failed.
 
@@ -40,6 +41,7 @@ def judged(
         remedy: What to do about a failure.
         tolerable: The difference is real or not, but too small to matter: it cannot fail.
         undermines: The least a bound must assume for a failure to make it too high.
+        sees: The smallest fault it would have noticed, in words.
     """
     return Finding(
         check=check,
@@ -52,6 +54,7 @@ def judged(
         claimed=claimed,
         p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0),
         remedy=remedy,
+        sees=sees,
     )
 
 
