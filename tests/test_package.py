@@ -34,6 +34,7 @@ LAYERS = {
     "recorder": 2,
     "step_store": 2,
     "results": 3,
+    "scope": 4,
     "auditors": 4,
     "mechanisms": 4,
     "diagnostics": 4,

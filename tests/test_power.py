@@ -149,7 +149,7 @@ class TestSmallestLeak:
                 error=result.gate_error / 2,
             )
             assert (chance >= 0.8) == above
-        assert f"would have noticed epsilon {leak:.4g} with 80 %" in str(result)
+        assert f"a true epsilon of {leak:.4g} in 80% of audits" in str(result)
         assert ag.AuditResult.from_json(result.to_json()) == result
 
     def test_a_result_of_before_the_field_is_still_read(self):

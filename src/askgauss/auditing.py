@@ -27,10 +27,12 @@ from askgauss.results import (
     AuditResult,
     Consequence,
     Finding,
+    Part,
     Status,
     Verdict,
     number,
 )
+from askgauss.scope import scope_of, untested
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
@@ -109,8 +111,9 @@ def audit(
             _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
         )
     bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
+    scope = scope_of(findings, _exercised(given)) if diagnostics else ()
     verdict, reason, power = _decide(
-        method, evidence, claim, bound, confidence, gate_error, findings
+        method, evidence, claim, bound, confidence, gate_error, findings, scope
     )
     free = None
     if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
@@ -136,10 +139,19 @@ def audit(
         reason=reason,
         power=power,
         findings=findings,
+        scope=scope,
         metadata=summarise(given).to_metadata() if diagnostics else {},
         version=__version__,
     )
     return replace(result, smallest_leak=smallest_leak(result))
+
+
+def _exercised(data: CanaryScores | Transcript | LinearTranscript) -> tuple[str, ...]:
+    """Parts of the training the canaries went through; scores do not say."""
+    if isinstance(data, CanaryScores):
+        return ()
+    # Whatever else they met: what was recorded came after the noise.
+    return ("noise", *data.facts.exercised)
 
 
 def _distribution_free(
@@ -211,6 +223,7 @@ def _decide(
     confidence: float,
     gate_error: float,
     findings: tuple[Finding, ...],
+    scope: tuple[Part, ...],
 ) -> tuple[Verdict | None, str, float | None]:
     """The verdict, why, and the power behind it.
 
@@ -251,7 +264,8 @@ def _decide(
     )
     # Power is that of canaries that add a whole clip norm, the most a record may.
     weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
-    if power is not None and power >= _ENOUGH_POWER and not weak:
+    unseen = untested(scope)
+    if power is not None and power >= _ENOUGH_POWER and not weak and not unseen:
         return Verdict.CONSISTENT, f"{nothing}.", power
     if weak:
         reason = (
@@ -259,6 +273,10 @@ def _decide(
             "seen."
         )
         return Verdict.INCONCLUSIVE, reason, None
+    if unseen and power is not None and power >= _ENOUGH_POWER:
+        names = " and ".join(part.name for part in unseen)
+        reason = f"{nothing}, but no check spoke of {names}: {unseen[0].how_to_test}."
+        return Verdict.INCONCLUSIVE, reason, power
     chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
     reason = (
         f"{nothing}, but this audit had {chance} of noticing a true epsilon of "

@@ -7,7 +7,7 @@ import math
 import os
 import textwrap
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from askgauss import _files, _plain, _validate
 from askgauss.claims import PrivacyClaim
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from askgauss.comparison import Comparison
     from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Status", "Verdict"]
+__all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Part", "Status", "Verdict"]
 
 _KIND = "askgauss-result"
 _SCHEMA = 1
+# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
+_ALTERNATIVE = 1.25
 
 
 class Verdict(enum.Enum):
@@ -118,6 +120,25 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the training, and what the audit can say of it.
+
+    Attributes:
+        name: What it is called.
+        status: Tested and fine, tested and broken, or not tested.
+        smallest: The smallest fault that would have been seen with probability .8, in words.
+        how_to_test: What to do to have it tested, where it was not.
+        met: Whether the canaries went through it.
+    """
+
+    name: str
+    status: Literal["fine", "broken", "not tested"]
+    smallest: str = ""
+    how_to_test: str = ""
+    met: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
     """The answer of one audit; everything that is printed, drawn or gated comes from it.
 
@@ -141,6 +162,7 @@ class AuditResult:
         smallest_leak: The smallest true epsilon that would have been a VIOLATION with probability
             .8; None where that is unknown.
         findings: The checks.
+        scope: Every part of the training: tested and fine, tested and broken, or not tested.
         metadata: Facts about the run, for the report.
         version: The askgauss that made the result.
     """
@@ -162,6 +184,7 @@ class AuditResult:
     power: float | None = None
     smallest_leak: float | None = None
     findings: tuple[Finding, ...] = ()
+    scope: tuple[Part, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     version: str = ""
 
@@ -236,6 +259,38 @@ class AuditResult:
 
         return plots.epsilon_axis(self, ax)
 
+    @property
+    def sight(self) -> str:
+        """What this audit would have called a violation, and how likely; empty where unknown."""
+        parts = []
+        if self.smallest_leak is not None:
+            parts.append(f"a true epsilon of {number(self.smallest_leak)} in 80% of audits")
+        if self.power is not None and self.claim is not None:
+            alternative = f"{_ALTERNATIVE * self.claim.epsilon:g} in {whole_percent(self.power)}"
+            parts.append(f"of {alternative}" if parts else f"a true epsilon of {alternative}")
+        if not parts:
+            return ""
+        return f"{', '.join(parts)}; a correct run is called one in at most {self.gate_error:g}"
+
+    def scope_rows(self) -> list[tuple[str, str]]:
+        """The scope in words: what was tested, what is broken, what was not tested and how to."""
+        tested = [
+            f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
+            for part in self.scope
+            if part.status == "fine"
+        ]
+        broken = [part.name for part in self.scope if part.status == "broken"]
+        unseen: dict[str, list[str]] = {}
+        for part in self.scope:
+            if part.status == "not tested":
+                unseen.setdefault(part.how_to_test, []).append(part.name)
+        untested = [
+            f"{', '.join(names)} ({how})" if how else ", ".join(names)
+            for how, names in unseen.items()
+        ]
+        rows = (("tested", tested), ("broken", broken), ("not tested", untested))
+        return [(label, "; ".join(items)) for label, items in rows if items]
+
     def _repr_html_(self) -> str:
         from askgauss import report
 
@@ -274,7 +329,11 @@ class AuditResult:
             "version": str,
         }
         # Fields that came later: results written before them do not say.
-        for name, hint in (("smallest_leak", float | None),):
+        later: tuple[tuple[str, Any], ...] = (
+            ("smallest_leak", float | None),
+            ("scope", tuple[Part, ...]),
+        )
+        for name, hint in later:
             if name in content:
                 hints[name] = hint
         missing = hints.keys() - content.keys()
@@ -309,14 +368,12 @@ class AuditResult:
             )
         if math.isfinite(self.ceiling):
             lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
-        if self.power is not None and self.claim is not None:
-            lines.append(
-                f"  power       {self.power:.0%} chance of a violation at epsilon "
-                f"{1.25 * self.claim.epsilon:g}; false alarm at most {self.gate_error:g}"
-            )
-        if self.smallest_leak is not None:
-            lines.append(
-                f"  smallest    would have noticed epsilon {number(self.smallest_leak)} with 80 %"
+        sight = self.sight
+        if sight:
+            lines.append(f"  would see   {sight}")
+        for label, words in self.scope_rows():
+            lines += textwrap.wrap(
+                words, width=100, initial_indent=f"  {label:<12}", subsequent_indent=" " * 14
             )
         shown = [f for f in self.findings if f.status in (Status.FAIL, Status.WARN, Status.INFO)]
         order = [Status.FAIL, Status.WARN, Status.INFO]

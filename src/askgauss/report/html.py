@@ -155,6 +155,9 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         "headline": text.headline(result),
         "reason": text.reason(result),
         "facts": facts,
+        "scope": [
+            {"name": name, "words": clean(words, 600)} for name, words in result.scope_rows()
+        ],
         "axis": figure,
         "version": clean(result.version, 40),
     }

@@ -36,8 +36,9 @@ def markdown(result: AuditResult) -> str:
         ("method", f"{result.auditor.name}, assuming {result.assumption.value}"),
         ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
     ]
-    if result.power is not None and claim is not None:
-        rows.append(("power", f"{result.power:.0%} at epsilon {1.25 * claim.epsilon:g}"))
+    if result.sight:
+        rows.append(("would see", result.sight))
+    rows += result.scope_rows()
     lines = [f"### askgauss: {text.headline(result)}", "", _escaped(text.reason(result)), ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {_escaped(item)} |" for name, item in rows]

@@ -1,0 +1,115 @@
+"""Which parts of the training an audit tested: what its verdict may speak of, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from askgauss.results import Finding, Part, Status
+
+__all__ = ["scope_of", "untested"]
+
+_RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
+_ONLY_SCORES = "audit the transcript, not the scores alone"
+# A part in words has room for the smallest faults of so many of its checks.
+_MOST_FAULTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A part of the training, and the checks that speak of it.
+
+    Attributes:
+        name: What it is called.
+        passed: The word for it among the parts canaries went through; empty where canaries do not
+            go through it, and other facts tell.
+        deciding: Checks of which one must have run for the part to count as tested.
+        others: More checks of the part: a failure of theirs breaks it too.
+        how_to_test: The next step where it was not tested.
+    """
+
+    name: str
+    passed: str
+    deciding: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    how_to_test: str
+
+
+_KINDS = (
+    _Kind(
+        name="noise scale",
+        passed="noise",
+        deciding=("noise scale",),
+        others=(
+            "noise",
+            "steps without noise",
+            "noise by tensor",
+            "noise by step",
+            "noise drift",
+            "noise precision",
+            "nodes without noise",
+            "noise by level",
+        ),
+        how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
+    ),
+    _Kind(
+        name="noise freshness",
+        passed="noise",
+        deciding=("repeated noise", "serial correlation"),
+        others=("shared noise", "noise shape", "noise after restarts", "duplicate scores"),
+        how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
+    ),
+    _Kind(
+        name="clipping",
+        passed="clipping",
+        deciding=("contribution",),
+        others=("carry-over", "finite gradients"),
+        how_to_test='send canaries through the clipper: CanaryAudit(optimizer, inject="sample")',
+    ),
+    _Kind(
+        name="sampler",
+        passed="sampler",
+        deciding=("sampling rate",),
+        others=("sampling scheme", "sampling of pairs", "sampling"),
+        how_to_test="send canaries through the loader: ExampleCanaries, or observe(planted=...)",
+    ),
+    _Kind(
+        name="steps",
+        passed="",
+        deciding=("step count",),
+        how_to_test="say how many steps were accounted for: PrivacyClaim(steps=...)",
+    ),
+)
+
+
+def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Part, ...]:
+    """Every part of the training: tested and fine, tested and broken, or not tested.
+
+    Args:
+        findings: The checks, decided.
+        exercised: Parts the canaries went through; none where only scores are left of the run.
+    """
+    by_check = {item.check: item for item in findings}
+    return tuple(_part(kind, by_check, exercised) for kind in _KINDS)
+
+
+def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -> Part:
+    found = [by_check[name] for name in (*kind.deciding, *kind.others) if name in by_check]
+    ran = [item for item in found if item.status in _RAN]
+    if any(item.status is Status.FAIL for item in ran):
+        return Part(name=kind.name, status="broken")
+    went = not kind.passed or kind.passed in exercised
+    if not went or not any(item.check in kind.deciding for item in ran):
+        return Part(
+            name=kind.name,
+            status="not tested",
+            how_to_test=kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES,
+            met=bool(kind.passed) and went,
+        )
+    faults = [item.sees for item in ran if item.sees]
+    return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
+
+
+def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts that canaries went through and no check spoke of: green is not earned there."""
+    return tuple(part for part in scope if part.status == "not tested" and part.met)

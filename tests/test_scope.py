@@ -1,0 +1,131 @@
+"""A verdict is a function of what was tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss.results import AuditResult, Finding, Status, Verdict
+from askgauss.scope import scope_of, untested
+
+CLAIM = ag.PrivacyClaim(
+    epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400
+)
+
+
+def finding(check: str, status: Status, sees: str = "") -> Finding:
+    return Finding(check=check, status=status, summary="", sees=sees)
+
+
+def run(fault: str | None = None, canaries: str = "own coin") -> ag.Transcript:
+    return ag.simulate_dpsgd(
+        steps=400,
+        sampling_rate=0.05,
+        noise_multiplier=1.0,
+        present=200,
+        absent=300,
+        seed=0,
+        fault=fault,
+        canaries=canaries,
+    )
+
+
+def statuses(result: AuditResult) -> dict[str, str]:
+    return {part.name: part.status for part in result.scope}
+
+
+def test_a_part_is_fine_only_if_a_deciding_check_ran():
+    ran = (finding("steps without noise", Status.PASS), finding("noise scale", Status.NOT_RUN))
+    scope = {part.name: part for part in scope_of(ran, ("noise",))}
+    assert scope["noise scale"].status == "not tested"
+    assert scope["noise scale"].how_to_test
+    ran = (finding("noise scale", Status.PASS, sees="noise 1% below the claim"),)
+    scope = {part.name: part for part in scope_of(ran, ("noise",))}
+    assert scope["noise scale"].status == "fine"
+    assert scope["noise scale"].smallest == "noise 1% below the claim"
+
+
+def test_a_part_canaries_did_not_meet_is_not_tested_whatever_ran():
+    scope = scope_of((finding("contribution", Status.PASS),), ("noise",))
+    part = next(part for part in scope if part.name == "clipping")
+    assert part.status == "not tested"
+    assert not part.met
+
+
+def test_any_failed_check_of_a_part_breaks_it():
+    ran = (finding("noise scale", Status.PASS), finding("noise by tensor", Status.FAIL))
+    part = next(part for part in scope_of(ran, ("noise",)) if part.name == "noise scale")
+    assert part.status == "broken"
+
+
+def test_green_needs_every_part_that_canaries_met():
+    scope = scope_of((finding("noise scale", Status.PASS),), ("noise", "clipping"))
+    assert {part.name for part in untested(scope)} == {"noise freshness", "clipping"}
+
+
+def test_a_run_through_the_sum_says_that_clipping_and_sampler_were_not_tested():
+    result = ag.audit(run(), claim=CLAIM)
+    assert result.verdict is Verdict.CONSISTENT
+    found = statuses(result)
+    assert found["noise scale"] == found["noise freshness"] == "fine"
+    assert found["clipping"] == found["sampler"] == "not tested"
+    said = str(result)
+    assert "not tested  clipping" in said
+    assert 'inject="sample"' in said
+
+
+def test_a_run_through_the_loader_tests_them():
+    found = statuses(ag.audit(run(canaries="data path"), claim=CLAIM))
+    assert found["clipping"] == found["sampler"] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("fault", "canaries", "part"),
+    [
+        ("half-noise", "own coin", "noise scale"),
+        ("same-noise-every-step", "own coin", "noise freshness"),
+        ("clipping-off", "data path", "clipping"),
+        ("sampling-rate-doubled", "data path", "sampler"),
+        ("more-steps-than-accounted", "own coin", "steps"),
+    ],
+)
+def test_a_fault_breaks_its_part(fault, canaries, part):
+    assert statuses(ag.audit(run(fault, canaries), claim=CLAIM))[part] == "broken"
+
+
+def test_noise_nobody_could_check_is_not_green():
+    rng = np.random.default_rng(0)
+    canaries = ag.DiracCanaries(present=200, absent=300, dimension=5000, seed=0)
+    recorder = ag.Recorder(canaries, sampling_rate=0.05, noise_multiplier=1.0)
+    for _ in range(400):
+        planted = recorder.sample()
+        released = rng.normal(size=canaries.size)
+        released[planted] += 1.0
+        recorder.observe(released)
+    result = ag.audit(recorder.transcript(), claim=CLAIM)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "noise freshness" in result.reason
+    assert "background" in result.reason
+
+
+def test_scores_alone_speak_of_no_part():
+    result = ag.audit(run().scores(), claim=CLAIM)
+    assert {part.status for part in result.scope} == {"not tested"}
+    assert "audit the transcript" in str(result)
+
+
+def test_every_output_carries_the_scope():
+    result = ag.audit(run(), claim=CLAIM)
+    documents = (result.to_markdown(), result.to_junit(), result.to_html(), result._repr_html_())
+    for document in (str(result), *documents):
+        assert "not tested" in document
+        assert "clipper" in document
+    assert AuditResult.from_json(result.to_json()).scope == result.scope
+
+
+def test_a_result_written_before_scopes_is_read():
+    result = replace(ag.audit(run(), claim=CLAIM), scope=())
+    assert "not tested" not in str(result)
