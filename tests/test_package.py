@@ -32,6 +32,7 @@ LAYERS = {
     "transcript": 2,
     "linear_transcript": 2,
     "recorder": 2,
+    "seam": 2,
     "step_store": 2,
     "results": 3,
     "scope": 4,

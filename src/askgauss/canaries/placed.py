@@ -73,6 +73,11 @@ class PlacedCanaries(Canaries):
 
     @property
     @abc.abstractmethod
+    def coordinates(self) -> NDArray[np.int64]:
+        """Where each canary lies: one coordinate a canary, or one row of them."""
+
+    @property
+    @abc.abstractmethod
     def tensor(self) -> NDArray[np.int64]:
         """Index of the tensor each canary is counted in."""
 
