@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -371,7 +372,11 @@ def _without_hooks(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
         return made[id(module)]
     shell: nn.Module = module.__new__(type(module))
     made[id(module)] = shell
-    shell.__dict__ = dict(module.__dict__)
+    # Lists and dictionaries are copied too: recurrent layers write their weights into one.
+    shell.__dict__ = {
+        name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
+        for name, value in module.__dict__.items()
+    }
     for name, value in module.__dict__.items():
         if name.startswith(("_forward_", "_backward_")) and isinstance(value, dict):
             shell.__dict__[name] = OrderedDict()
