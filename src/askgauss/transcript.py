@@ -44,7 +44,8 @@ class RunFacts:
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
         epsilon_reads: Delta, epsilon and steps accounted for, whenever epsilon was read.
-        outside: Parameters of the model that could train and that the optimizer does not have.
+        outside: Parameters of the model that could train and that the optimizer does not have;
+            None where nobody looked.
         outside_moved: Those of them that changed while the audit watched.
         watch_background: Whether watched coordinates are noise alone; None: as the background is.
         unnoised_steps: Optimizer steps taken without the mechanism adding noise.
@@ -71,7 +72,7 @@ class RunFacts:
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()
-    outside: tuple[str, ...] = ()
+    outside: tuple[str, ...] | None = None
     outside_moved: tuple[str, ...] = ()
     watch_background: Literal["known", "unknown"] | None = None
     unnoised_steps: int = 0

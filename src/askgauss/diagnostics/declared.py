@@ -19,7 +19,9 @@ _ROUNDED = 0.005
 
 
 def declared_checks(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Finding]:
-    """Every comparison of what the run says of itself; no statistics."""
+    """Every comparison of what the run says of itself, where it says anything; no statistics."""
+    if not facts.accounted and facts.outside is None:
+        return
     yield _accounted_epsilon(facts, claim)
     yield _epsilon_read_early(facts, claim)
     yield _parameters_outside(facts)
@@ -94,6 +96,8 @@ def _epsilon_read_early(facts: RunFacts, claim: PrivacyClaim | None) -> Finding:
 def _parameters_outside(facts: RunFacts) -> Finding:
     """Whether parameters could train that the private optimizer lacks, and whether any do."""
     name, outside, moved = "parameters outside the optimizer", facts.outside, facts.outside_moved
+    if outside is None:
+        return not_run(name, "the model, to compare its parameters with the optimizer's")
     shown = ", ".join((moved or outside)[:3]) + (", ..." if len(moved or outside) > 3 else "")
     if moved:
         said = (
@@ -102,7 +106,7 @@ def _parameters_outside(facts: RunFacts) -> Finding:
     elif outside:
         said = f"{len(outside)} require gradients, and the private optimizer lacks them: {shown}."
     else:
-        said = "no parameter that could train is known to be outside the optimizer."
+        said = "the private optimizer has every parameter of the model that could train."
     return fact(
         name,
         bool(outside),

@@ -212,6 +212,7 @@ class CanaryAudit(AuditedRun):
         self._locked = contextlib.ExitStack()
         self._shared = [Path(item) for item in (checkpoint, store) if item is not None]
         self._parameters = run.audited_parameters(optimizer)
+        self._model_given = model is not None
         self._outside = run.outside_parameters(optimizer, model)
         self._before = {name: _sample(item) for name, item in self._outside.items()}
         found, accounted_rate = run.find_accountant(optimizer, accountant)
@@ -577,7 +578,7 @@ class CanaryAudit(AuditedRun):
             accounted_steps=None if entries is None else self._ledger.total,
             accounted=() if entries is None else self._ledger.history(),
             epsilon_reads=self._ledger.reads,
-            outside=tuple(self._outside),
+            outside=tuple(self._outside) if self._model_given else None,
             outside_moved=tuple(
                 name
                 for name, item in self._outside.items()
