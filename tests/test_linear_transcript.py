@@ -485,7 +485,7 @@ def rewrite(source, target, *, arrays=None, header=None):
         ({"arrays": {"pieces.total": None}}, "whole transcript"),
         ({"arrays": {"score": np.zeros(3)}}, "score to have shape"),
         ({"arrays": {"member": np.zeros(70)}}, "member"),
-        ({"arrays": {"kept": np.arange(32) + 60}}, r"kept in \[0, 70\)"),
+        ({"arrays": {"kept": np.arange(40) + 60}}, r"kept in \[0, 70\)"),
         ({"arrays": {"information": np.zeros(70)}}, "whole transcript"),
         ({"arrays": {"information": -np.ones(70)}}, "information"),
     ],

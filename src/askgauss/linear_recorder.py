@@ -2,7 +2,7 @@
 
 Each release is taken apart into pieces of independent noise (`askgauss.mechanisms.pieces`), which
 are added to the scores of the canaries whose leaves they cover. Memory is one number a canary and
-level of the tree.
+level of the tree, and a few numbers a piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
-_KEPT = 32
+# Absent canaries of which every piece is kept: so many, but fewer where trees are large.
+_MOST_KEPT = 256
+_FEWEST_KEPT = 32
+_KEPT_NUMBERS = 1 << 22
+# Numbers of a piece in a checkpoint: the first five are all that early ones have.
+_COLUMNS = 9
+_EARLY_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +112,16 @@ class LinearRecorder(Checkpointed):
         self._owner = order // self._leaves.shape[1]
         self._starts = np.searchsorted(self._leaf, np.arange(plan.steps + 1))
         self._absent = np.flatnonzero(~canaries.member)
-        kept = random_stream(canaries.root_seed, Stream.KEPT)
-        self._kept = np.sort(kept.permutation(self._absent)[:_KEPT])
+        nodes = 2 * plan.steps
+        self._keep(min(max(_KEPT_NUMBERS // nodes, _FEWEST_KEPT), _MOST_KEPT))
         self._step = 0
         self._asked = False
         self._background: Literal["known", "unknown"] | None = None
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
-        self._sums = {name: np.zeros(canaries.size) for name in ("score", "gain")}
+        self._sums = {name: np.zeros(canaries.size) for name in ("score", "gain", "square")}
         self._sums["leaf_gain"] = np.zeros(plan.steps)
-        self._pieces: list[tuple[int, int, int, float, float]] = []
+        self._pieces: list[tuple[float, ...]] = []
         self._kept_values: list[NDArray[np.float64]] = []
         self._cosines: NDArray[np.float64] | None = None
 
@@ -128,6 +134,11 @@ class LinearRecorder(Checkpointed):
     def plan(self) -> TreePlan:
         """The mechanism."""
         return self._plan
+
+    def _keep(self, count: int) -> None:
+        """Choose the absent canaries of which every piece is kept."""
+        generator = random_stream(self._canaries.root_seed, Stream.KEPT)
+        self._kept = np.sort(generator.permutation(self._absent)[:count])
 
     def sample(self) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step: the present ones with a leaf here.
@@ -201,12 +212,32 @@ class LinearRecorder(Checkpointed):
         signal = piece.signal[self._leaf[entries] - piece.first]
         weights = np.bincount(self._owner[entries], signal, self._canaries.size)
         self._sums["score"] += weights * piece.value
+        noise = piece.value / piece.spread
+        planted = np.zeros(0)
         if self._reader.gram is None:
             self._sums["gain"] += weights * weights
             self._sums["leaf_gain"][piece.first : stop] += piece.signal**2
-        noise = piece.value[self._absent] / piece.spread
-        self._pieces.append((*piece.node, float(noise.sum()), float(noise @ noise)))
-        self._kept_values.append(piece.value[self._kept] / piece.spread)
+            # What a present canary adds is known: without it, its values are noise as well.
+            inside = np.flatnonzero(self._canaries.member & (weights != 0.0))
+            planted = noise[inside] - weights[inside]
+            noise[inside] = planted
+            self._sums["square"] += noise * noise
+        # Nodes of the empty leaves that fill up a tree cover nobody.
+        strength = np.abs(piece.signal) if piece.signal.size else np.zeros(1)
+        strongest = int(np.argmax(strength))
+        absent = noise[self._absent]
+        self._pieces.append(
+            (
+                *piece.node,
+                float(absent.sum()),
+                float(absent @ absent),
+                float(strength[strongest]),
+                min(piece.first + strongest, self._plan.steps - 1),
+                planted.size,
+                float(planted @ planted),
+            )
+        )
+        self._kept_values.append(noise[self._kept])
 
     def _check_next(self) -> None:
         self._check_whole()
@@ -246,8 +277,6 @@ class LinearRecorder(Checkpointed):
         information = np.sqrt(gain)
         entered = gain > 0.0
         score = np.divide(self._sums["score"], information, out=np.zeros_like(gain), where=entered)
-        pieces = np.array(self._pieces, np.float64).reshape(-1, 5)
-        nodes = pieces[:, :3].astype(np.int64)
         cosine, round_cosine = (None, None) if self._cosines is None else self._cosines.copy()
         largest = self._largest_information(gain, leaf_gain)
         return LinearTranscript(
@@ -256,17 +285,12 @@ class LinearRecorder(Checkpointed):
             score=score,
             information=information,
             largest_information=largest,
-            pieces=PieceSums(
-                tree=nodes[:, 0].copy(),
-                level=nodes[:, 1].copy(),
-                index=nodes[:, 2].copy(),
-                total=pieces[:, 3].copy(),
-                square=pieces[:, 4].copy(),
-            ),
+            pieces=self._piece_sums(leaf_gain),
             kept=self._kept.copy(),
             kept_values=np.array(self._kept_values).reshape(-1, self._kept.size),
             cosine=cosine,
             round_cosine=round_cosine,
+            noise_square=self._noise_square(),
             plan=self._plan,
             facts=LinearFacts(
                 steps=self._step,
@@ -281,6 +305,29 @@ class LinearRecorder(Checkpointed):
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
             ),
         )
+
+    def _piece_sums(self, leaf_gain: NDArray[np.float64]) -> PieceSums:
+        rows = np.array(self._pieces, np.float64).reshape(-1, _COLUMNS)
+        tree_number, level, index = rows[:, :3].astype(np.int64).T.copy()
+        signal, leaf, planted, planted_square = rows[:, _EARLY_COLUMNS:].T.copy()
+        # Filters of whole prefixes are no signals, and early checkpoints have none of these.
+        known = self._reader.gram is None and not np.isnan(leaf).any()
+        return PieceSums(
+            tree=tree_number,
+            level=level,
+            index=index,
+            total=rows[:, 3].copy(),
+            square=rows[:, 4].copy(),
+            signal=signal if known else None,
+            gain=leaf_gain[leaf.astype(np.int64)] if known else None,
+            planted=planted.astype(np.int64) if known else None,
+            planted_square=planted_square if known else None,
+        )
+
+    def _noise_square(self) -> NDArray[np.float64] | None:
+        square = self._sums["square"]
+        whole = self._reader.gram is None and not np.isnan(square).all()
+        return square.copy() if whole else None
 
     def _sensitivity(self, steps: int) -> float:
         """How far a record can move all the nodes of so many steps."""
@@ -311,7 +358,7 @@ class LinearRecorder(Checkpointed):
         """Everything needed to go on: arrays, and plain values under ``"state"``."""
         self._check_whole()
         state: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
-        state["pieces"] = np.array(self._pieces, np.float64).reshape(-1, 5)
+        state["pieces"] = np.array(self._pieces, np.float64).reshape(-1, _COLUMNS)
         state["kept_values"] = np.array(self._kept_values).reshape(-1, self._kept.size)
         if self._cosines is not None:
             state["cosines"] = self._cosines.copy()
@@ -358,17 +405,35 @@ class LinearRecorder(Checkpointed):
                 f"{progress.open}. Load an older checkpoint."
             )
         size = self._canaries.size
-        sums = {name: _part(state, f"sums.{name}", old.shape) for name, old in self._sums.items()}
+        pieces, kept, early = self._recorded_pieces(state)
+        sums = {
+            # What an early checkpoint did not count stays unknown.
+            name: np.full(old.shape, np.nan)
+            if early and name == "square"
+            else _part(state, f"sums.{name}", old.shape)
+            for name, old in self._sums.items()
+        }
         open_values = [_part(state, f"open.{index}", (size,)) for index in range(progress.open)]
-        pieces = _part(state, "pieces", (len(state.get("pieces", ())), 5))
-        kept_values = _part(state, "kept_values", (len(pieces), self._kept.size))
+        kept_values = _part(state, "kept_values", (len(pieces), kept))
         cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
         self._sums, self._cosines, self._kept_values = sums, cosines, list(kept_values)
-        self._pieces = [(int(a), int(b), int(c), d, e) for a, b, c, d, e in pieces.tolist()]
+        self._pieces = [tuple(row) for row in pieces.tolist()]
+        self._keep(kept)
         self._reader.resume(progress.step, open_values)
         self._step, self._asked = progress.step, progress.asked
         self._background = progress.background
         self._whole = True
+
+    def _recorded_pieces(self, state: dict[str, Any]) -> tuple[NDArray[np.float64], int, bool]:
+        """The pieces of a checkpoint, of how many canaries they were kept, and if it is early."""
+        given = state.get("pieces")
+        early = isinstance(given, np.ndarray) and given.shape[1:] == (_EARLY_COLUMNS,)
+        columns = _EARLY_COLUMNS if early else _COLUMNS
+        pieces = _part(state, "pieces", (len(state.get("pieces", ())), columns))
+        if early:
+            missing = np.full((len(pieces), _COLUMNS - _EARLY_COLUMNS), np.nan)
+            return np.concatenate([pieces, missing], axis=1), min(32, self._absent.size), True
+        return pieces, self._kept.size, False
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: TreePlan) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan"]
 
 _KIND = "askgauss-linear-transcript"
 _SCHEMA = 1
+_WHOLE_NUMBERS = ("tree", "level", "index", "planted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,11 @@ class PieceSums:
         index: Place of the node in its level of its tree; of a whole prefix, its step.
         total: Sum over the absent canaries.
         square: Sum of squares over the absent canaries.
+        signal: The most that a record in one of its leaves adds; these four are None where a piece
+            says nothing of single leaves, and in early files.
+        gain: Squared information of all pieces on the leaf that adds the most.
+        planted: Number of present canaries in its leaves.
+        planted_square: Sum of squares over those, less what each of them adds.
     """
 
     tree: NDArray[np.int64]
@@ -137,6 +143,10 @@ class PieceSums:
     index: NDArray[np.int64]
     total: NDArray[np.float64]
     square: NDArray[np.float64]
+    signal: NDArray[np.float64] | None = None
+    gain: NDArray[np.float64] | None = None
+    planted: NDArray[np.int64] | None = None
+    planted_square: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,6 +166,8 @@ class LinearTranscript:
         kept_values: Those pieces, one row each.
         cosine: The largest cosine of each canary with a released prefix; None if not recorded.
         round_cosine: The largest cosine with the change from one prefix to the next.
+        noise_square: Sum of squares over all pieces, one a canary, less what presence adds; None
+            where pieces are not independent, and in early files.
         plan: The mechanism.
         facts: What is known about the run.
     """
@@ -170,6 +182,7 @@ class LinearTranscript:
     kept_values: NDArray[np.float64]
     cosine: NDArray[np.float64] | None = None
     round_cosine: NDArray[np.float64] | None = None
+    noise_square: NDArray[np.float64] | None = None
     plan: TreePlan
     facts: LinearFacts
 
@@ -357,14 +370,15 @@ class LinearTranscript:
         canaries, pieces = self.member.size, self.pieces.tree.size
         shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(
-                ("member", "score", "information", "cosine", "round_cosine"), (canaries,)
+                ("member", "score", "information", "cosine", "round_cosine", "noise_square"),
+                (canaries,),
             ),
             "leaves": (canaries, self.leaves.shape[-1] if self.leaves.ndim else 0),
             **{f"pieces.{item.name}": (pieces,) for item in fields(PieceSums)},
             "kept": (self.kept.size,),
             "kept_values": (pieces, self.kept.size),
         }
-        whole = ("leaves", "kept", "pieces.tree", "pieces.level", "pieces.index")
+        whole = ("leaves", "kept", *(f"pieces.{name}" for name in _WHOLE_NUMBERS))
         kinds = {"member": "b"} | dict.fromkeys(whole, "i")
         for name, array in self._arrays().items():
             kind = kinds.get(name, "f")

@@ -40,6 +40,14 @@ class RunFacts:
         skipped_steps: Noisy steps that went by and were not observed, as was asked.
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
+        accounted: All that the run's accountant has counted, before the audit too: noise
+            multiplier, sampling rate and number of each kind of steps.
+        accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
+        epsilon_reads: Delta, epsilon and steps accounted for, whenever epsilon was read.
+        outside: Parameters of the model that could train and that the optimizer does not have;
+            None where nobody looked.
+        outside_moved: Those of them that changed while the audit watched.
+        watch_background: Whether watched coordinates are noise alone; None: as the background is.
         unnoised_steps: Optimizer steps taken without the mechanism adding noise.
         tensors: Names of the tensors, in the order of the tensor indices.
         exercised: Parts of the training pipeline the canaries went through.
@@ -61,6 +69,12 @@ class RunFacts:
     skipped_steps: int = 0
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
+    accounted: tuple[tuple[float, float, int], ...] = ()
+    accounted_epsilon: float | None = None
+    epsilon_reads: tuple[tuple[float, float, int], ...] = ()
+    outside: tuple[str, ...] | None = None
+    outside_moved: tuple[str, ...] = ()
+    watch_background: Literal["known", "unknown"] | None = None
     unnoised_steps: int = 0
     tensors: tuple[str, ...] = ()
     exercised: tuple[str, ...] = ()

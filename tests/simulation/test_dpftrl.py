@@ -335,7 +335,7 @@ def test_memory_grows_with_the_levels_of_the_tree_only(estimator):
     """Four times the steps are two levels more: a few arrays, not another 192."""
     canaries = 3000
     few, many = (peak_memory(steps, canaries, estimator) for steps in (64, 256))
-    kept = 2 * (256 - 64) * (32 + 40) * 8  # some canaries in full, and a few numbers a piece
+    kept = 2 * (256 - 64) * (256 + 44) * 8  # some canaries in full, and a few numbers a piece
     assert many - few < 2 * 8 * 8 * canaries + kept
 
 

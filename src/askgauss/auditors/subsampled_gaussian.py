@@ -260,7 +260,11 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
         slope = self._slope(evidence)
         if slope is not None:
-            return slope.power(shift=claimed, true_shift=true, error=share)
+            # Other records that are left in stay, however little noise there is.
+            variance = slope.residual / slope.degrees_of_freedom
+            left_in = 0.0 if self.counts_only else max(variance - claimed**-2, 0.0)
+            seen = (true**-2 + left_in) ** -0.5
+            return slope.power(shift=claimed, true_shift=seen, error=share)
         pooled = evidence.strata[0]
         test = ShiftTest(
             present=(pooled.planted.count, 1.0, 1.0), absent=(pooled.other.count, 0.0, 1.0)

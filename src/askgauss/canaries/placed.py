@@ -277,8 +277,10 @@ class BlockCanaries(PlacedCanaries):
 
     def plant(self, vector: NDArray[Any], planted: NDArray[np.int64], clip_norm: float) -> None:
         """Add the planted canaries to a flat vector, in place."""
-        height = clip_norm / np.sqrt(self.block)
-        self._checked_vector(vector)[self.coordinates[planted]] += height * self.signs[planted]
+        height: Any = clip_norm / np.sqrt(self.block) * self.signs[planted]
+        if hasattr(vector, "new_tensor"):  # a tensor takes its own kind of numbers only
+            height = vector.new_tensor(height)
+        self._checked_vector(vector)[self.coordinates[planted]] += height
 
     def _planted_coordinates(self) -> NDArray[np.int64]:
         return self.coordinates.ravel()

@@ -1,48 +1,147 @@
-"""Checks of a mechanism with correlated noise: every node's noise, and none of it used twice."""
+"""Checks of a mechanism with correlated noise: every node's noise, and none of it used twice.
+
+Observations are taken apart by node, by level and by coordinate: a single node without its noise
+gives a record away, however well all others are protected.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from numpy.typing import NDArray
+from scipy.special import chdtri, gammainc, ndtr, stdtr
 
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
-from askgauss.diagnostics.tails import Spread, equal_variances_p_value
+from askgauss.diagnostics.relatives import ties_between_nodes
+from askgauss.diagnostics.tails import (
+    Spread,
+    equal_variances_p_value,
+    oddest_variance,
+    ratio_p_value,
+)
 from askgauss.exceptions import NotDefinedError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Assumption, Consequence, Finding
-from askgauss.stats import gaussian
+from askgauss.stats import gaussian, normality
 
 __all__ = ["linear_checks"]
 
 _KNOWN = "a known background, to tell noise from other records"
 _APART = "nodes, or prefixes of trees that are not filled up"
 _FEWEST_COLUMNS = 32
+_FEWEST_PIECES = 10
+_FEWEST_FOR_SHAPE = 16
+_FEWEST_PLANTINGS = 10
+# Bartlett's test is one of large samples.
+_FEWEST_TO_POOL = 20
+# Noise below this share of what is claimed is none: what is left are rounding errors.
+_SILENCE = 1e-5
+# About the error that is left for one check when all of them share that of the gate.
+_SHARE = 5e-5
+# Standard errors that are noticed at that error, two-sided, with probability .8.
+_FAR = 4.06 + 0.84
 
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check that the transcript of a tree mechanism allows."""
-    yield _step_count(transcript, claim)
-    yield _silent_nodes(transcript)
-    yield _repeated(transcript)
-    yield _scale(transcript, claim)
-    yield _by_level(transcript)
-    yield _restarts(transcript)
+    run = _Run(transcript, claim)
+    yield fact(
+        "finite gradients",
+        not transcript.finite,
+        "every released number was finite."
+        if transcript.finite
+        else "nan or infinite values were released.",
+        consequence=Consequence.INVALIDATES,
+        remedy="Find where they come from: nothing can be said of such a run.",
+    )
+    yield _step_count(run)
+    if not transcript.finite:
+        return
+    yield _silent_nodes(run)
+    yield _silent_values(run)
+    yield _repeated(run)
+    yield _shared(run)
+    yield _ties(run)
+    yield _restarts(run)
+    yield _by_node(run)
+    yield _by_level(run)
+    yield _by_coordinate(run)
+    yield _where_planted(run)
+    yield _scale(run)
+    yield _shape(run)
+    yield _contribution(run)
 
 
-def _step_count(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
+@dataclass(frozen=True)
+class _Run:
+    """A transcript, and what it is held against."""
+
+    transcript: LinearTranscript
+    claim: PrivacyClaim | None
+
+    @property
+    def known(self) -> bool:
+        """Whether what absent canaries show is noise and nothing else."""
+        return self.transcript.facts.background == "known"
+
+    @property
+    def claimed(self) -> float | None:
+        """The claimed noise of one node, in clip norms."""
+        claimed = self.claim.noise_multiplier if self.claim is not None else None
+        return claimed or self.transcript.facts.noise_multiplier or None
+
+    @property
+    def absent(self) -> int:
+        """Observations of one node."""
+        return int(np.count_nonzero(~self.transcript.member))
+
+    @property
+    def noise(self) -> Spread:
+        """The noise of all nodes together."""
+        scale, count = self.transcript.measured_noise()
+        return Spread(float(count), count * scale**2)
+
+    def elsewhere(self) -> float:
+        """The noise of a node at most, taken over all of them."""
+        most = self.noise.interval(INTERVAL_ERROR)[1]
+        return max(most, self.claimed or 0.0)
+
+    def breach(self, shift: float) -> tuple[bool, str]:
+        """Whether a record that moves its score so far breaks the claim, and a sentence on it."""
+        if self.claim is None:
+            return False, ""
+        epsilon = float(gaussian.gdp_epsilon(self.claim.delta, shift))
+        if not epsilon > (1.0 + TOLERANCE) * float(self.claim.epsilon):
+            return False, ""
+        return True, f" It implies epsilon {epsilon:.3g} where {self.claim.epsilon:g} is claimed."
+
+    def breach_of_piece(self, piece: int, scale: float) -> tuple[bool, str]:
+        """The same of a piece whose noise is at most ``scale``, all others having their noise."""
+        pieces, largest = self.transcript.pieces, self.transcript.largest_information
+        signal, gain = 1.0, largest**2
+        if pieces.signal is not None and pieces.gain is not None:
+            signal, gain = float(pieces.signal[piece]), float(pieces.gain[piece])
+        if scale <= 0.0:
+            return self.breach(math.inf if signal > 0.0 else 0.0)
+        rest = max(gain - signal**2, 0.0) / self.elsewhere() ** 2
+        return self.breach(math.sqrt(rest + (signal / scale) ** 2))
+
+
+def _step_count(run: _Run) -> Finding:
+    transcript, claim = run.transcript, run.claim
     accounted = transcript.plan.steps if claim is None else claim.steps or transcript.plan.steps
     taken = transcript.number_of_steps
     missing = int(np.count_nonzero(transcript.information == 0.0))
     unseen = f" {missing:,} canaries never entered and have no score." if missing else ""
     broken, implied = False, ""
-    if taken > accounted and (noise := _claimed_noise(transcript, claim)):
-        broken, implied = _breach(transcript, claim, noise)
+    if taken > accounted and run.claimed:
+        broken, implied = run.breach(transcript.largest_information / run.claimed)
     return fact(
         "step count",
         taken != accounted,
@@ -56,60 +155,95 @@ def _step_count(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Fin
     )
 
 
-def _claimed_noise(transcript: LinearTranscript, claim: PrivacyClaim | None) -> float | None:
-    claimed = claim.noise_multiplier if claim is not None else None
-    return claimed or transcript.facts.noise_multiplier
-
-
-def _breach(
-    transcript: LinearTranscript, claim: PrivacyClaim | None, noise: float
-) -> tuple[bool, str]:
-    """Whether a node's noise is too little for the claim, and the sentence that says so."""
-    if claim is None:
-        return False, ""
-    epsilon = gaussian.gdp_epsilon(claim.delta, transcript.largest_information / noise)
-    broken = epsilon > (1.0 + TOLERANCE) * claim.epsilon
-    return broken, f" It implies epsilon {epsilon:.3g} where {claim.epsilon:g} is claimed." * broken
-
-
-def _silent_nodes(transcript: LinearTranscript) -> Finding:
-    silent = int(np.count_nonzero(transcript.pieces.square == 0.0))
+def _silent_nodes(run: _Run) -> Finding:
+    name, square = "nodes without noise", run.transcript.pieces.square
+    most = run.absent * (_SILENCE * (run.claimed or 1.0)) ** 2
+    # A handful of canaries may all read near zero by chance; exact zeros they may not.
+    silent = square <= (most if run.absent >= _FEWEST_PIECES else 0.0)
+    count = int(np.count_nonzero(silent))
+    if not count and not run.known:
+        return not_run(name, _KNOWN)
+    first = f", the first of them {_place(run, int(np.argmax(silent)))}" if count else ""
     return fact(
-        "nodes without noise",
-        silent > 0,
-        f"{silent:,} of {transcript.pieces.square.size:,} nodes were released without noise."
-        if silent
+        name,
+        count > 0,
+        f"{count:,} of {square.size:,} nodes were released without noise{first}."
+        if count
         else "every node was released with noise.",
         consequence=Consequence.BREACH,
-        measured=float(silent),
+        measured=float(count),
         claimed=0.0,
         remedy="A record is in one node of every level: each of them needs noise, left and right.",
     )
 
 
-def _repeated(transcript: LinearTranscript) -> Finding:
-    """Whether the noise of one node comes back in another."""
-    name, rows = "repeated noise", transcript.kept_values
+def _silent_values(run: _Run) -> Finding:
+    """Whether single values have no noise: some coordinates, in some nodes."""
+    name, values = "values without noise", np.abs(run.transcript.kept_values).ravel()
+    if not run.known or not values.size:
+        return not_run(name, _KNOWN if values.size else "absent canaries that are kept")
+    unit = run.claimed or run.noise.scale
+    silent = int(np.count_nonzero(values <= _SILENCE * unit))
+    heard = values[values > _SILENCE * unit]
+    # Noise on a lattice meets zero as often as the numbers next to it.
+    _, repeats = np.unique(heard, return_counts=True)
+    on_lattice = silent > 0 and int(repeats.max(initial=0)) > max(2, silent // 8)
+    if on_lattice:
+        return not_run(name, "noise that is not drawn on a lattice")
+    # Twice the density at zero, for the two sides: many more than chance has near it.
+    expected = values.size * _SILENCE * math.sqrt(2.0 / math.pi)
+    return judged(
+        name,
+        _at_least(silent, expected),
+        f"{silent:,} of {values.size:,} values have no noise at all.",
+        consequence=Consequence.BREACH,
+        measured=float(silent),
+        claimed=0.0,
+        remedy="Every coordinate of every node needs noise: look for entries that are left out.",
+        sees=f"no noise in {_visible_count(expected):,} of {values.size:,} values",
+    )
+
+
+def _at_least(count: int, expected: float) -> float:
+    """P[a Poisson number of this mean is at least so large]."""
+    return float(gammainc(count, expected)) if count else 1.0
+
+
+def _visible_count(expected: float) -> int:
+    count = 1
+    while _at_least(count, expected) > _SHARE:
+        count += 1
+    return count
+
+
+def _place(run: _Run, row: int) -> str:
+    pieces = run.transcript.pieces
+    return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
+
+
+def _cannot_compare(run: _Run, rows: NDArray[np.float64]) -> str | None:
+    """What is missing to compare the noises of nodes."""
     if rows.shape[0] < 2 or rows.shape[1] < _FEWEST_COLUMNS:
-        return not_run(name, f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept")
-    if transcript.facts.background == "unknown":
-        return not_run(name, _KNOWN)
-    if not transcript.plan.independent:
-        return not_run(name, _APART)
+        return f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept"
+    if not run.known:
+        return _KNOWN
+    return None if run.transcript.plan.independent else _APART
+
+
+def _repeated(run: _Run) -> Finding:
+    """Whether the noise of one node comes back in another."""
+    name, rows = "repeated noise", run.transcript.kept_values
+    if missing := _cannot_compare(run, rows):
+        return not_run(name, missing)
     found = most_alike(rows)
     if found is None:
         return not_run(name, "noise in two nodes")
     correlation, first, second, p_value = found
-    pieces = transcript.pieces
-    places = [
-        f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
-        for row in (first, second)
-    ]
     return judged(
         name,
         p_value,
-        f"the most alike noise of two nodes ({places[0]}; {places[1]}) correlates by "
-        f"{correlation:+.3f}.",
+        f"the most alike noise of two nodes ({_place(run, first)}; {_place(run, second)}) "
+        f"correlates by {correlation:+.3f}.",
         consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
@@ -118,14 +252,231 @@ def _repeated(transcript: LinearTranscript) -> Finding:
     )
 
 
-def _scale(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
-    name = "noise scale"
-    if not (claimed := _claimed_noise(transcript, claim)):
-        return not_run(name, "a claimed noise_multiplier to compare with")
+def _shared(run: _Run) -> Finding:
+    """Whether two coordinates get the same noise."""
+    name, rows = "shared noise", run.transcript.kept_values
+    if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < 2:
+        return not_run(name, f"{_FEWEST_PIECES} nodes, and two absent canaries that are kept")
+    if not run.known or not run.transcript.plan.independent:
+        return not_run(name, _APART if run.known else _KNOWN)
+    found = most_alike(np.ascontiguousarray(rows.T))
+    if found is None:
+        return not_run(name, "noise in two coordinates")
+    correlation, _, _, p_value = found
+    return judged(
+        name,
+        p_value,
+        f"the most alike two coordinates correlate by {correlation:+.3f} over all nodes.",
+        consequence=same_noise(correlation),
+        measured=correlation,
+        claimed=0.0,
+        remedy="Every coordinate needs noise of its own: split the random key between tensors.",
+        undermines=Assumption.INDEPENDENT_CANARIES,
+    )
+
+
+def _ties(run: _Run) -> Finding:
+    """Whether nodes that are near each other, or all of them together, have noise in common."""
+    name, transcript = "noise of related nodes", run.transcript
+    if missing := _cannot_compare(run, transcript.kept_values):
+        return not_run(name, missing)
+    ties = ties_between_nodes(transcript.pieces, transcript.kept_values)
+    if not ties:
+        return not_run(name, "nodes that are related")
+    worst = min(ties, key=lambda tie: tie.p_value)
+    return judged(
+        name,
+        min(1.0, len(ties) * worst.p_value),
+        f"the noise of {worst.between} correlates by {worst.correlation:+.4f}.",
+        consequence=same_noise(worst.correlation),
+        measured=worst.correlation,
+        claimed=0.0,
+        remedy="The noise of a node must not depend on that of any other: draw it afresh.",
+        undermines=Assumption.GAUSSIAN_SCORES,
+    )
+
+
+def _restarts(run: _Run) -> Finding:
+    name, transcript = "noise after restarts", run.transcript
     if not transcript.plan.independent:
         return not_run(name, _APART)
-    scale, count = transcript.measured_noise()
-    if scale == 0.0:
+    try:
+        correlation, pairs = transcript.restart_correlation()
+    except NotDefinedError:
+        return not_run(name, "a tree that is restarted")
+    if not run.known:
+        return not_run(name, _KNOWN)
+    return judged(
+        name,
+        2.0 * float(ndtr(-abs(correlation) * math.sqrt(pairs))),
+        f"a node's noise correlates by {correlation:+.3f} with that of the tree before.",
+        consequence=Consequence.BREACH if abs(correlation) > 0.5 else Consequence.INVALIDATES,
+        measured=correlation,
+        interval=around(correlation, 1.0 / math.sqrt(pairs)),
+        claimed=0.0,
+        remedy="A restarted tree needs fresh noise: do not seed its generator again.",
+        undermines=Assumption.GAUSSIAN_SCORES,
+    )
+
+
+def _by_node(run: _Run) -> Finding:
+    """Every node's noise: one that lacks it is enough to give a record away."""
+    pieces = run.transcript.pieces
+    return _by_group(
+        run,
+        "noise by node",
+        pieces.square,
+        np.full(pieces.square.size, float(run.absent)),
+        where=lambda worst: f"node ({_place(run, worst)})",
+        breach=run.breach_of_piece,
+        one="one node",
+    )
+
+
+def _by_level(run: _Run) -> Finding:
+    """The noise of every level: a level counts whatever its nodes are."""
+    name, pieces = "noise by level", run.transcript.pieces
+    levels, owner = np.unique(pieces.level, return_inverse=True)
+    if not run.transcript.plan.independent or levels.size < 2:
+        return not_run(name, "independent noise in the nodes of two levels")
+
+    def breach(worst: int, scale: float) -> tuple[bool, str]:
+        here = np.flatnonzero(owner == worst)
+        gains = np.zeros(here.size) if pieces.gain is None else pieces.gain[here]
+        return run.breach_of_piece(int(here[np.argmax(gains)]), scale)
+
+    return _by_group(
+        run,
+        name,
+        np.bincount(owner, pieces.square).astype(np.float64),
+        run.absent * np.bincount(owner).astype(np.float64),
+        where=lambda worst: f"level {int(levels[worst])}",
+        breach=breach,
+        one="one level",
+    )
+
+
+def _by_coordinate(run: _Run) -> Finding:
+    """The noise of every coordinate, over all nodes: present canaries' too, less what they add."""
+    name, transcript = "noise by coordinate", run.transcript
+    if transcript.noise_square is None:
+        return not_run(name, _APART)
+    if not run.known:
+        return not_run(name, _KNOWN)
+    count = transcript.pieces.square.size
+    return _by_group(
+        run,
+        name,
+        transcript.noise_square,
+        np.full(transcript.member.size, float(count)),
+        where=lambda worst: f"the coordinate of canary {worst}",
+        breach=lambda _, scale: run.breach(
+            transcript.largest_information / scale if scale > 0.0 else math.inf
+        ),
+        one="one coordinate",
+    )
+
+
+def _by_group(
+    run: _Run,
+    name: str,
+    square: NDArray[np.float64],
+    freedom: NDArray[np.float64],
+    *,
+    where: Callable[[int], str],
+    breach: Callable[[int, float], tuple[bool, str]],
+    one: str,
+) -> Finding:
+    """Groups of observations: the oddest against all others, and all of them against each other.
+
+    Other records that are not taken off only add to the variance: then each group is held against
+    the claim, and only too little counts. So it is where groups depend on each other.
+    """
+    apart = run.known and run.transcript.plan.independent
+    if square.size < 2:
+        return not_run(name, "two groups of nodes or coordinates to compare")
+    if not apart and run.claimed is None:
+        return not_run(name, "a claimed noise_multiplier to compare with")
+    if not square.any():
+        return not_run(name, "noise")
+    worst, p_value = oddest_variance(
+        square, freedom, None if apart else run.claimed, less=not run.known
+    )
+    spread = Spread(float(freedom[worst]), float(square[worst]))
+    others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
+    against = others.scale if apart else run.claimed
+    assert against is not None
+    ratio = spread.scale / against
+    broken, implied, consequence = False, "", Consequence.LOOSENS
+    # The oddest of many: its interval is to hold for each of them.
+    interval = spread.interval(INTERVAL_ERROR / square.size) if spread.square else (0.0, 0.0)
+    if ratio < 1.0:
+        broken, implied = breach(worst, interval[1])
+        consequence = Consequence.BREACH if broken else Consequence.INVALIDATES
+    if apart and freedom.min() >= _FEWEST_TO_POOL and (square > 0.0).all():
+        unequal = equal_variances_p_value(square, freedom)
+        if unequal < p_value and not broken:
+            consequence = Consequence.INVALIDATES
+        p_value = min(1.0, 2.0 * min(p_value, unequal))
+    critical = chdtri(freedom[worst], 1.0 - 0.5 * _SHARE / square.size)
+    visible = 1.0 - math.sqrt(critical / chdtri(freedom[worst], 0.2))
+    return judged(
+        name,
+        p_value,
+        f"{where(worst)} has {ratio:.3f} times the noise of the others.{implied}"
+        if apart
+        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.{implied}",
+        consequence=consequence,
+        measured=spread.scale,
+        interval=interval,
+        claimed=against,
+        remedy="Every node of every level, and every coordinate in it, must get the same noise: "
+        "look at how it is drawn there.",
+        tolerable=abs(ratio - 1.0) < TOLERANCE,
+        sees=f"noise {visible:.0%} below the claim in {one}",
+    )
+
+
+def _where_planted(run: _Run) -> Finding:
+    """Whether values that a canary is in have the noise of all others."""
+    name, pieces = "noise where planted", run.transcript.pieces
+    if not run.known:
+        return not_run(name, _KNOWN)
+    if pieces.planted is None or pieces.planted_square is None:
+        return not_run(name, _APART)
+    count = int(pieces.planted.sum())
+    if count < _FEWEST_PLANTINGS or not pieces.square.any():
+        return not_run(name, f"{_FEWEST_PLANTINGS} plantings, and noise")
+    planted, noise = Spread(float(count), float(pieces.planted_square.sum())), run.noise
+    ratio = planted.scale / noise.scale
+    interval = planted.interval(INTERVAL_ERROR) if planted.square else (0.0, 0.0)
+    broken, implied = False, ""
+    if ratio < 1.0:
+        shift = run.transcript.largest_information / interval[1] if interval[1] else math.inf
+        broken, implied = run.breach(shift)
+    return judged(
+        name,
+        ratio_p_value(ratio**2, planted.freedom, noise.freedom),
+        f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
+        measured=planted.scale,
+        interval=interval,
+        claimed=noise.scale,
+        remedy="Noise must not depend on what it is added to, and every record must add what it "
+        "should: no more in some leaves than in others.",
+        tolerable=abs(ratio - 1.0) < TOLERANCE,
+        undermines=Assumption.GAUSSIAN_SCORES,
+    )
+
+
+def _scale(run: _Run) -> Finding:
+    name, claimed = "noise scale", run.claimed
+    if not claimed:
+        return not_run(name, "a claimed noise_multiplier to compare with")
+    if not run.transcript.plan.independent:
+        return not_run(name, _APART)
+    noise = run.noise
+    if noise.square == 0.0:
         return fact(
             name,
             True,
@@ -135,71 +486,87 @@ def _scale(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Finding:
             claimed=claimed,
             remedy="Check that noise is added, and that the release is read after it.",
         )
-    noise, ratio = Spread(float(count), count * scale**2), scale / claimed
-    if ratio > 1.0 and transcript.facts.background == "unknown":
+    ratio = noise.scale / claimed
+    if ratio > 1.0 and not run.known:
         return not_run(name, _KNOWN)
     interval = noise.interval(INTERVAL_ERROR)
     broken, implied = ratio < 1.0, ""
-    if broken and claim is not None:
-        broken, implied = _breach(transcript, claim, interval[1])
+    if broken and run.claim is not None:
+        broken, implied = run.breach(run.transcript.largest_information / interval[1])
+    visible = _FAR / math.sqrt(2.0 * noise.freedom)
     return judged(
         name,
         noise.p_value(claimed),
         f"the noise of a node is {ratio:.3f} times what is claimed.{implied}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=scale,
+        measured=noise.scale,
         interval=interval,
         claimed=claimed,
         remedy="Noise must be calibrated to the root of the number of levels a leaf is in."
         if ratio < 1.0
         else "More noise than claimed costs accuracy for nothing.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
+        sees=f"noise {max(visible, TOLERANCE):.1%} below the claim",
     )
 
 
-def _by_level(transcript: LinearTranscript) -> Finding:
-    name, pieces = "noise by level", transcript.pieces
-    levels = np.unique(pieces.level)
-    if transcript.facts.background == "unknown":
-        return not_run(name, _KNOWN)
-    if not transcript.plan.independent or levels.size < 2 or not (pieces.square > 0.0).all():
-        return not_run(name, "noise in the nodes of two levels")
-    absent = int(np.count_nonzero(~transcript.member))
-    square = np.array([pieces.square[pieces.level == level].sum() for level in levels])
-    freedom = absent * np.array([np.count_nonzero(pieces.level == level) for level in levels])
-    scale = np.sqrt(square / freedom)
-    worst = int(np.argmax(np.abs(np.log(scale / np.median(scale)))))
-    spread = float(scale[worst] / np.median(scale))
+def _shape(run: _Run) -> Finding:
+    """Whether the noise of a node is Gaussian."""
+    name, rows = "noise shape", run.transcript.kept_values
+    if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < _FEWEST_FOR_SHAPE:
+        return not_run(name, f"{_FEWEST_PIECES} nodes of {_FEWEST_FOR_SHAPE} absent canaries")
+    if not run.known or not run.transcript.plan.independent:
+        return not_run(name, _APART if run.known else _KNOWN)
+    rows = rows[np.ptp(rows, axis=1) > 0.0]
+    if rows.shape[0] < _FEWEST_PIECES:
+        return not_run(name, f"noise in {_FEWEST_PIECES} nodes")
+    skewness, skewness_p, kurtosis, kurtosis_p = normality.average_shape(rows)
     return judged(
         name,
-        equal_variances_p_value(square, freedom.astype(np.float64)),
-        f"level {int(levels[worst])} has {spread:.3f} times the noise of the others.",
+        min(1.0, 2.0 * min(skewness_p, kurtosis_p)),
+        f"the noise of a node has skewness {skewness:+.3f} and excess kurtosis {kurtosis:+.3f}.",
         consequence=Consequence.INVALIDATES,
-        measured=spread,
-        claimed=1.0,
-        remedy="Every level of the tree must get the same noise.",
-        tolerable=abs(spread - 1.0) < TOLERANCE,
+        measured=kurtosis,
+        claimed=0.0,
+        remedy="The noise is not Gaussian, so neither the accounting nor this bound applies: look "
+        "at the distribution it is drawn from.",
+        tolerable=max(abs(skewness), abs(kurtosis)) < 0.02,
+        undermines=Assumption.GAUSSIAN_SCORES,
     )
 
 
-def _restarts(transcript: LinearTranscript) -> Finding:
-    name = "noise after restarts"
-    if not transcript.plan.independent:
-        return not_run(name, _APART)
-    try:
-        correlation, pairs = transcript.restart_correlation()
-    except NotDefinedError:
-        return not_run(name, "a tree that is restarted")
-    if transcript.facts.background == "unknown":
-        return not_run(name, _KNOWN)
+def _contribution(run: _Run) -> Finding:
+    """What a planted canary adds to its leaves, in clip norms, by least squares."""
+    name, transcript = "contribution", run.transcript
+    if not run.known or not transcript.plan.independent:
+        return not_run(name, _APART if run.known else _KNOWN)
+    present = transcript.member & (transcript.information > 0.0)
+    if np.count_nonzero(present) < _FEWEST_PLANTINGS:
+        return not_run(name, f"{_FEWEST_PLANTINGS} present canaries that entered")
+    noise, information = run.noise, transcript.information[present]
+    weight = float(information @ information)
+    mean = float(information @ transcript.score[present]) / weight
+    error = noise.scale / math.sqrt(weight)
+    more, broken, implied = mean > 1.0, False, ""
+    if more and noise.square > 0.0:
+        surely = max(mean - 4.0 * error, 0.0)
+        broken, implied = run.breach(
+            surely * transcript.largest_information / noise.interval(INTERVAL_ERROR)[1]
+        )
+    # Without noise, rounding alone is let pass.
+    distance = abs(mean - 1.0) / error if error else (math.inf if abs(mean - 1.0) > 1e-6 else 0.0)
     return judged(
         name,
-        2.0 * float(ndtr(-abs(correlation) * math.sqrt(pairs))),
-        f"a node's noise correlates by {correlation:+.3f} with that of the tree before.",
-        consequence=Consequence.BREACH if correlation > 0.5 else Consequence.INVALIDATES,
-        measured=correlation,
-        interval=around(correlation, 1.0 / math.sqrt(pairs)),
-        claimed=0.0,
-        remedy="A restarted tree needs fresh noise: do not seed its generator again.",
-        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        2.0 * float(stdtr(noise.freedom, -distance)),
+        f"a planted canary adds {mean:.4f} clip norms to its leaf.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=mean,
+        interval=around(mean, error),
+        claimed=1.0,
+        remedy="One record counts for more than it should: is it clipped by itself, and counted "
+        "once?"
+        if more
+        else "Canaries are scaled down: the bound is lower than it could be.",
+        tolerable=abs(mean - 1.0) < TOLERANCE,
+        sees=f"a record that adds {1.0 + _FAR * error:.3f} clip norms",
     )

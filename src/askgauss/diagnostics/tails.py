@@ -14,6 +14,7 @@ __all__ = [
     "binomial_p_value",
     "correlation_tail",
     "equal_variances_p_value",
+    "oddest_variance",
     "overlap_p_value",
     "ratio_p_value",
     "ratio_tail",
@@ -67,6 +68,32 @@ def equal_variances_p_value(square: NDArray[np.float64], freedom: NDArray[np.flo
     statistic -= float((freedom * np.log(square / freedom)).sum())
     correction = 1.0 + (float((1.0 / freedom).sum()) - 1.0 / whole) / (3.0 * (groups - 1))
     return float(chdtrc(groups - 1, max(statistic, 0.0) / correction))
+
+
+def oddest_variance(
+    square: NDArray[np.float64], freedom: NDArray[np.float64], scale: float | None, *, less: bool
+) -> tuple[int, float]:
+    """Which of many groups has the least likely variance, and how unlikely that is among them.
+
+    Exact for each group, and an upper bound for the least of all, whatever their dependence.
+
+    Args:
+        square: Sums of squares of Gaussian observations of mean zero, one a group.
+        freedom: How many there are in each.
+        scale: Their standard deviation; None to hold each group against all others together.
+        less: Ask for too little only, as where something else may add to the variance.
+    """
+    if scale is not None:
+        statistic = square / scale**2
+        below, above = chdtr(freedom, statistic), chdtrc(freedom, statistic)
+    else:
+        rest_square, rest = square.sum() - square, freedom.sum() - freedom
+        share = square / np.maximum(square + rest_square, np.finfo(np.float64).tiny)
+        below = betainc(0.5 * freedom, 0.5 * rest, share)
+        above = betaincc(0.5 * freedom, 0.5 * rest, share)
+    p_values = below if less else 2.0 * np.minimum(below, above)
+    worst = int(np.argmin(p_values))
+    return worst, min(1.0, square.size * float(p_values[worst]))
 
 
 def correlation_tail(correlation: float, count: float) -> float:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import Context
+from askgauss.diagnostics.declared import declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.signal import signal_checks
+from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
 from askgauss.results import Consequence, Finding
 from askgauss.transcript import Transcript
 
@@ -27,6 +29,8 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         remedy="Find where they come from: nothing can be said of such a run.",
     )
     if transcript.finite:
-        context = Context(transcript, claim)
-        yield from noise_checks(context)
-        yield from signal_checks(context)
+        if (misread := watched_coordinates(transcript)) is not None:
+            yield misread
+        yield from noise_checks(Context(noise_by_itself(transcript), claim))
+        yield from signal_checks(Context(transcript, claim))
+    yield from declared_checks(transcript.facts, claim)

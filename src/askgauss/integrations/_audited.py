@@ -22,6 +22,10 @@ class AuditedRun(abc.ABC):
     def transcript(self) -> Transcript | LinearTranscript:
         """What the steps so far released about the canaries."""
 
+    def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript | LinearTranscript:
+        """The transcript, with what is known only once the claim is."""
+        return self.transcript()
+
     def result(
         self,
         *,
@@ -34,7 +38,7 @@ class AuditedRun(abc.ABC):
     ) -> AuditResult:
         """Audit the steps so far; the arguments are those of `askgauss.audit`."""
         return audit(
-            self.transcript(),
+            self._transcript_for(claim),
             claim=claim,
             delta=delta,
             auditor=auditor,

@@ -14,6 +14,8 @@ _CANARIES = 5000
 _PRESENT = 1000
 _PRESENT_ROWS = 32
 _BLOCK = 16
+# Fewer present canaries than these cannot be compared with absent ones.
+_FEWEST = 2
 
 
 def choose_canaries(
@@ -57,6 +59,13 @@ def choose_canaries(
     if given is None:
         places = sum(sizes) // (_BLOCK if spread else 1)
         present, absent = default_numbers(places, records, rows=rows)
+        if present < _FEWEST:
+            raise InvalidArgumentError(
+                f"Expected a model with at least {_FEWEST * 4} places for canaries, got {places} "
+                f"in {sum(sizes)} trainable parameters: {present} canaries would be present, and "
+                f"an audit needs {_FEWEST}. Say how many with canaries=DiracCanaries(present=..., "
+                "absent=..., tensors=...), use ExampleCanaries, or audit a larger model."
+            )
     root = draw_seed() if seed is None else seed
     if spread:
         return BlockCanaries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ _CHUNK_NUMBERS = 1 << 24
 _GRAM_NUMBERS = 1 << 25
 _CHUNK = 256
 _GRAM = "examples.gram"
+_COMMON = "examples.common"
+# A gradient of which less than this share is left has no direction of its own.
+_NOTHING = 1e-4
+# Gradients that all point the same way share their noise. Beyond this mean cosine, what they have
+# most in common is taken out of the directions, until they are as far apart as this, or so often.
+_ALIKE = 0.4
+_APART = 0.25
+_MOST_TAKEN_OUT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +60,8 @@ class ExampleProbe:
     Gradients are taken with `torch.func` on a copy of the model without any hooks and in evaluation
     mode, which shares its weights: training does not notice, and no random number is drawn. With
     dropout, directions are therefore those without it. Any direction that is fixed before the noise
-    of a step is drawn gives a valid observation; a worse one only lowers the bound.
+    of a step is drawn gives a valid observation; a worse one only lowers the bound. Where gradients
+    are much alike, as behind attention with two classes, what most of them share is taken out.
 
     Args:
         canaries: The examples.
@@ -93,7 +103,8 @@ class ExampleProbe:
         self._dataset = _dataset_of(data_loader, canaries)
         self._every = int(every)
         self._names, self._trained = _named(model, parameters)
-        self._gradients = _gradient_function(model, criterion, optimizer.loss_reduction)
+        self._loss = _loss_function(model, criterion, optimizer.loss_reduction)
+        self._gradients: Callable[..., dict[str, Tensor]]
         like = parameters[0]
         self._inputs = _as_tensor(canaries.inputs, like)
         self._labels = _as_tensor(canaries.labels, like)
@@ -108,17 +119,30 @@ class ExampleProbe:
         self._norms = 0.0
         self._gram = np.zeros((self._compared.size, self._compared.size))
         self._grams = 0
+        self._common = torch.zeros((0, numbers), dtype=self._wide, device=like.device)
         self._check()
 
     def _check(self) -> None:
-        """Take one gradient now: better refused here than in the middle of a run."""
+        """Take one gradient now: better refused here than in the middle of a run.
+
+        Layers that torch.func does not take, such as Opacus' recurrent ones, get one backward pass
+        a canary.
+        """
+        one = self._trained, self._inputs[:1], self._labels[:1]
         try:
-            self._gradients(self._trained, self._inputs[:1], self._labels[:1])
+            try:
+                vmap(grad(self._loss), in_dims=(None, 0, 0))(*one)
+                self._gradients = vmap(grad(self._loss), in_dims=(None, 0, 0))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._gradients = functools.partial(_one_by_one, self._loss)
+                self._gradients(*one)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise UnsupportedError(
-                "The canaries' own gradients cannot be taken with torch.func. Check that model and "
+                "The canaries' own gradients cannot be taken. Check that model and "
                 "criterion accept the canaries' inputs and labels, and that the model does nothing "
                 f"random in evaluation mode; or use DiracCanaries. ({error})"
             ) from error
@@ -179,30 +203,50 @@ class ExampleProbe:
         self, released: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
     ) -> NDArray[np.float64]:
         """What the gradients that are about to be applied say along each canary's own."""
-        flat = [item.detach().reshape(-1).to(self._wide) for item in released]
-        values, norms = [], []
-        for rows in self._rows(np.arange(self._canaries.size)):
-            squares = torch.stack([row.square().sum(dim=1) for row in rows]).double().sum(dim=0)
-            products = torch.stack([row @ item for row, item in zip(rows, flat, strict=True)])
-            norm = squares.sqrt()
-            # Without a gradient there is no direction, and any that is fixed will do.
-            values.append(torch.where(norm == 0, flat[0][0], products.double().sum(dim=0) / norm))
-            norms.append(norm)
-        lengths = torch.cat(norms).cpu().numpy()
-        self._planted += planted.size
-        self._norms += float(np.minimum(lengths[planted] / clip_norm, 1.0).sum())
         observed = (self._seen - 1) // self._every + 1
         # Directions change slowly: the steps 1, 2, 4, 8, ... are enough to tell.
         if observed & (observed - 1) == 0:
             self._compare()
+        flat = [item.detach().reshape(-1).to(self._wide) for item in released]
+        common = torch.split(self._common, [item.numel() for item in flat], dim=1)
+        pairs = zip(common, flat, strict=True)
+        shared = torch.stack([part @ item for part, item in pairs]).sum(dim=0)
+        values, norms, shares = [], [], []
+        for rows in self._rows(np.arange(self._canaries.size)):
+            squares = torch.stack([row.square().sum(dim=1) for row in rows]).double().sum(dim=0)
+            products = torch.stack([row @ item for row, item in zip(rows, flat, strict=True)])
+            parts = [row @ part.T for row, part in zip(rows, common, strict=True)]
+            inside = torch.stack(parts).sum(dim=0)
+            left = (squares - inside.double().square().sum(dim=1)).clamp(min=0.0)
+            along = products.double().sum(dim=0) - (inside @ shared).double()
+            norm, length = squares.sqrt(), left.sqrt()
+            # Without a gradient there is no direction, and any that is fixed will do.
+            none = length <= _NOTHING * norm
+            values.append(torch.where(none, flat[0][0].double(), along / length))
+            norms.append(norm)
+            shares.append(torch.where(none, 0.0, length / norm))
+        lengths, share = (torch.cat(item).cpu().numpy() for item in (norms, shares))
+        self._planted += planted.size
+        added = np.minimum(lengths[planted] / clip_norm, 1.0) * share[planted]
+        self._norms += float(added.sum())
         return np.asarray(torch.cat(values).cpu().numpy(), dtype=np.float64)
 
     def _compare(self) -> None:
         directions = torch.cat([torch.cat(rows, dim=1) for rows in self._rows(self._compared)])
-        norms = directions.norm(dim=1, keepdim=True)
-        directions /= torch.where(norms == 0, 1.0, norms)
-        cosines = (directions @ directions.T).abs().double().cpu().numpy()
-        np.fill_diagonal(cosines, 1.0)
+        self._common = directions[:0]
+        directions = _unit(directions)
+        cosines = _cosines(directions)
+        wanted = _ALIKE
+        while _mean_overlap(cosines) > wanted and len(self._common) < _MOST_TAKEN_OUT:
+            wanted = _APART
+            # The direction that most of what is left has in common, to be left out from here on.
+            first = torch.linalg.eigh(directions @ directions.T)[1][:, -1]
+            axis = first @ directions
+            axis = axis - (axis @ self._common.T) @ self._common
+            axis /= axis.norm()
+            self._common = torch.cat([self._common, axis[None]])
+            directions = _unit(directions - torch.outer(directions @ axis, axis))
+            cosines = _cosines(directions)
         self._gram += cosines
         self._grams += 1
 
@@ -253,7 +297,7 @@ class ExampleProbe:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to go on from."""
-        return {_GRAM: self._gram.copy()}
+        return {_GRAM: self._gram.copy(), _COMMON: self._common.double().cpu().numpy()}
 
     def check(self, arrays: dict[str, Any], progress: ProbeProgress | None) -> None:
         """Refuse what `load` could not go on from.
@@ -268,6 +312,9 @@ class ExampleProbe:
                 f"Expected a checkpoint of examples with {_GRAM} of shape {self._gram.shape}, got "
                 f"{'another' if isinstance(gram, np.ndarray) else 'none'}."
             )
+        common = arrays.get(_COMMON)
+        if common is not None and np.shape(common)[1:] != tuple(self._common.shape[1:]):
+            raise FileFormatError(f"Expected {_COMMON} over the model's parameters, got others.")
         if progress.every != self._every:
             raise RecordingError(
                 f"Expected a checkpoint of this run, got one with every={progress.every} where "
@@ -279,6 +326,8 @@ class ExampleProbe:
         self.check(arrays, progress)
         assert progress is not None
         self._gram = np.array(arrays[_GRAM], dtype=np.float64)
+        if (common := arrays.get(_COMMON)) is not None:
+            self._common = torch.from_numpy(np.array(common)).to(self._common)
         self._seen, self._repeats = progress.seen, progress.repeats
         self._planted, self._norms = progress.planted, progress.norms
         self._grams = progress.grams
@@ -341,10 +390,45 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def _gradient_function(
+def _unit(rows: Tensor) -> Tensor:
+    norms = rows.norm(dim=1, keepdim=True)
+    return rows / torch.where(norms == 0, 1.0, norms)
+
+
+def _cosines(directions: Tensor) -> NDArray[np.float64]:
+    cosines: NDArray[np.float64] = (directions @ directions.T).abs().double().cpu().numpy()
+    np.fill_diagonal(cosines, 1.0)
+    return cosines
+
+
+def _mean_overlap(cosines: NDArray[np.float64]) -> float:
+    pairs = cosines.shape[0] * (cosines.shape[0] - 1)
+    return float((cosines.sum() - np.trace(cosines)) / max(pairs, 1))
+
+
+def _one_by_one(
+    loss: Callable[[dict[str, Tensor], Tensor, Tensor], Tensor],
+    trained: dict[str, Tensor],
+    inputs: Tensor,
+    labels: Tensor,
+) -> dict[str, Tensor]:
+    """The gradients of single examples, by a backward pass each."""
+    found = []
+    for value, label in zip(inputs, labels, strict=True):
+        leaves = {name: item.detach().requires_grad_() for name, item in trained.items()}
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(
+                loss(leaves, value, label), list(leaves.values()), materialize_grads=True
+            )
+        found.append(gradients)
+    stacked = [torch.stack(column) for column in zip(*found, strict=True)]
+    return dict(zip(trained, stacked, strict=True))
+
+
+def _loss_function(
     model: nn.Module | None, criterion: Any, reduction: str
-) -> Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]:
-    """The gradients of single examples, as a function of the trained parameters."""
+) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    """The loss of a single example, as a function of the trained parameters."""
     if not callable(criterion):
         raise _validate.fail(
             "criterion", criterion, "to be the loss of the training", "Needed for ExampleCanaries."
@@ -359,10 +443,7 @@ def _gradient_function(
         result: Tensor = inner(output, label.unsqueeze(0))
         return result.mean() if reduction == "mean" else result.sum()
 
-    found: Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]] = vmap(
-        grad(loss), in_dims=(None, 0, 0)
-    )
-    return found
+    return loss
 
 
 def _without_hooks(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -371,7 +452,7 @@ def _without_hooks(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
         return made[id(module)]
     shell: nn.Module = module.__new__(type(module))
     made[id(module)] = shell
-    shell.__dict__ = dict(module.__dict__)
+    shell.__dict__ = {name: _apart(value, made) for name, value in module.__dict__.items()}
     for name, value in module.__dict__.items():
         if name.startswith(("_forward_", "_backward_")) and isinstance(value, dict):
             shell.__dict__[name] = OrderedDict()
@@ -383,6 +464,20 @@ def _without_hooks(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
         for name, child in module._modules.items()
     }
     return shell
+
+
+def _apart(value: Any, made: dict[int, nn.Module]) -> Any:
+    """An attribute of a module for its shell: nothing written there may reach the module.
+
+    Recurrent layers keep their weights, or their cells, in lists of their own.
+    """
+    if isinstance(value, nn.Module):
+        return _without_hooks(value, made)
+    if type(value) in (list, tuple, set):
+        return type(value)(_apart(item, made) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((name, _apart(item, made)) for name, item in value.items())
+    return value
 
 
 def _as_tensor(array: NDArray[Any], like: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
+import itertools
 import math
 import types
 from dataclasses import dataclass
@@ -21,16 +23,21 @@ from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
 )
-from torch import nn
+from torch import distributed, nn
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import InvalidArgumentError, RecordingError, UnsupportedError
 
 __all__ = [
-    "Ledger",
-    "LedgerState",
     "Sampling",
-    "accounting_notes",
     "adapts_clipping",
     "audited_parameters",
     "background_known",
@@ -38,9 +45,28 @@ __all__ = [
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
+    "meet",
+    "outside_parameters",
     "tensor_names",
     "unaudited_parameters",
+    "unwrapped",
 ]
+
+# Wrappers around an optimizer, and hooks around a hook, that are looked through.
+_DEEPEST = 4
+# Seconds that ranks wait for each other before one says who is missing.
+PATIENCE = 300.0
+_meetings = itertools.count()
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The Opacus optimizer inside the wrappers of other libraries, such as accelerate's."""
+    inner = optimizer
+    for _ in range(_DEEPEST):
+        if isinstance(inner, DPOptimizer):
+            return inner
+        inner = getattr(inner, "optimizer", None)
+    return optimizer
 
 
 def check_optimizer(optimizer: Any, inject: str) -> None:
@@ -62,6 +88,29 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
         )
 
 
+def meet(rank: int, world: int) -> None:
+    """Wait until every rank is here: a collective call that some of them leave out never ends.
+
+    Raises:
+        RecordingError: Some rank did not come, since no audit is made or attached there.
+    """
+    if world == 1:
+        return
+    store = distributed.distributed_c10d._get_default_store()
+    names = [
+        f"askgauss/{number}/{other}" for number in (next(_meetings),) for other in range(world)
+    ]
+    store.set(names[rank], "here")
+    try:
+        store.wait(names, datetime.timedelta(seconds=PATIENCE))
+    except RuntimeError as error:
+        missing = [other for other, name in enumerate(names) if not store.check([name])]
+        raise RecordingError(
+            f"Expected an audit on each of {world} ranks, waited {PATIENCE:.0f} seconds for ranks "
+            f"{missing}. Make and enter the same CanaryAudit on every rank, not on the first only."
+        ) from error
+
+
 def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
     """The parameters that train with per-example gradients; frozen ones are left out."""
     parameters = [item for item in optimizer.params if hasattr(item, "grad_sample")]
@@ -79,12 +128,17 @@ class Sampling:
 
     Attributes:
         rate: Probability that a record is in a step.
-        poisson: Whether every record has an independent coin; None where no loader was shown.
+        poisson: Whether every record has an independent coin; None where nobody knows.
+        declared: Whether that is taken on trust: no loader was shown, or its sampler is of a class
+            that is not known here and says that it has a rate.
+        by_batch: Whether the rate is that of a batch, of which a step may accumulate several.
         notes: What a reader of the report should know about it.
     """
 
     rate: float
     poisson: bool | None
+    declared: bool = False
+    by_batch: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -113,29 +167,80 @@ def find_sampling(
                 "accountant=, or sampling_rate=."
             )
         note = "Poisson sampling is assumed: the training loader was not shown to the audit."
-        return Sampling(rate=rate, poisson=None, notes=(note, *_differs(rate, accounted)))
+        return Sampling(
+            rate=rate,
+            poisson=None,
+            declared=True,
+            by_batch=sampling_rate is None,
+            notes=(note, *_differs(rate, accounted)),
+        )
     sampler = _sampler_of(data_loader)
     while isinstance(sampler, BatchSplittingSampler):
         sampler = sampler.sampler
-    if isinstance(
-        sampler, (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
-    ):
-        rate = float(sampler.sample_rate)
-        if sampling_rate is not None and not math.isclose(sampling_rate, rate, rel_tol=1e-9):
+    poisson = _draws_by_coins(sampler)
+    own_rate = _rate_of(sampler)
+    if poisson is not False and own_rate is not None:
+        if sampling_rate is not None and not math.isclose(sampling_rate, own_rate, rel_tol=1e-9):
             raise InvalidArgumentError(
-                f"Expected sampling_rate to be the loader's {rate:.6g}, got {sampling_rate!r}. "
+                f"Expected sampling_rate to be the loader's {own_rate:.6g}, got {sampling_rate!r}. "
                 "Leave it out: the loader knows."
             )
-        counted = 1.0 / len(sampler) if accounted is None else accounted
-        return Sampling(rate=rate, poisson=True, notes=_differs(rate, counted))
+        counted = accounted
+        if poisson and accounted is None:
+            counted = 1.0 / len(sampler)
+        note = (
+            f"the loader samples with {type(sampler).__name__}, which is not known here: that it "
+            f"gives each record a coin of rate {own_rate:.6g} is taken on trust."
+        )
+        return Sampling(
+            rate=own_rate,
+            poisson=poisson,
+            declared=poisson is None,
+            notes=(*(() if poisson else (note,)), *_differs(own_rate, counted)),
+        )
     rate = accounted if sampling_rate is None else sampling_rate
     if rate is None:
         rate = _rate_by_length(data_loader)
     note = (
         f"the loader samples with {type(sampler).__name__}, not with an independent coin for each "
         "record: accounting for Poisson sampling does not describe it."
+        if poisson is False
+        else f"the loader samples with {type(sampler).__name__}, which is not known here: whether "
+        "each record has a coin of its own cannot be told."
     )
-    return Sampling(rate=rate, poisson=False, notes=(note, *_differs(rate, accounted)))
+    return Sampling(
+        rate=rate,
+        poisson=poisson,
+        by_batch=sampling_rate is None,
+        notes=(note, *_differs(rate, accounted)),
+    )
+
+
+def _draws_by_coins(sampler: Any) -> bool | None:
+    """Whether a sampler gives every record a coin of its own; None where it is not known."""
+    if isinstance(
+        sampler, (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
+    ):
+        return True
+    # What torch has fills its batches up to a size.
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    fills_up = (
+        RandomSampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+        DistributedSampler,
+        BatchSampler,
+    )
+    return False if type(inner) in fills_up or type(sampler) is BatchSampler else None
+
+
+def _rate_of(sampler: Any) -> float | None:
+    """The rate a sampler says it has."""
+    rate = getattr(sampler, "sample_rate", None)
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 < rate <= 1.0:
+        return None
+    return float(rate)
 
 
 def _sampler_of(data_loader: Any) -> Any:
@@ -167,7 +272,8 @@ def background_known(background: str, sampling: Sampling) -> bool:
             "records' batches give a record's own away. Use background='unknown', or make_private "
             "with poisson_sampling=True."
         )
-    return background == "known" or (background == "auto" and sampling.poisson is not False)
+    by_coins = sampling.poisson is True or sampling.declared
+    return background == "known" or (background == "auto" and by_coins)
 
 
 def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:
@@ -188,7 +294,7 @@ def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:
             f"Expected accountant to be an Opacus accountant or a PrivacyEngine, got "
             f"{type(given).__name__}."
         )
-    hooked, rate = _behind(optimizer.step_hook, depth=4)
+    hooked, rate = _behind(optimizer.step_hook, depth=_DEEPEST)
     if accountant is None:
         return hooked, rate
     if accountant is not hooked:
@@ -221,97 +327,22 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerState:
-    """What a ledger has counted: noise multiplier, sampling rate, steps."""
-
-    entries: tuple[tuple[float, float, int], ...]
-    broken: bool
-
-
-class Ledger:
-    """What an accountant added to its history while the audit was attached.
-
-    Args:
-        accountant: An Opacus accountant, or None where there is none.
-    """
-
-    def __init__(self, accountant: Any) -> None:
-        self._accountant = accountant
-        self._start: list[tuple[float, float, int]] | None = None
-        self._closed: dict[tuple[float, float], int] = {}
-        self._broken = False
-
-    def open(self) -> None:
-        """Count from here, unless counting already."""
-        # Only now, at the first step: a resumed run may restore its accountant after attaching.
-        if self._start is None and self._accountant is not None:
-            self._start = list(self._accountant.history)
-
-    def close(self) -> None:
-        """Stop counting, and keep what was counted."""
-        self._closed = self._counted()
-        self._start = None
-
-    def entries(self) -> dict[tuple[float, float], int] | None:
-        """Steps by noise multiplier and sampling rate; None without a trustworthy accountant."""
-        counted = self._counted()
-        return None if self._accountant is None or self._broken else counted
-
-    def _counted(self) -> dict[tuple[float, float], int]:
-        counted = dict(self._closed)
-        if self._start is None:
-            return counted
-        history = list(self._accountant.history)
-        before = dict(enumerate(self._start))
-        for index, (noise, rate, steps) in enumerate(history):
-            old_noise, old_rate, old_steps = before.pop(index, (noise, rate, 0))
-            if (old_noise, old_rate) != (noise, rate) or steps < old_steps:
-                self._broken = True
-            if steps > old_steps:
-                key = (float(noise), float(rate))
-                counted[key] = counted.get(key, 0) + int(steps - old_steps)
-        self._broken = self._broken or bool(before)
-        return counted
-
-    @property
-    def broken(self) -> bool:
-        """Whether the history was replaced while it was being counted."""
-        return self._broken
-
-    def state(self) -> LedgerState:
-        """What has been counted, to go on from."""
-        entries = tuple((*key, steps) for key, steps in self._counted().items())
-        return LedgerState(entries=entries, broken=self._broken)
-
-    def load(self, state: LedgerState) -> None:
-        """Go on from what `state` returned."""
-        self._closed = {(noise, rate): steps for noise, rate, steps in state.entries}
-        self._broken = state.broken
-        self._start = None
-
-
-def accounting_notes(ledger: Ledger, noise_differs: bool) -> list[str]:
-    """What a reader should know about how the run was accounted for."""
-    notes = []
-    entries = ledger.entries()
-    if noise_differs:
-        notes.append("the accountant was told another noise multiplier than the optimizer.")
-    if ledger.broken:
-        notes.append("the accountant's history was replaced during the run.")
-    if entries and len(entries) > 1:
-        noises, rates = zip(*entries, strict=True)
-        notes.append(
-            f"the accountant counted {len(entries)} kinds of steps: noise multipliers "
-            f"{min(noises):.6g} to {max(noises):.6g}, rates {min(rates):.6g} to {max(rates):.6g}."
-        )
-    return notes
-
-
 def unaudited_parameters(optimizer: Any, audited: list[nn.Parameter]) -> int:
     """How many parameters train that did not when the audit was made."""
     known = {id(item) for item in audited}
     return sum(id(item) not in known for item in optimizer.params)
+
+
+def outside_parameters(optimizer: Any, model: nn.Module | None) -> dict[str, nn.Parameter]:
+    """Parameters of the model that could train and that the optimizer does not have, by name."""
+    if model is None:
+        return {}
+    inside = {id(item) for group in optimizer.param_groups for item in group["params"]}
+    return {
+        name.removeprefix("_module."): item
+        for name, item in model.named_parameters()
+        if item.requires_grad and id(item) not in inside
+    }
 
 
 def adapts_clipping(optimizer: Any) -> bool:

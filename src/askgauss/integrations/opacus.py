@@ -16,10 +16,12 @@ touched.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +30,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _files, _locks, _plain, _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
+from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
@@ -47,6 +50,8 @@ from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe, ProbeProgress
+from askgauss.integrations._ledger import Ledger, LedgerState, accounting_notes
+from askgauss.integrations._noise_watch import NoiseWatch
 
 __all__ = ["CanaryAudit"]
 
@@ -56,6 +61,8 @@ _SCHEMA = 1
 _ROWS = 8
 # A canary's row before clipping, in clip norms at each of its coordinates.
 _FAR_ABOVE = 100.0
+# Values of a parameter that are compared to see whether it moves.
+_SAMPLED = 1024
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),
@@ -79,7 +86,7 @@ class _Step:
     clip_norm: float
     noise_multiplier: float
     scale: float
-    clean: torch.Tensor | None
+    clean: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +98,10 @@ class _Progress:
     seed: int
     unnoised: int
     discarded: int
-    ledger: run.LedgerState
+    ledger: LedgerState
     examples: ProbeProgress | None = None
+    weights: str = ""
+    accumulated: tuple[int, ...] = ()
 
 
 class CanaryAudit(AuditedRun):
@@ -111,7 +120,8 @@ class CanaryAudit(AuditedRun):
     The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
     not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
     through everything: they are records of the loader's own dataset, and are observed along their
-    own gradients, with the background unknown. They need ``model``, ``criterion`` and
+    own gradients, with the background unknown; the noise is read by itself, at coordinates of the
+    model, where Opacus shows the sum before it. They need ``model``, ``criterion`` and
     ``data_loader``, one process, and a loader without workers::
 
         data = canaries.dataset(train_set)      # then DataLoader(data, ...) and make_private(...)
@@ -119,7 +129,8 @@ class CanaryAudit(AuditedRun):
                             data_loader=loader)
 
     Args:
-        optimizer: The optimizer `PrivacyEngine.make_private` returned.
+        optimizer: The optimizer `PrivacyEngine.make_private` returned, also inside a wrapper such
+            as accelerate's.
         canaries: How many, half of them present by fair coins; or canaries made by you over the
             optimizer's parameters; or examples; or None to leave it to the audit.
         inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
@@ -134,7 +145,8 @@ class CanaryAudit(AuditedRun):
         background: Whether to subtract the other records' clean sum, which the auditor can see:
             ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
             unless the loader says that sampling is not Poisson.
-        model: The model, for the names of its parameters; examples need it for their gradients.
+        model: The model, for the names of its parameters, and to notice those that could train
+            outside the optimizer; examples need it for their gradients.
         criterion: The loss of the training, for examples.
         every: With examples, observe one step in so many: each costs a gradient a canary. The bound
             is on what the observed steps leak together.
@@ -145,7 +157,7 @@ class CanaryAudit(AuditedRun):
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
         UnsupportedError: This kind of optimizer cannot be audited the way it was asked.
-        RecordingError: The checkpoint belongs to another run.
+        RecordingError: The checkpoint belongs to another run, or is in use by a live one.
 
     Examples:
         >>> import torch, opacus
@@ -184,6 +196,7 @@ class CanaryAudit(AuditedRun):
     ) -> None:
         _validate.one_of(("sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
+        optimizer = run.unwrapped(optimizer)
         run.check_optimizer(optimizer, inject)
         self._optimizer = optimizer
         self._inject: str = inject
@@ -195,9 +208,15 @@ class CanaryAudit(AuditedRun):
                 "A store keeps the steps of one process, and this run has several: leave store= "
                 "out and read the transcript, which every rank has."
             )
+        run.meet(self._rank, self._world)
+        self._locked = contextlib.ExitStack()
+        self._shared = [Path(item) for item in (checkpoint, store) if item is not None]
         self._parameters = run.audited_parameters(optimizer)
+        self._model_given = model is not None
+        self._outside = run.outside_parameters(optimizer, model)
+        self._before = {name: _sample(item) for name, item in self._outside.items()}
         found, accounted_rate = run.find_accountant(optimizer, accountant)
-        self._ledger = run.Ledger(found)
+        self._ledger = Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
@@ -221,13 +240,9 @@ class CanaryAudit(AuditedRun):
                 draw_seed=self._draw_seed,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
-        self._recorder = Recorder(
-            self._canaries,
-            sampling_rate=self._sampling.rate,
-            clip_norm=float(optimizer.max_grad_norm),
-            noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            store=store,
-        )
+        self._store = store
+        with self._only_copy():
+            self._recorder = self._make_recorder(self._sampling.rate)
         self._probe: ExampleProbe | None = None
         if isinstance(self._canaries, ExampleCanaries):
             self._probe = ExampleProbe(
@@ -240,6 +255,12 @@ class CanaryAudit(AuditedRun):
                 every=every,
                 kept=self._recorder.kept,
             )
+        self._watch: NoiseWatch | None = None
+        if self._probe is not None and NoiseWatch.fits(self._parameters):
+            self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
+        self._watched_all = self._watch is not None or self._probe is None
+        self._weights = ""
+        self._accumulated: set[int] = set()
         self._planted: NDArray[np.int64] | None = None
         self._step: _Step | None = None
         self._unnoised = 0
@@ -249,7 +270,32 @@ class CanaryAudit(AuditedRun):
         self._previous: Any = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
-            self.load(self._checkpoint)
+            with self._only_copy():
+                self.load(self._checkpoint)
+
+    def _make_recorder(self, rate: float) -> Recorder:
+        return Recorder(
+            self._canaries,
+            sampling_rate=rate,
+            clip_norm=float(self._optimizer.max_grad_norm),
+            noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
+            store=self._store,
+        )
+
+    @contextlib.contextmanager
+    def _only_copy(self) -> Iterator[None]:
+        """Hold the files this audit writes, or say that a live run has them."""
+        with contextlib.ExitStack() as held:
+            for path in self._shared if self._rank == 0 else ():
+                try:
+                    held.enter_context(_locks.locked(f"{path}.lock"))
+                except _locks.RunFolderBusyError as error:
+                    raise RecordingError(
+                        f"Expected {str(path)!r} to belong to no live run, got one that another "
+                        "audit writes to. Two copies of a run would overwrite each other: stop "
+                        "one, or give each files of its own."
+                    ) from error
+            yield
 
     def _records(self) -> float:
         """About how many records the run trains on."""
@@ -296,7 +342,11 @@ class CanaryAudit(AuditedRun):
                 "Expected the optimizer as the audit left it, got one whose add_noise something "
                 "else has wrapped since. Start a new audit and load this one's state_dict()."
             )
+        run.meet(self._rank, self._world)
         self._check_ranks()
+        self._ledger.check_total(self.steps, now=False)
+        self._locked.enter_context(self._only_copy())
+        self._ledger.listen()
         self._previous = vars(optimizer).get("add_noise")
         self._add_noise = optimizer.add_noise
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
@@ -326,9 +376,11 @@ class CanaryAudit(AuditedRun):
             if self._previous is not None:
                 optimizer.add_noise = self._previous
             self._add_noise = None
+        self._ledger.deafen()
         self._ledger.close()
-        if kind is None and self._checkpoint is not None:
-            self.save(self._checkpoint)
+        with self._locked:
+            if kind is None and self._checkpoint is not None:
+                self.save(self._checkpoint)
 
     def _check_ranks(self) -> None:
         """All ranks must plant and watch alike, or the sums they share mean nothing."""
@@ -353,7 +405,9 @@ class CanaryAudit(AuditedRun):
     def _before_noise(self) -> None:
         optimizer = self._optimizer
         sums = self._clipped_sums()
+        self._check_same_step()
         self._ledger.open()
+        self._count_batches()
         if self._probe is not None:
             # The run's own sampler chose: with new noise comes the batch it was drawn for.
             self._discarded += self._planted is not None
@@ -368,11 +422,10 @@ class CanaryAudit(AuditedRun):
         scale = 1.0
         if optimizer.loss_reduction == "mean":
             scale = optimizer.expected_batch_size * optimizer.accumulated_iterations * self._world
-        clean = None
-        if self._known:
-            clean = self._coordinates.read(sums)
-            if self._world > 1:
-                torch.distributed.all_reduce(clean)
+        # Also where it is not taken off the canaries: the noise is seen by itself all the same.
+        clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
+        if self._world > 1:
+            torch.distributed.all_reduce(clean)
         if self._probe is None and self._rank == 0 and self._planted.size:
             if self._inject == "sum":
                 self._coordinates.plant(sums, self._planted, clip_norm)
@@ -384,6 +437,44 @@ class CanaryAudit(AuditedRun):
             scale=float(scale),
             clean=clean,
         )
+
+    @property
+    def _places(self) -> CanaryCoordinates | None:
+        """The coordinates that are read in every step."""
+        if self._probe is None:
+            return self._coordinates
+        return None if self._watch is None else self._watch.coordinates
+
+    def _check_same_step(self) -> None:
+        """After loading: whether model, accountant and audit are of one step."""
+        self._ledger.check_total(self.steps, now=True)
+        if self._weights and self._weights != self._digest():
+            raise RecordingError(
+                f"Expected the weights that the audit's checkpoint was written with, after "
+                f"{self.steps:,} observed steps, got others. Model and audit are not of the same "
+                "step: go on from a pair of checkpoints written together (put audit.state_dict() "
+                "into the model's file), or start a new audit without this checkpoint."
+            )
+        self._weights = ""
+
+    def _digest(self) -> str:
+        """A short digest of some of the weights."""
+        if self._places is None:
+            return ""
+        weights = self._places.read(self._parameters).cpu().double().numpy()
+        return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
+
+    def _count_batches(self) -> None:
+        """Canaries stand for a record of the step, which may be made of several batches."""
+        count = int(self._optimizer.accumulated_iterations)
+        self._accumulated.add(count)
+        fresh = self.steps == 0 and self._planted is None and self._store is None
+        if count > 1 and fresh and self._probe is None and self._sampling.by_batch:
+            self._recorder = self._make_recorder(self._rate_of_a_step([count]))
+
+    def _rate_of_a_step(self, accumulated: Iterable[int]) -> float:
+        """How often a record is in a step that accumulates so many batches."""
+        return min(1.0, self._sampling.rate * (max(accumulated) if self._sampling.by_batch else 1))
 
     def _clipped_sums(self) -> list[torch.Tensor]:
         sums: list[torch.Tensor] = []
@@ -432,16 +523,15 @@ class CanaryAudit(AuditedRun):
         # The only waits for the device in a step.
         released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
         released *= step.scale
-        if step.clean is not None:
-            # Infinite gradients leave nan here. They are recorded, and the audit says so.
-            released -= step.clean.cpu()
         values = released.numpy()
+        # Infinite gradients leave nan here. They are recorded, and the audit says so.
+        noise = values - step.clean.cpu().numpy()
         self._recorder.observe(
-            coordinates.along(values),
-            background=None if step.clean is None else 0.0,
+            coordinates.along(noise if self._known else values),
+            background=0.0 if self._known else None,
             clip_norm=step.clip_norm,
             noise_multiplier=step.noise_multiplier,
-            watch=coordinates.watched(values),
+            watch=coordinates.watched(noise),
         )
         self._planted = None
 
@@ -451,6 +541,9 @@ class CanaryAudit(AuditedRun):
             return
         assert planted is not None
         released = [_gradient(item) for item in self._parameters]
+        if self._watch is not None:
+            noisy = self._watch.coordinates.read(released).cpu().double() * step.scale
+            self._watch.add(noisy - step.clean.cpu(), step.clip_norm)
         with np.errstate(invalid="ignore", over="ignore"):
             self._recorder.observe(
                 probe.along(released, planted, step.clip_norm) * step.scale,
@@ -482,7 +575,16 @@ class CanaryAudit(AuditedRun):
         facts = replace(
             recorded.facts,
             noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
-            accounted_steps=None if entries is None else sum(entries.values()),
+            accounted_steps=None if entries is None else self._ledger.total,
+            accounted=() if entries is None else self._ledger.history(),
+            epsilon_reads=self._ledger.reads,
+            outside=tuple(self._outside) if self._model_given else None,
+            outside_moved=tuple(
+                name
+                for name, item in self._outside.items()
+                if not torch.equal(self._before[name], _sample(item))
+            ),
+            watch_background="known" if self._watched_all else None,
             accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
@@ -497,15 +599,34 @@ class CanaryAudit(AuditedRun):
             return recorded.with_facts(facts)
         facts = replace(
             facts,
-            poisson=self._sampling.poisson is True,
+            poisson=self._sampling.poisson is True or self._sampling.declared,
+            poisson_declared=self._sampling.poisson is None and self._sampling.declared,
             skipped_steps=self._probe.skipped,
             contribution=self._probe.contribution,
             notes=(*facts.notes, *self._probe.notes()),
         )
-        return replace(recorded, facts=facts, gram=self._probe.gram)
+        recorded = replace(recorded, facts=facts, gram=self._probe.gram)
+        if self._watch is None or not self._watched_all:
+            return recorded
+        return replace(
+            recorded, watch_values=self._watch.values, watch_tensor=self._watch.tensor.copy()
+        )
+
+    def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript:
+        """The transcript, with what the accountant itself says at the delta of the claim."""
+        recorded = self.transcript()
+        if claim is None:
+            return recorded
+        epsilon = self._ledger.epsilon(float(claim.delta))
+        return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
 
     def _notes(self, noise_differs: bool) -> list[str]:
-        notes = run.accounting_notes(self._ledger, noise_differs)
+        notes = accounting_notes(self._ledger, noise_differs)
+        if len(self._accumulated) > 1 or (self._store is not None and max(self._accumulated) > 1):
+            notes.append(
+                f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
+                "and canaries are planted at the rate of one batch."
+            )
         unaudited = run.unaudited_parameters(self._optimizer, self._parameters)
         if unaudited:
             notes.append(
@@ -538,7 +659,9 @@ class CanaryAudit(AuditedRun):
 
     def _arrays(self) -> dict[str, Any]:
         state = self._recorder.state_dict()
-        return state if self._probe is None else state | self._probe.arrays()
+        if self._probe is not None:
+            state |= self._probe.arrays()
+        return state if self._watch is None else state | self._watch.arrays()
 
     def _progress(self) -> _Progress:
         return _Progress(
@@ -549,6 +672,8 @@ class CanaryAudit(AuditedRun):
             discarded=self._discarded,
             ledger=self._ledger.state(),
             examples=None if self._probe is None else self._probe.progress,
+            weights=self._digest(),
+            accumulated=tuple(sorted(self._accumulated)),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -575,9 +700,16 @@ class CanaryAudit(AuditedRun):
         }
         if self._probe is not None:
             self._probe.check(arrays, progress.examples)
-        self._recorder.load_state_dict(arrays)
+        recorder = self._recorder
+        if self._probe is None and self._store is None and len(progress.accumulated) == 1:
+            recorder = self._make_recorder(self._rate_of_a_step(progress.accumulated))
+        recorder.load_state_dict(arrays)
+        self._recorder = recorder
         if self._probe is not None:
             self._probe.load(arrays, progress.examples)
+        if self._watch is not None:
+            self._watched_all = self._watch.load(arrays, self.steps)
+        self._weights, self._accumulated = progress.weights, set(progress.accumulated)
         self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
@@ -622,6 +754,12 @@ def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
         )
     if seed is not None:
         raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
+
+
+def _sample(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Some of the values of a parameter, to tell later whether it has moved."""
+    flat = parameter.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // _SAMPLED) or 1].clone()
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
