@@ -133,6 +133,26 @@ class StepEvidence:
             epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=self.steps
         )
 
+    def central_limit_ratio(self, epsilon: float, sampling_rate: float, delta: float) -> float:
+        """About the same, by the central limit theorem: mu^2 = q^2 times the sum of e^(r^2) - 1."""
+        ratios = self._ratios() if self.schedule else np.ones(self.steps)
+        level = math.log(gaussian.gdp_mu(epsilon, delta) / sampling_rate)
+
+        def excess(log_factor: float) -> float:
+            # The sum on a logarithmic scale: it overflows otherwise.
+            squares = (math.exp(log_factor) * ratios) ** 2
+            with np.errstate(divide="ignore"):
+                logs = np.where(
+                    squares > 30.0, squares, np.log(np.expm1(np.minimum(squares, 30.0)))
+                )
+            return 0.5 * float(np.logaddexp.reduce(logs)) - level
+
+        low, high = -20.0, 20.0
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if excess(middle) > 0.0 else (middle, high)
+        return math.exp(high)
+
     def _ratios(self) -> NDArray[np.float64]:
         ratios, counts = zip(*self.schedule, strict=True)
         return np.repeat(np.array(ratios), np.array(counts))
@@ -313,9 +333,9 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         slope = self._slope(evidence)
         if evidence.schedule:
             # Of a schedule the ratio is that of the first step; steps not observed are left out.
+            scale = 1.0 if slope is None else evidence.schedule_scale
             claimed, true = (
-                evidence.signal_to_noise(value, rate, delta)
-                / (1.0 if slope is None else evidence.schedule_scale)
+                evidence.central_limit_ratio(value, rate, delta) / scale
                 for value in (epsilon, true_epsilon)
             )
             slope = slope or evidence.weighted[0]

@@ -127,11 +127,14 @@ class Context:
         steps = self.transcript.number_of_steps
         claimed = None if self.claim is None else self.claim.noise_multiplier
         by_step = self.transcript.steps.noise_multiplier
-        if claimed is None and np.isfinite(by_step).all():
+        declared = bool(np.isfinite(by_step).all())
+        if claimed is None and declared and np.ptp(by_step) > 0.0:
             return by_step
         if claimed is None:
             claimed = self.facts.noise_multiplier
-        return None if claimed is None else np.full(steps, float(claimed))
+        if claimed is None:
+            return by_step if declared else None
+        return np.full(steps, float(claimed))
 
     @property
     def claimed_rate(self) -> float | None:
