@@ -160,6 +160,8 @@ class Recorder(Checkpointed):
         self._own_coin: bool | None = None
         self._background: Literal["known", "unknown"] | None = None
         self._watched: int | None = None
+        # Whether steps were declared to differ in their noise, so that sums are in two units.
+        self._varied = False
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
@@ -314,12 +316,16 @@ class Recorder(Checkpointed):
         silent, along, length, least, most = 0, 0.0, 0.0, 0.0, 0.0
         for part, order, starts, groups in self._chunks:
             these, before = values[part], sums["other_total"][part]
-            sums["total"][part] += these
-            total[groups] += np.add.reduceat(these[order], starts)
             product = these * these
-            sums["square"][part] += product
-            square[groups] += np.add.reduceat(product[order], starts)
-            if unit != 1.0:
+            if groups.size == 1:
+                total[groups[0]] += np.add.reduce(these)
+                square[groups[0]] += np.add.reduce(product)
+            else:
+                total[groups] += np.add.reduceat(these[order], starts)
+                square[groups] += np.add.reduceat(product[order], starts)
+            if self._varied:
+                sums["total"][part] += these
+                sums["square"][part] += product
                 these /= unit
                 np.multiply(these, these, out=product)
             silent += np.count_nonzero(product < quiet)
@@ -327,33 +333,33 @@ class Recorder(Checkpointed):
             along += float(before @ these)
             length += float(before @ before)
             before += these
-            least, most = min(least, float(these.min())), max(most, float(these.max()))
+            least = min(least, float(np.minimum.reduce(these)))
+            most = max(most, float(np.maximum.reduce(these)))
             np.multiply(these, self._previous[part], out=product)
             sums["lag"][part] += product
         rows["total"].append(total)
         rows["square"].append(square)
         sums["planted"][planted] += 1
         for name, addend in (("total", chosen), ("square", squares)):
-            sums[name][planted] += addend
             sums[f"planted_{name}"][planted] += addend
+            if self._varied:
+                sums[name][planted] += addend
         chosen -= 1.0
-        if unit != 1.0:
+        if self._varied:
             chosen /= unit
-        # Nothing was added to these: they are as they were before the step.
-        before = sums["other_total"][planted]
-        length -= float(before @ before)
-        hushed = np.count_nonzero(chosen * chosen < quiet)
-        known = quiet > 0.0
+        nan, ends = np.nan, (np.nan, np.nan)
+        if planted.size:
+            # Nothing was added to these: they are as they were before the step.
+            before = sums["other_total"][planted]
+            length -= float(before @ before)
+            ends = float(np.minimum.reduce(chosen)), float(np.maximum.reduce(chosen))
+        near = silent - planted.size, np.count_nonzero(chosen * chosen < quiet)
         rows["marks"].append(
             (
-                least,
-                most,
-                chosen.min() if chosen.size else np.nan,
-                chosen.max() if chosen.size else np.nan,
-                silent - planted.size if known else np.nan,
-                hushed if known else np.nan,
-                along / np.sqrt(length) if length > 0.0 else np.nan,
-                np.nan if batch_size is None else batch_size,
+                *(least, most, *ends),
+                *(near if quiet > 0.0 else (nan, nan)),
+                along / length**0.5 if length > 0.0 else nan,
+                nan if batch_size is None else batch_size,
             )
         )
         self._add_gaps(planted)
@@ -363,10 +369,23 @@ class Recorder(Checkpointed):
     def _unit(self) -> tuple[float, float]:
         """The noise declared for this step relative to the first, and the square of silence."""
         declared = self._rows["noise_multiplier"].view()
-        first, last = float(declared[0]), float(declared[-1])
+        first, last = declared[0], declared[-1]
         if not (first > 0.0 and last > 0.0):
             return 1.0, 0.0
-        return last / first, (SILENCE * first) ** 2
+        if last != first and not self._varied:
+            self._sums |= self._whole_sums()
+            self._varied = True
+        return float(last / first), float(SILENCE * first) ** 2
+
+    def _whole_sums(self) -> dict[str, NDArray[np.float64]]:
+        """Sums over all steps; while these are in one unit, they are put together when needed."""
+        sums = self._sums
+        return {
+            name: sums[name].copy()
+            if self._varied
+            else sums[f"other_{name}"] + sums[f"planted_{name}"]
+            for name in ("total", "square")
+        }
 
     def _add_gaps(self, planted: NDArray[np.int64]) -> None:
         """Count after how many steps each planted canary came back; our own coin needs no look."""
@@ -478,7 +497,9 @@ class Recorder(Checkpointed):
         return Transcript(
             member=self._canaries.member,
             tensor=self._tensor.copy(),
-            canaries=CanarySums(**{name: array.copy() for name, array in self._sums.items()}),
+            canaries=CanarySums(
+                **{name: array.copy() for name, array in self._sums.items()} | self._whole_sums()
+            ),
             steps=StepSums(**{name: rows.pop(name) for name in _STEP_FIELDS}),
             kept=self._kept.copy(),
             watch_tensor=watch.copy(),
@@ -510,7 +531,8 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._store is not None:
             self._store.flush(sync=True)
-        state: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
+        sums = {name: item.copy() for name, item in self._sums.items()} | self._whole_sums()
+        state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
         state["previous"] = self._previous.copy()
         if self._drawn is not None:
@@ -582,6 +604,9 @@ class Recorder(Checkpointed):
             self._store.resume(steps)
         self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
         self._rows = {name: _Rows(array) for name, array in rows.items()}
+        declared = rows["noise_multiplier"]
+        first = declared[0] if declared.size else 0.0
+        self._varied = bool(first > 0.0 and (declared[declared > 0.0] != first).any())
         self._own_coin, self._background = progress.own_coin, progress.background
         self._watched = progress.watched
         self._flags[:] = False

@@ -161,9 +161,16 @@ class StepSums:
     batch_size: NDArray[np.float64] = field(default_factory=_unrecorded)
 
 
+# Arrays that came later: a transcript has all of them or, if it is older, none.
+_LATER = frozenset(
+    prefix + item.name
+    for prefix, part in (("canaries.", CanarySums), ("steps.", StepSums))
+    for item in fields(part)
+    if item.default_factory is not MISSING
+)
 # Fields of a step that have one number, and not one a tensor.
 _BY_STEP = frozenset({"clip_norm", "noise_multiplier"}) | {
-    item.name for item in fields(StepSums) if item.default_factory is not MISSING
+    name.removeprefix("steps.") for name in _LATER
 }
 
 
@@ -341,7 +348,13 @@ class Transcript:
             ),
             "i",
         )
-        for name, array in self.arrays().items():
+        arrays = self.arrays()
+        missing = sorted(_LATER - arrays.keys())
+        if 0 < len(missing) < len(_LATER):
+            raise FileFormatError(
+                f"Expected {missing[0]} beside the other arrays of its time, got none."
+            )
+        for name, array in arrays.items():
             kind = kinds.get(name, "f")
             if array.shape != shapes[name] or array.dtype.kind != kind:
                 raise FileFormatError(
