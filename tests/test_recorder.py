@@ -133,10 +133,38 @@ def test_sums_are_those_of_the_whole_matrix(run, chunk, monkeypatch):
     np.testing.assert_allclose(sums.square, (values**2).sum(axis=0), **close)
     np.testing.assert_allclose(sums.planted_total, (values * flags).sum(axis=0), **close)
     np.testing.assert_allclose(sums.planted_square, (values**2 * flags).sum(axis=0), **close)
-    residuals = values - flags
+    # From here on in units of the noise that is declared, relative to that of the first step.
+    unit = (norms / norms[0] if run.vary else np.ones(70))[:, None]
+    residuals = (values - flags) / unit
+    others = np.where(flags, 0.0, residuals)
     np.testing.assert_allclose(sums.lag, (residuals[1:] * residuals[:-1]).sum(axis=0), **close)
+    np.testing.assert_allclose(sums.other_total, others.sum(axis=0), **close)
+    np.testing.assert_allclose(sums.other_square, (others**2).sum(axis=0), **close)
+    np.testing.assert_allclose(transcript.schedule, unit[:, 0], **close)
 
     rows = transcript.steps
+    np.testing.assert_allclose(rows.least, others.min(axis=1), **close)
+    np.testing.assert_allclose(rows.most, others.max(axis=1), **close)
+    for step in range(70):
+        planted = residuals[step, flags[step]]
+        ends = (planted.min(), planted.max()) if planted.size else (np.nan, np.nan)
+        np.testing.assert_allclose((rows.planted_least[step], rows.planted_most[step]), ends)
+        before = np.where(flags[step], 0.0, others[:step].sum(axis=0))
+        length = np.sqrt((before**2).sum())
+        along = before @ others[step] / length if length else np.nan
+        np.testing.assert_allclose(rows.carried[step], along, rtol=1e-9, atol=1e-9)
+    near = np.abs(residuals) < 1e-3 * rows.noise_multiplier[0]
+    np.testing.assert_array_equal(rows.silent, (near & ~flags).sum(axis=1))
+    np.testing.assert_array_equal(rows.planted_silent, (near & flags).sum(axis=1))
+    gaps, last = np.zeros(70, dtype=int), np.zeros(flags.shape[1], dtype=int)
+    for step in range(0 if run.own_coin else 70):
+        for index in np.flatnonzero(flags[step]):
+            gaps[step - last[index]] += last[index] > 0
+            last[index] = step + 1
+    np.testing.assert_array_equal(rows.gaps, gaps)
+    np.testing.assert_array_equal(sums.last_planted, last)
+    assert np.isnan(rows.batch_size).all()
+
     np.testing.assert_array_equal(rows.clip_norm, norms)
     claimed = norms / 2 if run.vary else np.full(70, 1.25)
     np.testing.assert_array_equal(rows.noise_multiplier, claimed)

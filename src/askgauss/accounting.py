@@ -42,15 +42,23 @@ __all__ = [
     "dpsgd_signal_to_noise",
     "dpsgd_tradeoff",
     "history_epsilon",
+    "schedule_epsilon_lower",
+    "schedule_factor",
+    "schedule_levels",
 ]
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 History = tuple[tuple[float, float, int], ...]
+Schedule = tuple[tuple[float, int], ...]
 
 # Grid points per standard deviation of one step's privacy loss. The error is of second order.
 _CLAIM_RESOLUTION = 50.0
 _AUDIT_RESOLUTION = 100.0
+# Different steps that a schedule is rounded to, and the grid points per deviation of one: each
+# costs time.
+_SCHEDULE_LEVELS = 64
+_SCHEDULE_RESOLUTION = 20.0
 # dp-accounting builds and reads its grids in Python loops; this many points take about a second.
 _CLAIM_POINTS = 1e5
 # No grid gets coarser than this while it fits: in wider cells averages of e^loss say too little.
@@ -351,6 +359,105 @@ def dpsgd_signal_to_noise(
     return _signal_to_noise(float(epsilon), float(delta), float(sampling_rate), int(steps))
 
 
+def schedule_epsilon_lower(
+    *, signal_to_noise: NDArray[np.float64], sampling_rate: float, delta: float
+) -> float:
+    """Epsilon that steps which differ in their signal-to-noise ratio leak at least.
+
+    Args:
+        signal_to_noise: The ratio C / sigma of every step, each 0 or above and finite.
+        sampling_rate: Probability that a record joins a batch, in (0, 1].
+        delta: Delta, in (0, 1).
+
+    Returns:
+        A lower bound on epsilon; see `schedule_levels`.
+
+    Examples:
+        >>> ratios = np.array([0.5, 0.5, 0.5, 0.5])
+        >>> schedule_epsilon_lower(signal_to_noise=ratios, sampling_rate=1.0, delta=1e-5)  # exact
+        4.377178...
+    """
+    ratios = np.asarray(signal_to_noise, dtype=np.float64)
+    _check_run(sampling_rate, ratios.size)
+    _validate.probability(delta=delta)
+    _validate.non_negative(signal_to_noise=float(ratios.min()))
+    return _schedule_epsilon(schedule_levels(ratios), float(sampling_rate), float(delta))
+
+
+def schedule_factor(
+    *, epsilon: float, signal_to_noise: NDArray[np.float64], sampling_rate: float, delta: float
+) -> float:
+    """The factor on all ratios of a schedule at which it contradicts a claimed epsilon.
+
+    To four digits and rounded up, so that a run at or above it breaks the claim; infinite where
+    nothing does.
+    """
+    ratios = np.asarray(signal_to_noise, dtype=np.float64)
+    _check_run(sampling_rate, ratios.size)
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    return _schedule_factor(
+        float(epsilon), schedule_levels(ratios), float(sampling_rate), float(delta)
+    )
+
+
+def schedule_levels(ratios: Array) -> Schedule:
+    """Different signal-to-noise ratios and their numbers of steps; many are rounded down to a few.
+
+    A smaller ratio leaks less, so that what is composed of these is a lower bound.
+    """
+    values, counts = np.unique(ratios, return_counts=True)
+    if values.size > _SCHEDULE_LEVELS:
+        # Equal steps of the 3/2th power: between equal shares of the leak and of the logarithm.
+        scale = values**1.5
+        edges = np.linspace(scale[0], scale[-1], _SCHEDULE_LEVELS)
+        group = np.searchsorted(edges, scale * (1.0 + 1e-12), side="right") - 1
+        lowest = np.minimum.reduceat(values, np.unique(group, return_index=True)[1])
+        counts = np.bincount(np.unique(group, return_inverse=True)[1], counts).astype(np.int64)
+        values = lowest
+    return tuple((float(value), int(count)) for value, count in zip(values, counts, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _schedule_epsilon(levels: Schedule, sampling_rate: float, delta: float) -> float:
+    levels = tuple((ratio, count) for ratio, count in levels if ratio > 0.0)
+    if len(levels) < 2:
+        return _epsilon_lower(levels[0][0], sampling_rate, levels[0][1], delta) if levels else 0.0
+    if sampling_rate == 1.0:
+        return gdp_epsilon(delta, math.sqrt(sum(count * ratio**2 for ratio, count in levels)))
+    steps = sum(count for _, count in levels)
+    # Where the run is too wide for one grid, the steps that leak most speak for it.
+    loudest = levels[-1]
+    resolution = min(_SCHEDULE_RESOLUTION, max(5.0, 4e4 / math.sqrt(steps)))
+    variance = sum(count * _loss_deviation(ratio, sampling_rate) ** 2 for ratio, count in levels)
+    interval = min(math.sqrt(variance / steps) / resolution, _WIDEST)
+    if np.ptp(_loss_range(loudest[0], sampling_rate)) > _LONGEST_RANGE:
+        return _epsilon_lower(loudest[0], sampling_rate, loudest[1], delta)
+    while interval <= _WIDEST:
+        merged = [_merged_step(ratio, sampling_rate, interval) for ratio, _ in levels]
+        parts = [(step[1], step[2], count) for step, (_, count) in zip(merged, levels, strict=True)]
+        composed = _convolve(parts)
+        if composed is not None:
+            first, masses = composed
+            origin = sum(step[0] * count for step, (_, count) in zip(merged, levels, strict=True))
+            return _hockey_stick_epsilon(origin + interval * first, interval, masses, delta, steps)
+        interval *= 4.0
+    return _epsilon_lower(loudest[0], sampling_rate, loudest[1], delta)
+
+
+@lru_cache(maxsize=64)
+def _schedule_factor(epsilon: float, levels: Schedule, sampling_rate: float, delta: float) -> float:
+    steps = sum(count for _, count in levels)
+    if _noiseless_epsilon(sampling_rate, steps, delta) == 0.0 or levels[-1][0] == 0.0:
+        return math.inf
+
+    def leak(factor: float) -> float:
+        scaled = tuple((factor * ratio, count) for ratio, count in levels)
+        return _schedule_epsilon(scaled, sampling_rate, delta)
+
+    return _bracket(leak, epsilon, 1.0, tolerance=1e-5)[1]
+
+
 @lru_cache(maxsize=256)
 def _signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     if _noiseless_epsilon(sampling_rate, steps, delta) == 0.0:
@@ -365,8 +472,10 @@ def _signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: 
     return _bracket(leak, epsilon, start)[1]
 
 
-def _bracket(function: Callable[[float], float], level: float, start: float) -> tuple[float, float]:
-    """Positive x and y, a few 1e-8 apart, with f(x) <= level < f(y), for an increasing f."""
+def _bracket(
+    function: Callable[[float], float], level: float, start: float, tolerance: float = 1e-8
+) -> tuple[float, float]:
+    """Positive x and y, a few tolerances apart, with f(x) <= level < f(y), for an increasing f."""
     from scipy.optimize import brentq
 
     low, high, factor = start, start, 1.0 + 1e-4
@@ -374,12 +483,13 @@ def _bracket(function: Callable[[float], float], level: float, start: float) -> 
         low, high, factor = low / factor, low, min(factor**4, 1e3)
     while function(high) <= level:
         low, high, factor = high, high * factor, min(factor**4, 1e3)
-    root = float(brentq(lambda x: function(x) - level, low, high, xtol=1e-9 * low, rtol=1e-9))
+    fine = 0.1 * tolerance
+    root = float(brentq(lambda x: function(x) - level, low, high, xtol=fine * low, rtol=fine))
     low = high = root
     while function(low) > level:
-        low *= 1.0 - 1e-8
+        low *= 1.0 - tolerance
     while function(high) <= level:
-        high *= 1.0 + 1e-8
+        high *= 1.0 + tolerance
     return low, high
 
 
@@ -552,7 +662,15 @@ def _gather(
 
 
 def _self_convolve(index: Integers, mass: Array, steps: int) -> tuple[int, Array] | None:
-    """Distribution of the sum of ``steps`` draws of an integer.
+    """Distribution of the sum of ``steps`` draws of an integer; see `_convolve`."""
+    return _convolve([(index, mass, steps)])
+
+
+def _convolve(parts: list[tuple[Integers, Array, int]]) -> tuple[int, Array] | None:
+    """Distribution of the sum of integers, so many draws of each kind.
+
+    Args:
+        parts: Of each kind its values, their probabilities and the number of draws.
 
     Returns:
         The integer of the first entry, and the probabilities from there on; None if they would be
@@ -560,33 +678,43 @@ def _self_convolve(index: Integers, mass: Array, steps: int) -> tuple[int, Array
     """
     from scipy.fft import irfft, next_fast_len, rfft
 
-    kept = mass > 1e-18 / steps  # leaving some out lowers the bound, by far less than rounding
-    index, mass = index[kept], mass[kept]
-    center = round(float(index @ mass))
-    offsets = index - center
-    drift = steps * float(offsets @ mass)
-    low = math.floor(drift - _reach(-offsets, mass, steps))
-    high = math.ceil(drift + _reach(offsets, mass, steps))
+    steps = sum(count for _, _, count in parts)
+    centred, origin, drift = [], 0, 0.0
+    for index, mass, count in parts:
+        kept = mass > 1e-18 / steps  # leaving some out lowers the bound, by far less than rounding
+        index, mass = index[kept], mass[kept]
+        center = round(float(index @ mass))
+        centred.append((index - center, mass, count))
+        origin += count * center
+        drift += count * float((index - center) @ mass)
+    low = math.floor(drift - _reach([(-offsets, *rest) for offsets, *rest in centred]))
+    high = math.ceil(drift + _reach(centred))
     if high - low >= _LARGEST_FFT:
         return None
     size = next_fast_len(high - low + 1, real=True)
     # Around the mean, the phases that the power multiplies are small where anything is left.
-    single = np.bincount(offsets % size, weights=mass, minlength=size)
-    return steps * center + low, np.roll(irfft(rfft(single) ** steps, size), -low)
+    spectrum: Any = 1.0
+    for offsets, mass, count in centred:
+        spectrum = spectrum * (
+            rfft(np.bincount(offsets % size, weights=mass, minlength=size)) ** count
+        )
+    return origin + low, np.roll(irfft(spectrum, size), -low)
 
 
-def _reach(offsets: Integers, mass: Array, steps: int) -> float:
+def _reach(parts: list[tuple[Integers, Array, int]]) -> float:
     """How far the sum may rise above its mean with probability _OUTSIDE, by Chernoff's bound."""
-    mean = float(offsets @ mass)
-    centered = offsets - mean
-    top = float(centered.max())
-    deviation = math.sqrt(steps * float(centered**2 @ mass))
-    if deviation == 0.0:
+    centred = [(offsets - float(offsets @ mass), mass, count) for offsets, mass, count in parts]
+    variance = sum(count * float(offsets**2 @ mass) for offsets, mass, count in centred)
+    if variance == 0.0:
         return 0.0
-    orders = 16.0 * 2.0 ** (-0.5 * np.arange(20)) / deviation
-    log_moments = orders * top + np.log(np.exp(np.outer(orders, centered - top)) @ mass)
-    bounds = (steps * log_moments - math.log(_OUTSIDE)) / orders
-    return min(float(bounds.min()), steps * top)
+    orders = 16.0 * 2.0 ** (-0.5 * np.arange(20)) / math.sqrt(variance)
+    log_moments, furthest = np.zeros(orders.size), 0.0
+    for offsets, mass, count in centred:
+        top = float(offsets.max())
+        moments = np.exp(np.outer(orders, offsets - top)) @ mass
+        log_moments += count * (orders * top + np.log(moments))
+        furthest += count * top
+    return min(float(((log_moments - math.log(_OUTSIDE)) / orders).min()), furthest)
 
 
 def _hockey_stick_epsilon(

@@ -108,7 +108,7 @@ def audit(
         checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error)
         named = {item.check for item in findings}
         findings += tuple(
-            _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
+            _as_it_concerns(item, method, evidence) for item in checks if item.check not in named
         )
     bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
     scope = scope_of(findings, _exercised(given)) if diagnostics else ()
@@ -182,12 +182,12 @@ def _too_weak(contribution: Finding) -> bool:
     return expected < 0.99 or (contribution.status is Status.WARN and measured < expected)
 
 
-def _as_it_concerns(finding: Finding, assumption: Assumption) -> Finding:
+def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
     """A failure that this bound does not rest on is a warning, not a reason to discard it."""
     harmless = (
         finding.status is Status.FAIL
         and finding.consequence is Consequence.INVALIDATES
-        and not assumption.rests_on(finding.undermines)
+        and not method.concerns(evidence, finding)
     )
     return replace(finding, status=Status.WARN) if harmless else finding
 

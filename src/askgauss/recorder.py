@@ -15,14 +15,27 @@ from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.step_store import StepWriter
-from askgauss.transcript import CanarySums, RunFacts, StepSums, Transcript
+from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
 
 __all__ = ["Recorder"]
 
 _KEPT = 256
-# Canaries worked on at once: their sums stay in the cache from one operation to the next.
-_CHUNK = 1 << 14
+# Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
+# products of so few are not handed to other threads.
+_CHUNK = 1 << 13
 _STEP_FIELDS = tuple(item.name for item in fields(StepSums))
+_COUNTS = ("planted", "last_planted")
+# Numbers of a step that are kept in one row together, since every row costs time.
+_MARKS = (
+    "least",
+    "most",
+    "planted_least",
+    "planted_most",
+    "silent",
+    "planted_silent",
+    "carried",
+    "batch_size",
+)
 
 
 class _Rows:
@@ -48,7 +61,11 @@ class _Rows:
         return self._count
 
     def rows(self) -> NDArray[Any]:
-        return self._array[: self._count].copy()
+        return self.view().copy()
+
+    def view(self) -> NDArray[Any]:
+        """The rows themselves, until the next one is added."""
+        return self._array[: self._count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +100,7 @@ class Recorder(Checkpointed):
         poisson: Whether your own sampler draws every record by an independent coin in every step.
             Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
             needs no word for it.
+        records: Records the training draws its batches from, to compare the sizes of batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
 
@@ -115,6 +133,7 @@ class Recorder(Checkpointed):
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
         poisson: bool = False,
+        records: int | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
@@ -126,11 +145,14 @@ class Recorder(Checkpointed):
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
+        if records is not None:
+            _validate.integer(1, records=records)
         self._canaries = canaries
         self._sampling_rate = None if sampling_rate is None else float(sampling_rate)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self._poisson = bool(poisson)
+        self._records = None if records is None else int(records)
         self._store = None if store is None else StepWriter(store, canaries)
         self._coin = random_stream(canaries.root_seed, Stream.PLANTING)
         self._present = np.flatnonzero(canaries.member)
@@ -138,6 +160,8 @@ class Recorder(Checkpointed):
         self._own_coin: bool | None = None
         self._background: Literal["known", "unknown"] | None = None
         self._watched: int | None = None
+        # Whether steps were declared to differ in their noise, so that sums are in two units.
+        self._varied = False
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
@@ -145,7 +169,7 @@ class Recorder(Checkpointed):
         self._tensor = np.ascontiguousarray(canaries.tensor)
         self._tensors = tensors = int(self._tensor.max(initial=0)) + 1
         self._sums: dict[str, NDArray[Any]] = {
-            item.name: np.zeros(size, dtype=np.int64 if item.name == "planted" else np.float64)
+            item.name: np.zeros(size, dtype=np.int64 if item.name in _COUNTS else np.float64)
             for item in fields(CanarySums)
         }
         self._chunks = list(_by_tensor(self._tensor))
@@ -162,6 +186,8 @@ class Recorder(Checkpointed):
             "square": _Rows.empty(np.float64, tensors),
             "kept_values": _Rows.empty(np.float64, self._kept.size),
             "kept_planted": _Rows.empty(np.bool_, self._kept.size),
+            "marks": _Rows.empty(np.float64, len(_MARKS)),
+            "gaps": _Rows.empty(np.int64),
             "watch_values": _Rows.empty(np.float64, 0),
         }
 
@@ -207,6 +233,7 @@ class Recorder(Checkpointed):
         clip_norm: float | None = None,
         noise_multiplier: float | None = None,
         watch: ArrayLike | None = None,
+        batch_size: int | None = None,
     ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
@@ -220,6 +247,7 @@ class Recorder(Checkpointed):
             noise_multiplier: Noise multiplier claimed for this step, if not the recorder's.
             watch: The released sum, less its clean value where that is known, at
                 ``canaries.watch``.
+            batch_size: Records in the batch of the training, as its sampler drew it.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape, type or range.
@@ -233,6 +261,8 @@ class Recorder(Checkpointed):
         claimed = self._noise_multiplier if noise_multiplier is None else noise_multiplier
         if claimed is not None:
             _validate.non_negative(noise_multiplier=claimed)
+        if batch_size is not None:
+            _validate.integer(0, batch_size=batch_size)
         known: Literal["known", "unknown"] = "unknown" if background is None else "known"
         if self._background not in (None, known):
             raise RecordingError(
@@ -260,13 +290,18 @@ class Recorder(Checkpointed):
             self._rows["watch_values"].append(watched / norm)
             self._rows["kept_values"].append(values[self._kept])
             self._rows["kept_planted"].append(self._flags[self._kept])
-            self._add(values, indices)
+            self._add(values, indices, batch_size)
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
 
-    def _add(self, values: NDArray[np.float64], planted: NDArray[np.int64]) -> None:
-        """Add a step to the sums, and turn its values into what is left without the plantings."""
+    def _add(
+        self, values: NDArray[np.float64], planted: NDArray[np.int64], batch_size: int | None
+    ) -> None:
+        """Add a step to the sums, and turn its values into what is left without the plantings.
+
+        What is left is in units of the noise declared for the step, relative to that of the first.
+        """
         sums, rows, tensors = self._sums, self._rows, self._tensors
         chosen = values[planted]
         squares = chosen * chosen
@@ -276,25 +311,90 @@ class Recorder(Checkpointed):
         rows["planted_square"].append(np.bincount(strata, squares, tensors))
         # The planted ones are set to zero, rather than taken off again later: nothing cancels.
         values[planted] = 0.0
+        unit, quiet = self._unit()
         total, square = np.zeros(tensors), np.zeros(tensors)
+        silent, along, length, least, most = 0, 0.0, 0.0, 0.0, 0.0
         for part, order, starts, groups in self._chunks:
-            these = values[part]
-            sums["total"][part] += these
-            total[groups] += np.add.reduceat(these[order], starts)
+            these, before = values[part], sums["other_total"][part]
             product = these * these
-            sums["square"][part] += product
-            square[groups] += np.add.reduceat(product[order], starts)
+            if groups.size == 1:
+                total[groups[0]] += np.add.reduce(these)
+                square[groups[0]] += np.add.reduce(product)
+            else:
+                total[groups] += np.add.reduceat(these[order], starts)
+                square[groups] += np.add.reduceat(product[order], starts)
+            if self._varied:
+                sums["total"][part] += these
+                sums["square"][part] += product
+                these /= unit
+                np.multiply(these, these, out=product)
+            silent += np.count_nonzero(product < quiet)
+            sums["other_square"][part] += product
+            along += float(before @ these)
+            length += float(before @ before)
+            before += these
+            least = min(least, float(np.minimum.reduce(these)))
+            most = max(most, float(np.maximum.reduce(these)))
             np.multiply(these, self._previous[part], out=product)
             sums["lag"][part] += product
         rows["total"].append(total)
         rows["square"].append(square)
         sums["planted"][planted] += 1
         for name, addend in (("total", chosen), ("square", squares)):
-            sums[name][planted] += addend
             sums[f"planted_{name}"][planted] += addend
+            if self._varied:
+                sums[name][planted] += addend
         chosen -= 1.0
+        if self._varied:
+            chosen /= unit
+        nan, ends = np.nan, (np.nan, np.nan)
+        if planted.size:
+            # Nothing was added to these: they are as they were before the step.
+            before = sums["other_total"][planted]
+            length -= float(before @ before)
+            ends = float(np.minimum.reduce(chosen)), float(np.maximum.reduce(chosen))
+        near = silent - planted.size, np.count_nonzero(chosen * chosen < quiet)
+        rows["marks"].append(
+            (
+                *(least, most, *ends),
+                *(near if quiet > 0.0 else (nan, nan)),
+                along / length**0.5 if length > 0.0 else nan,
+                nan if batch_size is None else batch_size,
+            )
+        )
+        self._add_gaps(planted)
         values[planted] = chosen
         sums["lag"][planted] += chosen * self._previous[planted]
+
+    def _unit(self) -> tuple[float, float]:
+        """The noise declared for this step relative to the first, and the square of silence."""
+        declared = self._rows["noise_multiplier"].view()
+        first, last = declared[0], declared[-1]
+        if not (first > 0.0 and last > 0.0):
+            return 1.0, 0.0
+        if last != first and not self._varied:
+            self._sums |= self._whole_sums()
+            self._varied = True
+        return float(last / first), float(SILENCE * first) ** 2
+
+    def _whole_sums(self) -> dict[str, NDArray[np.float64]]:
+        """Sums over all steps; while these are in one unit, they are put together when needed."""
+        sums = self._sums
+        return {
+            name: sums[name].copy()
+            if self._varied
+            else sums[f"other_{name}"] + sums[f"planted_{name}"]
+            for name in ("total", "square")
+        }
+
+    def _add_gaps(self, planted: NDArray[np.int64]) -> None:
+        """Count after how many steps each planted canary came back; our own coin needs no look."""
+        self._rows["gaps"].append(0)
+        if self._own_coin is False:
+            last = self._sums["last_planted"]
+            again = last[planted]
+            np.add.at(self._rows["gaps"].view(), self.steps - again[again > 0] - 1, 1)
+            last[planted] = self.steps
 
     def _append_to_store(
         self, values: NDArray[np.float64], background: Literal["known", "unknown"], own_coin: bool
@@ -392,11 +492,14 @@ class Recorder(Checkpointed):
         if self._store is not None:
             self._store.flush()
         rows = {name: item.rows() for name, item in self._rows.items()}
+        rows |= zip(_MARKS, np.ascontiguousarray(rows.pop("marks").T), strict=True)
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
             tensor=self._tensor.copy(),
-            canaries=CanarySums(**{name: array.copy() for name, array in self._sums.items()}),
+            canaries=CanarySums(
+                **{name: array.copy() for name, array in self._sums.items()} | self._whole_sums()
+            ),
             steps=StepSums(**{name: rows.pop(name) for name in _STEP_FIELDS}),
             kept=self._kept.copy(),
             watch_tensor=watch.copy(),
@@ -416,6 +519,7 @@ class Recorder(Checkpointed):
             fair_coins=self._canaries.fair_coins,
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
+            records=self._records,
             seed=self._canaries.root_seed,
         )
 
@@ -427,7 +531,8 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._store is not None:
             self._store.flush(sync=True)
-        state: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
+        sums = {name: item.copy() for name, item in self._sums.items()} | self._whole_sums()
+        state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
         state["previous"] = self._previous.copy()
         if self._drawn is not None:
@@ -473,6 +578,7 @@ class Recorder(Checkpointed):
                 f"{progress.watched}."
             )
         size = self._canaries.size
+        state = _with_later_parts(state, size)
         sums = {name: _part(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
         previous = _part(state, "previous", self._previous, size)
         drawn = None
@@ -498,6 +604,9 @@ class Recorder(Checkpointed):
             self._store.resume(steps)
         self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
         self._rows = {name: _Rows(array) for name, array in rows.items()}
+        declared = rows["noise_multiplier"]
+        first = declared[0] if declared.size else 0.0
+        self._varied = bool(first > 0.0 and (declared[declared > 0.0] != first).any())
         self._own_coin, self._background = progress.own_coin, progress.background
         self._watched = progress.watched
         self._flags[:] = False
@@ -513,6 +622,34 @@ def _by_tensor(
         groups, counts = np.unique(tensor[part], return_counts=True)
         order = slice(None) if groups.size == 1 else np.argsort(tensor[part], kind="stable")
         yield part, order, np.cumsum(counts) - counts, groups
+
+
+def _with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
+    """A checkpoint with the parts that were added later: what can be told of the steps it had."""
+    total, rows = state.get("sums.total"), state.get("rows.clip_norm")
+    if "rows.marks" in state or not (
+        isinstance(total, np.ndarray) and isinstance(rows, np.ndarray)
+    ):
+        return state
+    steps = len(rows)
+    declared = np.asarray(state.get("rows.noise_multiplier", ()))
+    # In other units where the noise followed a schedule: then nobody can tell any more.
+    same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
+    later = {
+        f"sums.other_{name}": state[f"sums.{name}"] - state[f"sums.planted_{name}"]
+        if same and f"sums.planted_{name}" in state and f"sums.{name}" in state
+        else np.full(size, np.nan)
+        for name in ("total", "square")
+    }
+    return (
+        state
+        | later
+        | {
+            "sums.last_planted": np.zeros(size, dtype=np.int64),
+            "rows.marks": np.full((steps, len(_MARKS)), np.nan),
+            "rows.gaps": np.zeros(steps, dtype=np.int64),
+        }
+    )
 
 
 def _part(

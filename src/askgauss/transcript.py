@@ -7,7 +7,7 @@ step has the noise multiplier as its standard deviation, whatever the clip norm 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -17,7 +17,10 @@ from askgauss import _files, _plain
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["CanarySums", "RunFacts", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
+
+# Noise below this share of what is declared is none: what is left are rounding errors.
+SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 1
@@ -52,6 +55,7 @@ class RunFacts:
         tensors: Names of the tensors, in the order of the tensor indices.
         exercised: Parts of the training pipeline the canaries went through.
         precision: Names of the number formats met.
+        records: Records the training draws its batches from, where that was said.
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
@@ -79,14 +83,27 @@ class RunFacts:
     tensors: tuple[str, ...] = ()
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
+    records: int | None = None
     seed: int | None = None
     contribution: float | None = None
     notes: tuple[str, ...] = ()
 
 
+def _unrecorded() -> NDArray[np.float64]:
+    """A field that came later: empty in transcripts that were recorded before it."""
+    return np.zeros(0)
+
+
+def _uncounted() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanarySums:
     """Sums over the steps, one entry a canary.
+
+    Where a noise multiplier is declared by step, `lag`, `other_total` and `other_square` are in
+    units of it, relative to that of the first step: under a schedule too, all steps weigh the same.
 
     Attributes:
         planted: Number of steps it was planted in.
@@ -95,6 +112,10 @@ class CanarySums:
         planted_total: Sum over the steps it was planted in.
         planted_square: Sum of squares over those.
         lag: Sum of products of neighbouring steps, the planted signal taken out.
+        other_total: Sum over the steps it was not planted in.
+        other_square: Sum of squares over those.
+        last_planted: The last step it was planted in, from 1; 0 if none. All 0 where the recorder's
+            own coin planted.
     """
 
     planted: NDArray[np.int64]
@@ -103,13 +124,18 @@ class CanarySums:
     planted_total: NDArray[np.float64]
     planted_square: NDArray[np.float64]
     lag: NDArray[np.float64]
+    other_total: NDArray[np.float64] = field(default_factory=_unrecorded)
+    other_square: NDArray[np.float64] = field(default_factory=_unrecorded)
+    last_planted: NDArray[np.int64] = field(default_factory=_uncounted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
     """Sums over the canaries, one row a step and one column a tensor.
 
-    There are columns up to the last tensor that holds a canary; block canaries have one in all.
+    There are columns up to the last tensor that holds a canary; block canaries have one in all. The
+    fields from `least` on have one number a step, nan or empty where they were not recorded; those
+    of single observations are in units as `CanarySums.other_total` is.
 
     Attributes:
         clip_norm: The clip norm of the step.
@@ -119,6 +145,16 @@ class StepSums:
         planted_square: Sum of squares over the planted ones.
         total: Sum over the others, present or absent.
         square: Sum of squares over the others.
+        least: The smallest observation without a planting, or 0.
+        most: The largest one, or 0.
+        planted_least: The smallest observation with a planting, less the planting.
+        planted_most: The largest one.
+        silent: Observations without a planting that are below `SILENCE` of the declared noise.
+        planted_silent: The same of those with one, less the planting.
+        carried: The others along the sum of all before them, over its norm: a draw of the noise.
+        gaps: How often a canary came back after so many steps; row 0 is the next step. All 0 where
+            the recorder's own coin planted.
+        batch_size: Records in the batch of the step.
     """
 
     clip_norm: NDArray[np.float64]
@@ -128,6 +164,28 @@ class StepSums:
     planted_square: NDArray[np.float64]
     total: NDArray[np.float64]
     square: NDArray[np.float64]
+    least: NDArray[np.float64] = field(default_factory=_unrecorded)
+    most: NDArray[np.float64] = field(default_factory=_unrecorded)
+    planted_least: NDArray[np.float64] = field(default_factory=_unrecorded)
+    planted_most: NDArray[np.float64] = field(default_factory=_unrecorded)
+    silent: NDArray[np.float64] = field(default_factory=_unrecorded)
+    planted_silent: NDArray[np.float64] = field(default_factory=_unrecorded)
+    carried: NDArray[np.float64] = field(default_factory=_unrecorded)
+    gaps: NDArray[np.int64] = field(default_factory=_uncounted)
+    batch_size: NDArray[np.float64] = field(default_factory=_unrecorded)
+
+
+# Arrays that came later: a transcript has all of them or, if it is older, none.
+_LATER = frozenset(
+    prefix + item.name
+    for prefix, part in (("canaries.", CanarySums), ("steps.", StepSums))
+    for item in fields(part)
+    if item.default_factory is not MISSING
+)
+# Fields of a step that have one number, and not one a tensor.
+_BY_STEP = frozenset({"clip_norm", "noise_multiplier"}) | {
+    name.removeprefix("steps.") for name in _LATER
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,6 +237,17 @@ class Transcript:
         return int(self.steps.clip_norm.size)
 
     @property
+    def schedule(self) -> NDArray[np.float64]:
+        """The declared noise of every step relative to that of the first; ones where there is none.
+
+        A step that is declared to have no noise counts like one of which nothing is declared.
+        """
+        declared = self.steps.noise_multiplier
+        if not (np.isfinite(declared).all() and (declared > 0.0).all()):
+            return np.ones(declared.size)
+        return np.asarray(declared / declared[0])
+
+    @property
     def finite(self) -> bool:
         """Whether every observation was a finite number."""
         # A square may overflow where the value itself does not; then its variance is lost too.
@@ -228,15 +297,14 @@ class Transcript:
         _files.write_arrays(target, _KIND, _SCHEMA, self.arrays(), metadata)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Every array by a flat name; the gram matrix only where there is one."""
+        """Every array by a flat name, without those that were not recorded."""
         result: dict[str, NDArray[Any]] = {}
         for prefix, part in (("", self), ("canaries.", self.canaries), ("steps.", self.steps)):
             for item in fields(part):
                 value = getattr(part, item.name)
-                if isinstance(value, np.ndarray):
+                optional = item.default_factory is not MISSING
+                if isinstance(value, np.ndarray) and not (optional and value.size == 0):
                     result[prefix + item.name] = value
-        if self.gram.size == 0:
-            del result["gram"]
         return result
 
     @classmethod
@@ -277,8 +345,10 @@ class Transcript:
         shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(("member", "tensor"), (canaries,)),
             **{f"canaries.{item.name}": (canaries,) for item in fields(CanarySums)},
-            **{f"steps.{item.name}": (steps, tensors) for item in fields(StepSums)},
-            **dict.fromkeys(("steps.clip_norm", "steps.noise_multiplier"), (steps,)),
+            **{
+                f"steps.{item.name}": (steps,) if item.name in _BY_STEP else (steps, tensors)
+                for item in fields(StepSums)
+            },
             "kept": (self.kept.size,),
             **dict.fromkeys(("kept_values", "kept_planted"), (steps, self.kept.size)),
             "watch_values": (steps, self.watch_tensor.size),
@@ -286,9 +356,19 @@ class Transcript:
             "gram": (min(len(self.gram), self.kept.size),) * 2,
         }
         kinds = {"member": "b", "kept_planted": "b"} | dict.fromkeys(
-            ("tensor", "canaries.planted", "steps.planted", "kept", "watch_tensor"), "i"
+            (
+                *("tensor", "kept", "watch_tensor"),
+                *("canaries.planted", "canaries.last_planted", "steps.planted", "steps.gaps"),
+            ),
+            "i",
         )
-        for name, array in self.arrays().items():
+        arrays = self.arrays()
+        missing = sorted(_LATER - arrays.keys())
+        if 0 < len(missing) < len(_LATER):
+            raise FileFormatError(
+                f"Expected {missing[0]} beside the other arrays of its time, got none."
+            )
+        for name, array in arrays.items():
             kind = kinds.get(name, "f")
             if array.shape != shapes[name] or array.dtype.kind != kind:
                 raise FileFormatError(

@@ -94,3 +94,7 @@ class Auditor(abc.ABC, Generic[Evidence]):
     ) -> tuple[Finding, ...]:
         """What the evidence itself says about whether the method applies."""
         return ()
+
+    def concerns(self, evidence: Evidence, finding: Finding) -> bool:
+        """Whether a failure of this check could make the bound too high."""
+        return self.assumption.rests_on(finding.undermines)

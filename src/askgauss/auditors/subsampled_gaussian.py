@@ -23,6 +23,7 @@ from askgauss.stats import gaussian
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
 from askgauss.stats.shift import ShiftTest, SlopeTest
+from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
 __all__ = ["StepEvidence", "SubsampledGaussian"]
@@ -31,6 +32,13 @@ __all__ = ["StepEvidence", "SubsampledGaussian"]
 # leak in one tensor is looked for with a fifth of what is left.
 _RATE_SHARE = 0.2
 _STRATA_SHARE = 0.2
+# Checks of the law of the scores, which a fit within canaries makes nothing of.
+_OF_THE_SCORES = (
+    "normality of absent scores",
+    "normality of present scores",
+    "equal variance",
+    "identical distribution",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,11 @@ class StepEvidence:
         finite: Whether every observation was finite.
         poisson_declared: Whether that it is Poisson is the user's word alone.
         skipped: Steps that were released and not observed.
+        schedule: Where the declared noise differs between steps: that of the first over that of
+            others, and how many have it, as `accounting.schedule_levels` rounds them.
+        schedule_scale: Root of the mean square of the declared noise, over that of the first step.
+        weighted: With a schedule, the fit of planting by steps as they are declared: of all
+            observations, then of each tensor's.
     """
 
     strata: tuple[Stratum, ...]
@@ -88,6 +101,61 @@ class StepEvidence:
     finite: bool
     poisson_declared: bool = False
     skipped: int = 0
+    schedule: tuple[tuple[float, int], ...] = ()
+    schedule_scale: float = 1.0
+    weighted: tuple[SlopeTest, ...] = ()
+
+    def epsilon(self, signal_to_noise: float, sampling_rate: float, delta: float) -> float:
+        """What the steps leak at least; the ratio is that of the first one."""
+        if self.schedule and signal_to_noise != math.inf:
+            return accounting.schedule_epsilon_lower(
+                signal_to_noise=signal_to_noise * self._ratios(),
+                sampling_rate=sampling_rate,
+                delta=delta,
+            )
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal_to_noise,
+            sampling_rate=sampling_rate,
+            steps=self.steps,
+            delta=delta,
+        )
+
+    def signal_to_noise(self, epsilon: float, sampling_rate: float, delta: float) -> float:
+        """The ratio, of the first step, at which the steps leak more than ``epsilon``."""
+        if self.schedule:
+            return accounting.schedule_factor(
+                epsilon=epsilon,
+                signal_to_noise=self._ratios(),
+                sampling_rate=sampling_rate,
+                delta=delta,
+            )
+        return accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=self.steps
+        )
+
+    def central_limit_ratio(self, epsilon: float, sampling_rate: float, delta: float) -> float:
+        """About the same, by the central limit theorem: mu^2 = q^2 times the sum of e^(r^2) - 1."""
+        ratios = self._ratios() if self.schedule else np.ones(self.steps)
+        level = math.log(gaussian.gdp_mu(epsilon, delta) / sampling_rate)
+
+        def excess(log_factor: float) -> float:
+            # The sum on a logarithmic scale: it overflows otherwise.
+            squares = (math.exp(log_factor) * ratios) ** 2
+            with np.errstate(divide="ignore"):
+                logs = np.where(
+                    squares > 30.0, squares, np.log(np.expm1(np.minimum(squares, 30.0)))
+                )
+            return 0.5 * float(np.logaddexp.reduce(logs)) - level
+
+        low, high = -20.0, 20.0
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if excess(middle) > 0.0 else (middle, high)
+        return math.exp(high)
+
+    def _ratios(self) -> NDArray[np.float64]:
+        ratios, counts = zip(*self.schedule, strict=True)
+        return np.repeat(np.array(ratios), np.array(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +164,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
 
     Assumes:
         Steps are independent subsampled Gaussian mechanisms: Poisson sampling at one rate, and
-        Gaussian noise that is independent between steps and canaries.
+        Gaussian noise that is independent between steps and canaries, of one scale or of one that
+        follows the declared schedule.
 
     Guarantee:
         ``epsilon_lower`` exceeds the epsilon of the mechanism with the *planted* sampling rate in
@@ -132,7 +201,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             strata=_strata(data),
             # Given how often each canary was planted, its sum is a straight line in that number.
             counts=SlopeTest.fit(data.canaries.planted / root, data.canaries.total / root),
-            within=_within(data),
+            within=within_canaries(data),
             background_known=facts.background == "known",
             steps=data.number_of_steps,
             sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
@@ -142,6 +211,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             finite=data.finite,
             poisson_declared=facts.poisson_declared,
             skipped=facts.skipped_steps,
+            **_schedule(data),
         )
 
     def epsilon_lower(self, evidence: StepEvidence, *, delta: float, confidence: float) -> float:
@@ -157,12 +227,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             error *= 1.0 - _RATE_SHARE
         if rate == 0.0:
             return 0.0
-        return accounting.dpsgd_epsilon_lower(
-            signal_to_noise=self._signal_lower(evidence, error),
-            sampling_rate=rate,
-            steps=evidence.steps,
-            delta=delta,
-        )
+        return evidence.epsilon(self._signal_lower(evidence, error), rate, delta)
 
     def _signal_lower(self, evidence: StepEvidence, error: float) -> float:
         """The largest of the pooled bound and of every tensor's own, each at its share.
@@ -171,8 +236,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         """
         slope = self._slope(evidence)
         if slope is not None:
-            return slope.lower(error)
-        pooled, *tensors = evidence.strata
+            return slope.lower(error) * evidence.schedule_scale
+        pooled, *tensors = self._fits(evidence)
         if not tensors:
             return pooled.lower(error)
         share = _STRATA_SHARE * error / len(tensors)
@@ -191,19 +256,28 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             return evidence.counts
         return None if evidence.background_known else evidence.within
 
+    def _fits(self, evidence: StepEvidence) -> tuple[Stratum | SlopeTest, ...]:
+        """What bounds the ratio of single steps: all observations, then each tensor's."""
+        return evidence.weighted or evidence.strata
+
+    def concerns(self, evidence: StepEvidence, finding: Finding) -> bool:
+        """The fit within canaries holds for any background: it makes nothing of scores."""
+        if self._slope(evidence) is evidence.within and finding.check in _OF_THE_SCORES:
+            return False
+        return self.assumption.rests_on(finding.undermines)
+
     def epsilon_point(self, evidence: StepEvidence, *, delta: float) -> float | None:
         """The median-unbiased estimate from all tensors together."""
         if not evidence.finite:
             return None
         slope = self._slope(evidence)
-        signal = (evidence.strata[0] if slope is None else slope).lower(0.5)
+        if slope is None:
+            signal = self._fits(evidence)[0].lower(0.5)
+        else:
+            signal = slope.lower(0.5) * evidence.schedule_scale
         rate = evidence.sampling_rate
-        return accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal,
-            sampling_rate=evidence.plantings / evidence.opportunities if rate is None else rate,
-            steps=evidence.steps,
-            delta=delta,
-        )
+        rate = evidence.plantings / evidence.opportunities if rate is None else rate
+        return evidence.epsilon(signal, rate, delta)
 
     def p_value(self, evidence: StepEvidence, *, epsilon: float, delta: float) -> float:
         """The smallest error at which the bound exceeds ``epsilon``."""
@@ -216,13 +290,11 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 )
             )
         # With the rate known, the claim is one ratio, and every stratum tests it at its share.
-        critical = accounting.dpsgd_signal_to_noise(
-            epsilon=epsilon, delta=delta, sampling_rate=rate, steps=evidence.steps
-        )
+        critical = evidence.signal_to_noise(epsilon, rate, delta)
         slope = self._slope(evidence)
         if slope is not None:
-            return slope.p_value(critical)
-        pooled, *tensors = evidence.strata
+            return slope.p_value(critical / evidence.schedule_scale)
+        pooled, *tensors = fits = self._fits(evidence)
         if not tensors:
             return pooled.p_value(critical)
         shares = [1.0 - _STRATA_SHARE] + [_STRATA_SHARE / len(tensors)] * len(tensors)
@@ -230,7 +302,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             1.0,
             *(
                 stratum.p_value(critical) / share
-                for stratum, share in zip(evidence.strata, shares, strict=True)
+                for stratum, share in zip(fits, shares, strict=True)
             ),
         )
 
@@ -259,6 +331,14 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         )
         share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
         slope = self._slope(evidence)
+        if evidence.schedule:
+            # Of a schedule the ratio is that of the first step; steps not observed are left out.
+            scale = 1.0 if slope is None else evidence.schedule_scale
+            claimed, true = (
+                evidence.central_limit_ratio(value, rate, delta) / scale
+                for value in (epsilon, true_epsilon)
+            )
+            slope = slope or evidence.weighted[0]
         if slope is not None:
             # Other records that are left in stay, however little noise there is.
             variance = slope.residual / slope.degrees_of_freedom
@@ -361,18 +441,49 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
     return (whole, *(stratum(names[index], np.array([index])) for index in worth))
 
 
-def _within(transcript: Transcript) -> SlopeTest:
-    """Least squares of all observations on planting, with a level of its own for each canary."""
-    sums, steps = transcript.canaries, transcript.number_of_steps
-    planted = sums.planted.astype(np.float64)
-    spread = float((planted * (1.0 - planted / steps)).sum())
-    product = float((sums.planted_total - planted * sums.total / steps).sum())
-    slope = product / spread if spread else 0.0
-    residual = float((sums.square - sums.total**2 / steps).sum()) - slope * product
-    # The levels cost one degree of freedom each.
+def _schedule(transcript: Transcript) -> dict[str, Any]:
+    """What the evidence holds of a declared schedule; nothing where the steps are alike."""
+    unit = transcript.schedule
+    if (unit == 1.0).all():
+        return {}
+    scale = math.sqrt(float((unit**2).mean()))
+    groups = transcript.steps.planted.shape[1]
+    planted = transcript.steps.planted.sum(axis=0)
+    observed = unit.size * np.bincount(transcript.tensor, minlength=groups)
+    worth = np.flatnonzero((planted >= 2) & (observed - planted >= 2))
+    tensors = [] if worth.size < 2 else [np.array([index]) for index in worth]
+    return {
+        "schedule": accounting.schedule_levels(1.0 / unit),
+        "schedule_scale": scale,
+        "weighted": tuple(
+            _weighted(transcript, columns) for columns in (np.arange(groups), *tensors)
+        ),
+    }
+
+
+def _weighted(transcript: Transcript, columns: NDArray[np.int64]) -> SlopeTest:
+    """Least squares on planting, every step in units of its declared noise."""
+    steps, unit = transcript.steps, transcript.schedule
+    planted, planted_total, planted_square, total, square = (
+        part[:, columns].sum(axis=1)
+        for part in (
+            steps.planted,
+            steps.planted_total,
+            steps.planted_square,
+            steps.total,
+            steps.square,
+        )
+    )
+    count = unit.size * int(np.isin(transcript.tensor, columns).sum())
+    values = float(((total + planted_total) / unit).sum())
+    weights = float((planted / unit).sum())
+    spread = float((planted / unit**2).sum()) - weights**2 / count
+    product = float((planted_total / unit**2).sum()) - weights * values / count
+    slope = product / spread if spread > 0.0 else 0.0
+    residual = float(((square + planted_square) / unit**2).sum()) - values**2 / count
     return SlopeTest(
-        count=max(planted.size * (steps - 1) + 1, 3),
+        count=max(count, 3),
         slope=slope,
-        spread=spread,
-        residual=max(residual, 0.0),
+        spread=max(spread, 0.0),
+        residual=max(residual - slope * product, 0.0),
     )

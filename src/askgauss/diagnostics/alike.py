@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.diagnostics.tails import correlation_tail
+from askgauss.diagnostics.tails import correlation_tail, skewed_tail
 from askgauss.results import Consequence
 
-__all__ = ["most_alike", "same_noise"]
+__all__ = ["most_alike", "same_noise", "squared_cosines_p_value"]
 
 # Two noises that correlate this much are one noise, with something added.
 _SAME_NOISE = 0.7
 # Rows that are all compared with each other; of more, so many pairs are.
 _COMPARED_ROWS = 4096
 _FEWEST_COMPARED = 64
+# Rows whose squared cosines are added up, at most.
+_ADDED_UP = 512
 
 
 def same_noise(correlation: float) -> Consequence:
@@ -55,3 +59,31 @@ def most_alike(rows: NDArray[np.float64]) -> tuple[float, int, int, float] | Non
     first, second = sorted(int(alive[index]) for index in place)
     p_value = min(1.0, 2.0 * pairs * correlation_tail(abs(best), rows.shape[1]))
     return best, first, second, p_value
+
+
+def squared_cosines_p_value(rows: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean squared cosine of all pairs of rows over what chance gives, and its p-value.
+
+    Where every row has a little in common with all others no pair stands out, but their sum does.
+    Cosines of independent directions in d dimensions are independent pair by pair, with squares of
+    mean 1/d and variance 2 (d - 1) / (d^2 (d + 2)); three of them around a triangle are not, which
+    gives the sum its skewness, 4/d for many rows.
+    """
+    norms = np.sqrt((rows**2).sum(axis=1))
+    alive = rows[norms > 0.0] / norms[norms > 0.0, None]
+    alive = alive[:: -(-len(alive) // _ADDED_UP)] if len(alive) else alive
+    count, dimension = len(alive), rows.shape[1]
+    if count < 2 or dimension < 2:
+        return 1.0, 1.0
+    gram = alive @ alive.T if count <= dimension else alive.T @ alive
+    pairs = 0.5 * count * (count - 1.0)
+    total = 0.5 * (float((gram**2).sum()) - count)
+    d = float(dimension)
+    variance = 2.0 * (d - 1.0) / (d * d * (d + 2.0))
+    fourth, sixth = 3.0 / (d * (d + 2.0)), 15.0 / (d * (d + 2.0) * (d + 4.0))
+    single = sixth - 3.0 * fourth / d + 2.0 / d**3
+    triangle = 4.0 * (d - 1.0) / (d**3 * (d + 2.0) ** 2)
+    third = pairs * single + 2.0 * pairs * (count - 2.0) * triangle
+    deviation = math.sqrt(pairs * variance)
+    score = (total - pairs / d) / deviation
+    return total * d / pairs, skewed_tail(score, third / deviation**3)

@@ -12,18 +12,21 @@ from scipy.special import ndtri
 from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.tails import Spread
-from askgauss.transcript import RunFacts, Transcript
+from askgauss.transcript import SILENCE, RunFacts, Transcript
 
-__all__ = ["INTERVAL_ERROR", "TOLERANCE", "Context", "around"]
+__all__ = ["INTERVAL_ERROR", "NOTICED", "TOLERANCE", "Context", "around"]
 
 # A measured difference below this is real or not, but does not matter to anybody.
 TOLERANCE = 0.005
 # Intervals next to measured values have this error.
 INTERVAL_ERROR = 0.01
-# Noise below this share of what is claimed is none: what is left are rounding errors.
-_SILENCE = 1e-3
+# Standard errors that a fault must measure to be noticed with probability .8: one of some thirty
+# checks that share half of the default gate error rejects from 4.3 on.
+NOTICED = 5.2
 # Fewer values than these may all be that small by chance; only exact zeros tell then.
 _FEWEST_TO_HEAR = 5
+# Fewer values than these may seem to lie on a lattice.
+_FEWEST_ON_A_LATTICE = 200
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
 
@@ -52,6 +55,11 @@ class Context:
         return self.facts.background == "known"
 
     @property
+    def exact(self) -> bool:
+        """Whether they are also noise of directions that share nothing with those planted."""
+        return self.known and self.transcript.gram.size == 0
+
+    @property
     def own_coin(self) -> bool:
         """Whether the recorder planted, so that the training's sampler was never met."""
         return self.facts.sampling == "own coin"
@@ -65,15 +73,47 @@ class Context:
     @functools.cached_property
     def squares(self) -> NDArray[np.float64]:
         """Their sums of squares, by step."""
-        return self.audible(self.transcript.steps.square.sum(axis=1), self.others)
+        unit = self.schedule**2
+        return unit * self.audible(self.transcript.steps.square.sum(axis=1) / unit, self.others)
+
+    @functools.cached_property
+    def schedule(self) -> NDArray[np.float64]:
+        """The declared noise of every step, relative to that of the first."""
+        return self.transcript.schedule
+
+    @functools.cached_property
+    def even(self) -> Spread:
+        """The noise of all steps together, in units in which they are declared to be alike."""
+        return Spread(self.noise.freedom, float((self.squares / self.schedule**2).sum()))
+
+    @functools.cached_property
+    def by_canary(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
+        """Count, sum and sum of squares of each canary's observations without a planting.
+
+        In units in which steps are alike; None where they were not recorded in those.
+        """
+        sums, steps = self.transcript.canaries, self.transcript.number_of_steps
+        total, square = sums.other_total, sums.other_square
+        if total.size == 0 and (self.schedule == 1.0).all():
+            total, square = sums.total - sums.planted_total, sums.square - sums.planted_square
+        if total.size == 0 or not np.isfinite(total).all():
+            return None
+        return np.asarray(steps - sums.planted, dtype=np.float64), total, np.maximum(square, 0.0)
 
     def audible(
         self, squares: NDArray[np.float64], counts: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Sums of so many squares, zero where they are rounding errors and no noise."""
+        """Sums of so many squares, zero where they are rounding errors and no noise.
+
+        They are in units in which steps are declared to be alike.
+        """
         claimed = self.claimed_noise
-        unit = 1.0 if claimed is None or not claimed.any() else float(claimed.max())
-        silent = (squares < counts * (_SILENCE * unit) ** 2) & (counts >= _FEWEST_TO_HEAR)
+        unit = 1.0
+        if claimed is not None and claimed.any():
+            unit = float((claimed / self.schedule).max())
+        silent = (squares < counts * (SILENCE * unit) ** 2) & (counts >= _FEWEST_TO_HEAR)
         return np.where(silent, 0.0, squares)
 
     @functools.cached_property
@@ -86,12 +126,15 @@ class Context:
         """The noise multiplier claimed for each step."""
         steps = self.transcript.number_of_steps
         claimed = None if self.claim is None else self.claim.noise_multiplier
+        by_step = self.transcript.steps.noise_multiplier
+        declared = bool(np.isfinite(by_step).all())
+        if claimed is None and declared and np.ptp(by_step) > 0.0:
+            return by_step
         if claimed is None:
             claimed = self.facts.noise_multiplier
-        if claimed is not None:
-            return np.full(steps, claimed)
-        by_step = self.transcript.steps.noise_multiplier
-        return by_step if np.isfinite(by_step).all() else None
+        if claimed is None:
+            return by_step if declared else None
+        return np.full(steps, float(claimed))
 
     @property
     def claimed_rate(self) -> float | None:
@@ -118,8 +161,8 @@ class Context:
 
         Args:
             signal: What a record adds to the sum of a step at least, in clip norms.
-            noise: The noise multiplier at most; as measured over the whole run if not given, or as
-                claimed where other records hide it.
+            noise: The noise multiplier at most, of the first step where they follow a schedule; as
+                measured over the whole run if not given, or as claimed where other records hide it.
             rate: How often at least; as accounted for if not given.
             steps: In how many steps; as accounted for if not given.
 
@@ -129,20 +172,24 @@ class Context:
             enough.
         """
         rate = rate or self.claimed_rate
-        steps = steps or self.claimed_steps or self.transcript.number_of_steps
+        taken = self.transcript.number_of_steps
+        steps = steps or self.claimed_steps or taken
         if self.noise.square == 0.0 or signal <= 0.0:
             return False, ""
         if self.claim is None or rate is None:
             return True, ""
-        if noise is None:
-            noise = self.noise.interval(INTERVAL_ERROR)[1]
-            if not self.known and self.claimed_noise is not None:
-                noise = min(noise, float(self.claimed_noise.max()))
-        implied = accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal / noise,
-            sampling_rate=rate,
-            steps=steps,
-            delta=self.claim.delta,
+        # What the steps have relative to each other is as declared; beyond them, as on average.
+        level = self.even.interval(INTERVAL_ERROR)[1] if noise is None else noise
+        if noise is None and not self.known and self.claimed_noise is not None:
+            level = min(level, float((self.claimed_noise / self.schedule).max()))
+        by_step = np.resize(self.schedule, steps)
+        return self.exceeds(signal / (level * by_step), rate)
+
+    def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
+        """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
+        assert self.claim is not None
+        implied = accounting.schedule_epsilon_lower(
+            signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta
         )
         if implied <= (1.0 + TOLERANCE) * self.claim.epsilon:
             return False, ""
@@ -158,6 +205,8 @@ class Context:
     def quiet(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Single values that never include a planting, one row a step, and each column's tensor.
 
+        They are in units in which steps are declared to be alike.
+
         These are kept absent canaries and watched coordinates. Where there are very many of the
         latter, the first few of every tensor are taken: those of equal tensors still match.
         """
@@ -172,8 +221,55 @@ class Context:
         parts = (transcript.kept_values[:, absent], transcript.watch_values[:, chosen])
         tensors = (transcript.tensor[transcript.kept][absent], watched[chosen])
         values = np.concatenate(parts, axis=1)
+        if (self.schedule != 1.0).any():
+            values /= self.schedule[:, None]
         for axis in (0, 1):
             squares, count = (values**2).sum(axis=axis), np.array(values.shape[axis])
             silent = (self.audible(squares, count) == 0.0) & (squares > 0.0)
             values[(slice(None), silent) if axis == 0 else silent] = 0.0
         return values, np.concatenate(tensors)
+
+    @functools.cached_property
+    def quiet_by_tensor(self) -> NDArray[np.float64] | None:
+        """The same values, each tensor's by its own scale; None where one has no noise."""
+        values, tensor = self.quiet
+        count = np.maximum(np.bincount(tensor), 1)
+        scale = np.sqrt(np.bincount(tensor, (values**2).mean(axis=0)) / count)[tensor]
+        if not (scale > 0.0).all() or not (np.ptp(values, axis=1) > 0.0).all():
+            return None
+        return np.asarray(values / scale)
+
+    @functools.cached_property
+    def absolute(self) -> NDArray[np.float64]:
+        """Such values as they were released, without those that are zero."""
+        unit = self.schedule * self.transcript.steps.clip_norm
+        values = (self.quiet[0] * unit[:, None]).ravel()
+        return np.asarray(values[values != 0.0])
+
+    @functools.cached_property
+    def lattice(self) -> float:
+        """The step of an even lattice that all of them lie on, 0 if there is none.
+
+        Any numbers of finite precision lie on some lattice; one that fewer values could fill than
+        there are is no accident.
+        """
+        values = self.absolute
+        if values.size < _FEWEST_ON_A_LATTICE:
+            return 0.0
+        size = np.unique(np.round(np.abs(values) / values.std(), 7))
+        gaps = np.diff(size, prepend=0.0)
+        step = float(gaps[gaps > 0.0].min())
+        if size[-1] > step * values.size:
+            return 0.0
+        # The largest value says the step more exactly than the smallest gap.
+        step = float(size[-1]) / round(float(size[-1]) / step)
+        off = np.abs(size / step - np.rint(size / step))
+        return step * float(values.std()) if float(off.max()) < 0.01 else 0.0
+
+    @property
+    def spacing_in_deviations(self) -> float:
+        """Spacing of that lattice in standard deviations of the noise, where it is the widest."""
+        if self.lattice == 0.0:
+            return 0.0
+        unit = self.transcript.steps.clip_norm * self.schedule
+        return self.lattice / (float(unit.min()) * self.even.scale)

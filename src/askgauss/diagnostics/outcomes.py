@@ -8,10 +8,10 @@ from dataclasses import replace
 from askgauss.diagnostics.causes import root_causes
 from askgauss.results import Assumption, Consequence, Finding, Status
 
-__all__ = ["apply_gate", "fact", "judged", "not_run"]
+__all__ = ["SUSPICIOUS", "apply_gate", "fact", "judged", "not_run"]
 
 # A p-value below this that the gate does not reject is worth a look, and no more than that.
-_SUSPICIOUS = 1e-3
+SUSPICIOUS = 1e-3
 
 
 def judged(
@@ -111,7 +111,7 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
         rejecting = rejecting and item.p_value <= error / (len(order) - rank)
         if rejecting:
             listed[index] = replace(item, status=_failed_status(item.consequence))
-        elif item.p_value < _SUSPICIOUS:
+        elif item.p_value < SUSPICIOUS:
             listed[index] = replace(item, status=Status.INFO)
         else:
             listed[index] = replace(item, remedy="")

@@ -7,17 +7,32 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, betainc, betaincc, chdtr, chdtrc, chdtri, gammaln, stdtr
+from scipy.special import (
+    bdtr,
+    bdtrc,
+    betainc,
+    betaincc,
+    chdtr,
+    chdtrc,
+    chdtri,
+    gammaincc,
+    gammaln,
+    ndtr,
+    stdtr,
+)
 
 __all__ = [
     "Spread",
     "binomial_p_value",
     "correlation_tail",
     "equal_variances_p_value",
+    "extreme_p_value",
     "oddest_variance",
     "overlap_p_value",
     "ratio_p_value",
     "ratio_tail",
+    "share_p_values",
+    "skewed_tail",
 ]
 
 
@@ -59,6 +74,42 @@ def ratio_p_value(ratio: float, numerator: float, denominator: float) -> float:
     x = numerator * ratio / (numerator * ratio + denominator)
     below = float(betainc(0.5 * numerator, 0.5 * denominator, x))
     return min(1.0, 2.0 * min(below, ratio_tail(ratio, numerator, denominator)))
+
+
+def share_p_values(
+    share: NDArray[np.float64], freedom: NDArray[np.float64], whole: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of shares of a sum of squares of Gaussian observations: P[at most this], P[at least this].
+
+    Exact, and sharper than a ratio to the rest where the rest is small.
+
+    Args:
+        share: Part of the whole sum of squares.
+        freedom: Degrees of freedom of that part, below ``whole``.
+        whole: Degrees of freedom of all of it.
+    """
+    first, second, x = 0.5 * freedom, 0.5 * (whole - freedom), np.clip(share, 0.0, 1.0)
+    return np.asarray(betainc(first, second, x)), np.asarray(betaincc(first, second, x))
+
+
+def extreme_p_value(above: float, at_least: float, count: int) -> float:
+    """Of the largest of ``count`` independent draws, two-sided.
+
+    Args:
+        above: Probability that one draw reaches it.
+        at_least: The same, or a little less where draws lie on a lattice.
+        count: Number of draws.
+    """
+    below = math.exp(count * math.log1p(-min(at_least, 1.0 - 1e-16)))
+    return min(1.0, 2.0 * min(count * above, below))
+
+
+def skewed_tail(score: float, skewness: float) -> float:
+    """P[X >= score] for a standardised sum of this skewness above 0, by a shifted gamma law."""
+    if skewness < 1e-6:
+        return float(ndtr(-score))
+    shape = 4.0 / skewness**2
+    return float(gammaincc(shape, max(shape + score * math.sqrt(shape), 0.0)))
 
 
 def equal_variances_p_value(square: NDArray[np.float64], freedom: NDArray[np.float64]) -> float:

@@ -264,12 +264,14 @@ class SlopeTest:
         slope: Least-squares slope.
         spread: Sum of squared deviations of the weights.
         residual: Sum of squared residuals.
+        inflation: How many times as much the slope varies as residuals that are alike give it.
     """
 
     count: int
     slope: float
     spread: float
     residual: float
+    inflation: float = 1.0
 
     @classmethod
     def fit(cls, weights: NDArray[np.float64], scores: NDArray[np.float64]) -> SlopeTest:
@@ -289,7 +291,8 @@ class SlopeTest:
 
     @property
     def _statistic(self) -> float:
-        return self.slope * math.sqrt(self.spread * self.degrees_of_freedom / self.residual)
+        root = math.sqrt(self.spread * self.degrees_of_freedom / self.residual)
+        return self.slope * root / self.inflation
 
     def lower(self, error: float) -> float:
         """Lower bound on the slope in units of the noise."""
@@ -298,7 +301,7 @@ class SlopeTest:
         if self.residual == 0.0:
             return math.inf
         noncentrality = lower_noncentrality(self._statistic, self.degrees_of_freedom, error)
-        return noncentrality / math.sqrt(self.spread)
+        return noncentrality * self.inflation / math.sqrt(self.spread)
 
     def p_value(self, shift: float) -> float:
         """The p-value of "the slope is at most this many units of the noise"."""
@@ -306,12 +309,12 @@ class SlopeTest:
             return 1.0
         if self.residual == 0.0:
             return 0.0 if self.slope > 0.0 else 1.0
-        noncentrality = shift * math.sqrt(self.spread)
+        noncentrality = shift * math.sqrt(self.spread) / self.inflation
         return float(noncentral_t.survival(self._statistic, self.degrees_of_freedom, noncentrality))
 
     def power(self, *, shift: float, true_shift: float, error: float) -> float:
         """Probability that "the slope is at most ``shift``" is rejected at a true shift."""
-        root, freedom = math.sqrt(self.spread), self.degrees_of_freedom
+        root, freedom = math.sqrt(self.spread) / self.inflation, self.degrees_of_freedom
         critical = _critical(error, shift * root, freedom)
         return float(noncentral_t.survival(critical, freedom, true_shift * root))
 

@@ -1,0 +1,337 @@
+"""Checks of the noise value by value: every coordinate's, where canaries are planted, the extremes.
+
+What is pooled over a run hides a few values that have no noise, or far too much of something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrc, ndtr, stdtr
+
+from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
+from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
+from askgauss.diagnostics.tails import (
+    Spread,
+    correlation_tail,
+    equal_variances_p_value,
+    extreme_p_value,
+    ratio_p_value,
+    share_p_values,
+)
+from askgauss.results import Assumption, Consequence, Finding
+from askgauss.transcript import SILENCE
+
+__all__ = ["value_checks"]
+
+_FEWEST_VALUES = 1000
+_FEWEST_OBSERVATIONS = 20
+_FEWEST_PLANTINGS = 10
+_FEWEST_TO_COMPARE = 100
+# Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
+_SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
+_KNOWN = "a known background, to tell noise from other records"
+_ORTHOGONAL = "canaries that are orthogonal by construction"
+
+
+def value_checks(context: Context) -> Iterator[Finding]:
+    """Every check of single values of the noise."""
+    yield _by_coordinate(context)
+    yield _silent(context)
+    yield _planted(context)
+    yield _single_plantings(context)
+    yield _extremes(context)
+    yield _precision(context)
+
+
+def _missing(context: Context) -> str | None:
+    """What is missing to take single values for noise."""
+    if not context.known:
+        return _KNOWN
+    if not context.exact:
+        return _ORTHOGONAL
+    return "noise" if context.noise.square == 0.0 else None
+
+
+def _by_coordinate(context: Context) -> Finding:
+    """Every canary's noise against that of all: one without noise is a breach by itself."""
+    name, missing, by_canary = "noise by coordinate", _missing(context), context.by_canary
+    if missing:
+        return not_run(name, missing)
+    if by_canary is None:
+        return not_run(name, "sums of every canary in units of the declared noise")
+    use = by_canary[0] >= 1
+    count, square = by_canary[0][use], by_canary[2][use]
+    if count.size < 2:
+        return not_run(name, "two coordinates that were seen without a planting")
+    square = context.audible(square, count)
+    silent = int(np.count_nonzero((square == 0.0) & (count >= 2)))
+    whole = float(square.sum()), float(count.sum())
+    below, above = share_p_values(square / whole[0], count, whole[1])
+    tests = [min(1.0, count.size * float(below.min())), min(1.0, count.size * float(above.min()))]
+    level = math.sqrt(whole[0] / whole[1])
+    scales = np.sqrt(square / count) / level
+    spread = _beyond_chance(scales, count)
+    if not silent and count.min() >= _FEWEST_OBSERVATIONS:
+        tests.append(equal_variances_p_value(square, count))
+    p_value = 0.0 if silent else min(1.0, len(tests) * min(tests))
+    lowest = int(np.argmin(below))
+    broken, implied = silent > 0, ""
+    if not silent and p_value < SUSPICIOUS:
+        # Either one coordinate stands out, or they differ without any standing out.
+        share = Spread(float(count[lowest]), float(square[lowest]))
+        one = share.interval(INTERVAL_ERROR / count.size)[1]
+        broken, implied = context.breach(noise=min(one, level * (1.0 - spread)))
+    if silent:
+        summary = f"{silent:,} of {count.size:,} coordinates are released without noise."
+    else:
+        summary = (
+            f"the least noise of {count.size:,} coordinates is {scales[lowest]:.3f} times the "
+            f"average{_by_chance(p_value)}.{implied}"
+        )
+    smallest = 1.3 * NOTICED / math.sqrt(2.0 * float(np.median(count)))
+    return judged(
+        name,
+        p_value,
+        summary,
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=float(scales[lowest]),
+        claimed=1.0,
+        remedy="Every coordinate needs noise of one scale: look for a mask, a slice or a threshold "
+        "that leaves some of them out.",
+        tolerable=not silent and spread < TOLERANCE and min(tests[:2]) > SUSPICIOUS,
+        sees=f"a coordinate with {min(smallest, 1.0):.0%} less noise than the others",
+    )
+
+
+def _by_chance(p_value: float) -> str:
+    return ", as the least of so many may be by chance" if p_value > SUSPICIOUS else ""
+
+
+def _beyond_chance(scales: NDArray[np.float64], count: NDArray[np.float64]) -> float:
+    """What is left of the variation of relative scales once chance has had its share."""
+    chance = float((0.5 / count).mean())
+    return math.sqrt(max(float(scales.var()) - chance, 0.0))
+
+
+def _silent(context: Context) -> Finding:
+    """Whether single values have no noise: more of them lie next to zero than chance has it."""
+    name, missing, steps = "values without noise", _missing(context), context.transcript.steps
+    if missing:
+        return not_run(name, missing)
+    seen = np.isfinite(steps.silent)
+    if not seen.any():
+        return not_run(name, "a noise_multiplier declared to the recorder")
+    planted = steps.planted.sum(axis=1)[seen]
+    near, values = int(steps.silent[seen].sum()), int(context.others[seen].sum())
+    near_planted, plantings = int(steps.planted_silent[seen].sum()), int(planted.sum())
+    reach = SILENCE * float(steps.noise_multiplier[0]) / context.even.scale
+    chance = _near_zero(context, reach)
+    tests = [_at_least(near, values, chance)]
+    if plantings and context.facts.contribution is None:
+        tests.append(_at_least(near_planted, plantings, chance))
+    p_value = min(1.0, len(tests) * min(tests))
+    where = " where a canary is planted" if tests[-1] < tests[0] else ""
+    found, of = (near_planted, plantings) if where else (near, values)
+    return judged(
+        name,
+        p_value,
+        f"{found:,} of {of:,} values{where} have next to no noise, where chance gives "
+        f"{chance * of:,.1f}.",
+        consequence=Consequence.BREACH,
+        measured=float(found),
+        claimed=chance * of,
+        remedy="Every value needs noise in every step: look for what leaves some of them out.",
+        sees=f"{max(NOTICED * math.sqrt(chance / values), 3.0 / values):.2g} of all values "
+        "without noise",
+    )
+
+
+def _near_zero(context: Context, reach: float) -> float:
+    """Probability that noise lies within ``reach`` deviations of zero, on its lattice if any."""
+    lattice = context.lattice
+    if lattice == 0.0:
+        return 2.0 * float(ndtr(reach)) - 1.0
+    steps = context.transcript.steps
+    spacing = lattice / (steps.clip_norm * context.schedule * context.even.scale)
+    edge = (np.floor(reach / spacing) + 0.5) * spacing
+    return float((2.0 * ndtr(edge) - 1.0).mean())
+
+
+def _at_least(found: int, trials: int, chance: float) -> float:
+    return float(bdtrc(found - 1, trials, chance)) if found else 1.0
+
+
+def _planted_residuals(context: Context) -> tuple[float, float, float]:
+    """Count, mean and squared deviations of planted observations, in units of alike steps."""
+    steps, unit = context.transcript.steps, context.schedule
+    planted = steps.planted.sum(axis=1).astype(np.float64)
+    total = (steps.planted_total.sum(axis=1) - planted) / unit
+    square = steps.planted_square.sum(axis=1) - 2.0 * steps.planted_total.sum(axis=1) + planted
+    count, mean = float(planted.sum()), float(total.sum() / max(planted.sum(), 1.0))
+    return count, mean, max(float((square / unit**2).sum()) - count * mean**2, 0.0)
+
+
+def _planted(context: Context) -> Finding:
+    """Whether noise is the same where a canary is planted as where it is not."""
+    name, missing = "planted noise", _missing(context)
+    if missing:
+        return not_run(name, missing)
+    if context.facts.contribution is not None:
+        return not_run(name, "canaries that are planted with the whole clip norm")
+    count, _, square = _planted_residuals(context)
+    if count < _FEWEST_PLANTINGS:
+        return not_run(name, f"{_FEWEST_PLANTINGS} plantings, got {count:.0f}")
+    freedom = count - 1.0
+    others = context.even
+    ratio = (square / freedom) / (others.square / others.freedom)
+    none = ratio < SILENCE**2
+    p_value = 0.0 if none else ratio_p_value(ratio, freedom, others.freedom)
+    relative, broken, implied = math.sqrt(ratio), none, ""
+    if not none and ratio < 1.0 and p_value < SUSPICIOUS:
+        high = Spread(freedom, square).interval(INTERVAL_ERROR)[1]
+        broken, implied = context.breach(noise=high)
+    return judged(
+        name,
+        p_value,
+        "there is no noise where a canary is planted."
+        if none
+        else f"where a canary is planted, noise is {relative:.3f} times that elsewhere.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
+        measured=relative,
+        claimed=1.0,
+        remedy="Noise must not know of the signal: look for noise that is drawn, scaled or masked "
+        "by the gradients, and for records that are not clipped to one norm.",
+        tolerable=abs(relative - 1.0) < TOLERANCE,
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"noise {NOTICED / math.sqrt(2.0 * count):.1%} off where a canary is planted",
+    )
+
+
+def _single_plantings(context: Context) -> Finding:
+    """Whether any single planting adds more or less than noise around a clip norm explains."""
+    name, missing, steps = "single plantings", _missing(context), context.transcript.steps
+    if missing:
+        return not_run(name, missing)
+    if context.facts.contribution is not None:
+        return not_run(name, "canaries that are planted with the whole clip norm")
+    seen = np.isfinite(steps.planted_most)
+    count = int(steps.planted.sum(axis=1)[: seen.size][seen].sum())
+    if count == 0:
+        return not_run(name, "plantings")
+    most, least = float(steps.planted_most[seen].max()), float(steps.planted_least[seen].min())
+    scale, freedom = context.even.scale, context.even.freedom
+    half = context.spacing_in_deviations / 2.0
+    above = max(most / scale - half, 0.0), max(-least / scale - half, 0.0)
+    tails = [min(1.0, count * float(stdtr(freedom, -value))) for value in above]
+    p_value = min(1.0, 2.0 * min(tails))
+    upwards = tails[0] <= tails[1]
+    unit = float(context.schedule.max())
+    furthest = 1.0 + unit * (most if upwards else least)
+    # The step is not recorded with it: in units of the noisiest step it is at most this far.
+    return judged(
+        name,
+        p_value,
+        f"of {count:,} plantings the one furthest off reads {furthest:+.2f} clip norms, "
+        f"{max(above):.1f} deviations of the noise from one.",
+        consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
+        measured=furthest,
+        claimed=1.0,
+        remedy="Some records add more than the clip norm in some steps: look for a branch that "
+        "does not clip (empty, padded or nan gradients, another device, another tensor)."
+        if upwards
+        else "Some plantings add far less than the clip norm, or something else besides.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"a single planting of {1.0 + unit * scale * 6.5:.3g} clip norms",
+    )
+
+
+def _extremes(context: Context) -> Finding:
+    """Whether the extremes of all values are those of Gaussian noise: neither heavy nor cut off."""
+    name, missing, steps = "noise extremes", _missing(context), context.transcript.steps
+    if missing:
+        return not_run(name, missing)
+    seen = np.isfinite(steps.most)
+    count = int(context.others[: seen.size][seen].sum())
+    if count < _FEWEST_TO_COMPARE:
+        return not_run(name, f"{_FEWEST_TO_COMPARE} observations without a planting")
+    most, least = float(steps.most[seen].max()), -float(steps.least[seen].min())
+    norm = math.sqrt(context.even.square)
+    half = 0.5 * context.spacing_in_deviations * context.even.scale
+    p_values = [
+        extreme_p_value(
+            correlation_tail((value - half) / norm, context.even.freedom),
+            correlation_tail((value + half) / norm, context.even.freedom),
+            count,
+        )
+        for value in (most, least)
+    ]
+    scale = context.even.scale
+    return judged(
+        name,
+        min(1.0, 2.0 * min(p_values)),
+        f"of {count:,} values the least and the most are {-least / scale:.2f} and "
+        f"{most / scale:.2f} deviations.",
+        consequence=Consequence.INVALIDATES,
+        measured=max(most, least) / scale,
+        remedy="The noise is not Gaussian in its tails, so neither the accountant nor this bound "
+        "applies: look for clipping or rejection after the noise, or for values that are not "
+        "noise.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees="noise cut off at 3 deviations, or a single value at 7",
+    )
+
+
+def _precision(context: Context) -> Finding:
+    """Whether noise takes only the values of a short number format."""
+    name = "noise precision"
+    if not context.known:
+        return not_run(name, _KNOWN)
+    values = context.absolute
+    if values.size < _FEWEST_VALUES:
+        return not_run(name, f"{_FEWEST_VALUES:,} values of coordinates that are never planted")
+    share, where = _on_short_format(context, values)
+    passed = "the noise lies on no short number format."
+    if context.lattice and where is None:
+        passed = (
+            f"the noise lies on an even lattice of {context.spacing_in_deviations:.3g} of its "
+            "deviation, as discrete noise does, and on no short number format."
+        )
+    # Numbers of single precision or better come this near in far fewer than one run in 1e100.
+    return fact(
+        name,
+        where is not None,
+        f"{share:.0%} of the noise lies on {where}." if where else passed,
+        consequence=Consequence.BREACH,
+        measured=share,
+        remedy="Draw and add noise in single precision at least: a coarse lattice gives away the "
+        "sum beneath it.",
+    )
+
+
+def _on_short_format(context: Context, values: NDArray[np.float64]) -> tuple[float, str | None]:
+    """The share of values that are numbers of a short format, itself or before it was scaled.
+
+    So are whole numbers times a step, if they are small. But a short format gets finer towards
+    zero: there too the last of its bits is set as often as not, and on an even lattice never.
+    """
+    claimed = context.claimed_noise
+    first = 1.0 if claimed is None else float(claimed[0])
+    units = (1.0, first, first * float(context.transcript.steps.clip_norm[0]))
+    small = np.abs(values) <= np.median(np.abs(values))
+    largest = 0.0
+    for unit in dict.fromkeys(unit for unit in units if unit > 0.0):
+        mantissa = np.abs(np.frexp(values / unit)[0])
+        for format_name, bits in _SHORT_FORMATS:
+            place = mantissa * 2.0**bits
+            whole = np.rint(place)
+            # A sixteenth of all numbers lies this near to one of the format.
+            near = float(np.mean(np.abs(place - whole) < 1 / 32))
+            odd = float(np.mean(whole[small] % 2.0))
+            if near > 0.9 and odd > 0.25:
+                return near, f"the numbers of {format_name}"
+            largest = max(largest, near if odd > 0.25 else 0.0)
+    return largest, None

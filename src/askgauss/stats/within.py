@@ -1,0 +1,62 @@
+"""The fit of planting within each canary, where other records are left in what is released."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.stats.shift import SlopeTest
+
+__all__ = ["within_canaries"]
+
+
+class _Sums(Protocol):
+    planted: NDArray[np.int64]
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+    planted_total: NDArray[np.float64]
+
+
+class _Recorded(Protocol):
+    @property
+    def canaries(self) -> _Sums: ...
+
+    @property
+    def number_of_steps(self) -> int: ...
+
+
+def within_canaries(recorded: _Recorded) -> SlopeTest:
+    """Least squares of all observations on planting, with a level of its own for each canary.
+
+    What the other records add may be anything, in bursts and in a few coordinates only. The coins
+    that plant know nothing of it, so that given what a canary would have shown without planting,
+    its planted steps are a random choice of so many: the slope is unbiased, and it varies as that
+    choice has it, by each canary's own variance and not by that of all. Where bursts are rare that
+    variance is met late or never, and what the canaries themselves show tells more. The larger of
+    the two, relative to the pooled one, is the fit's ``inflation``; noise alone has 1.
+    """
+    sums, steps = recorded.canaries, recorded.number_of_steps
+    planted = sums.planted.astype(np.float64)
+    spreads = planted * (1.0 - planted / steps)
+    products = sums.planted_total - planted * sums.total / steps
+    spread, product = float(spreads.sum()), float(products.sum())
+    slope = product / spread if spread else 0.0
+    squares = np.maximum(sums.square - sums.total**2 / steps, 0.0)
+    left = np.maximum(squares - 2.0 * slope * products + slope**2 * spreads, 0.0)
+    residual = max(float(squares.sum()) - slope * product, 0.0)
+    # The levels cost one degree of freedom each.
+    count = max(planted.size * (steps - 1) + 1, 3)
+    pooled = spread * residual / (count - 2)
+    chosen = float((spreads * left).sum()) / max(steps - 1, 1)
+    shown = float(((products - slope * spreads) ** 2).sum())
+    inflation = math.sqrt(max(chosen, shown) / pooled) if pooled > 0.0 else 1.0
+    return SlopeTest(
+        count=count,
+        slope=slope,
+        spread=spread,
+        residual=residual,
+        inflation=max(inflation, 1.0),
+    )
