@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, ndtr, ndtri
+from scipy.special import bdtr, bdtrik, betainccinv, ndtri
 
 from askgauss.auditors.base import Auditor
-from askgauss.auditors.guessing import shift_of_mechanism
+from askgauss.auditors.carried_shift import pair_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -42,7 +42,8 @@ Integers = NDArray[np.int64]
 # Thresholds tried where one is chosen, from either end; few, so that the choice follows no noise.
 _TRIED = 64
 _ONE_SIGMA = 0.16
-_DRAWS = 200
+# Equally likely numbers of false positives that power is averaged over.
+_NODES = (np.arange(48) + 0.5) / 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,30 +243,24 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         delta: float,
         error: float,
     ) -> float:
-        """Power at the threshold as chosen, against Gaussian scores of ``true_epsilon``.
+        """Power at the threshold as chosen, against scores of a Gaussian mechanism.
 
-        From a few hundred simulated confusion matrices, always the same ones; for the best of
-        several trials, that of the single most powerful one.
+        From the exact laws of both mistakes; for the best of several trials, that of the single
+        most powerful one.
         """
-        shift = shift_of_mechanism(evidence, true_epsilon, delta)
+        pair = pair_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
         rejects = self._test(evidence, epsilon, delta, share)
         chances = {}
         for trial in dict.fromkeys(evidence.trials):
-            generator = np.random.default_rng([0, *b"power"])
-            depth = -ndtri((trial.false_positive + 0.5) / (trial.absent + 1.0))
-            false = generator.binomial(trial.absent, ndtr(-depth), _DRAWS)
-            missed = generator.binomial(trial.present, ndtr(depth - shift), _DRAWS)
-            draws = (
-                ConfusionMatrix(
-                    true_positive=trial.present - int(misses),
-                    true_negative=trial.absent - int(falses),
-                    false_positive=int(falses),
-                    false_negative=int(misses),
-                )
-                for falses, misses in zip(false, missed, strict=True)
+            rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
+            missed = float(pair.present_below(-ndtri(rate)))
+            chances[trial] = float(
+                np.mean([
+                    _chance(rejects, trial, int(false), missed)
+                    for false in bdtrik(_NODES, trial.absent, rate).round()
+                ])
             )
-            chances[trial] = sum(map(rejects, draws)) / _DRAWS
         return evidence.combination.largest([chances[trial] for trial in evidence.trials])
 
     def _test(
@@ -298,6 +293,31 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
                 ),
             ),
         )
+
+
+def _chance(
+    rejects: Callable[[ConfusionMatrix], bool], trial: ConfusionMatrix, false: int, rate: float
+) -> float:
+    """Probability of few enough false negatives, at their rate, given the false positives."""
+    false = min(max(false, 0), trial.absent)
+
+    def enough(missed: int) -> bool:
+        return rejects(
+            ConfusionMatrix(
+                true_positive=trial.present - missed,
+                true_negative=trial.absent - false,
+                false_positive=false,
+                false_negative=missed,
+            )
+        )
+
+    if not enough(0):
+        return 0.0
+    low, high = 0, trial.present + 1  # rejected, not rejected
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    return 1.0 if low == trial.present else float(bdtr(low, trial.present, rate))
 
 
 def _expected_limit(mistakes: Integers, trials: int, more: float, error: float) -> Array:

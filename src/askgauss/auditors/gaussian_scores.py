@@ -18,13 +18,19 @@ from scipy.special import ndtr
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor, Evidence
-from askgauss.auditors.guessing import shift_of_mechanism
+from askgauss.auditors.carried_shift import epsilon_of_scores, shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions
 from askgauss.stats.search import close_bracket, smallest_error
-from askgauss.stats.shift import SampledShiftTest, ShiftTest, SlopeTest, sampling_variance
+from askgauss.stats.shift import (
+    SampledShiftTest,
+    ShiftTest,
+    SlopeTest,
+    least_noticed,
+    sampling_variance,
+)
 from askgauss.stats.subsampled_shift import subsampled_shift, subsampled_shift_epsilon
 
 __all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]
@@ -266,6 +272,14 @@ class GaussianShift(Auditor[PairEvidence]):
             true_shift=shift_of_mechanism(evidence, true_epsilon, delta),
             error=error,
         )
+
+    def smallest_leak(
+        self, evidence: PairEvidence, *, epsilon: float, delta: float, error: float, power: float
+    ) -> float:
+        """The smallest epsilon of a mechanism that is noticed with this power."""
+        claimed = evidence.shift_of_epsilon(epsilon, delta)
+        shift = least_noticed(evidence.test(), shift=claimed, error=error, power=power)
+        return math.inf if math.isinf(shift) else epsilon_of_scores(evidence, shift, delta)
 
     def findings(
         self, evidence: PairEvidence, *, delta: float, confidence: float

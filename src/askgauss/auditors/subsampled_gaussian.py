@@ -19,10 +19,9 @@ from askgauss.auditors.base import Auditor
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import GroupMoments
-from askgauss.stats import gaussian
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
-from askgauss.stats.shift import ShiftTest, SlopeTest
+from askgauss.stats.shift import ShiftTest, SlopeTest, least_noticed
 from askgauss.transcript import Transcript
 
 __all__ = ["StepEvidence", "SubsampledGaussian"]
@@ -243,30 +242,61 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         delta: float,
         error: float,
     ) -> float:
-        """Power against a run whose steps have the noise of ``true_epsilon``.
+        """Power against a run whose steps have the noise of ``true_epsilon``, by the accountant.
 
-        The two noise levels come from the central limit theorem: their ratio is what matters here,
-        and the exact ones would take longer than the audit. A leak is spread over all steps, and
-        has to show in those observed.
+        A leak is spread over all steps, and has to show in those observed.
         """
-        rate = evidence.sampling_rate or evidence.plantings / evidence.opportunities
-        claimed, true = (
-            math.sqrt(math.log1p(gaussian.gdp_mu(value, delta) ** 2 / (rate**2 * steps)))
-            for value, steps in (
-                (epsilon, evidence.steps),
-                (true_epsilon, evidence.steps + evidence.skipped),
-            )
+        test, claimed, share = self._claimed(evidence, epsilon, delta, error)
+        true = accounting.quick_signal_to_noise(
+            epsilon=true_epsilon,
+            delta=delta,
+            sampling_rate=_rate(evidence),
+            steps=evidence.steps + evidence.skipped,
         )
-        share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
+        if math.isinf(claimed):
+            return 0.0
+        return test.power(shift=claimed, true_shift=true, error=share)
+
+    def smallest_leak(
+        self, evidence: StepEvidence, *, epsilon: float, delta: float, error: float, power: float
+    ) -> float:
+        """The smallest true epsilon that is noticed with this power."""
+        test, claimed, share = self._claimed(evidence, epsilon, delta, error)
+        signal = least_noticed(test, shift=claimed, error=share, power=power)
+        if math.isinf(signal):
+            return math.inf
+        return accounting.quick_epsilon(
+            signal_to_noise=signal,
+            sampling_rate=_rate(evidence),
+            steps=evidence.steps + evidence.skipped,
+            delta=delta,
+        )
+
+    def _claimed(
+        self, evidence: StepEvidence, epsilon: float, delta: float, error: float
+    ) -> tuple[ShiftTest | SlopeTest, float, float]:
+        """The test of the steps, the signal that the claim allows, and the test's error.
+
+        A rate that has to be measured is composed at its lower limit, and so contradicts the claim
+        only at more signal.
+        """
+        rate, share = evidence.sampling_rate, error
+        if rate is None:
+            rate = clopper_pearson_lower(
+                evidence.plantings, evidence.opportunities, _RATE_SHARE * error
+            )
+            share *= 1.0 - _RATE_SHARE
+        claimed = accounting.quick_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=rate, steps=evidence.steps
+        )
         slope = self._slope(evidence)
         if slope is not None:
-            return slope.power(shift=claimed, true_shift=true, error=share)
+            return slope, claimed, share
         pooled = evidence.strata[0]
         test = ShiftTest(
             present=(pooled.planted.count, 1.0, 1.0), absent=(pooled.other.count, 0.0, 1.0)
         )
-        share *= 1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE
-        return test.power(shift=claimed, true_shift=true, error=share)
+        return test, claimed, share * (1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE)
 
     def findings(
         self, evidence: StepEvidence, *, delta: float, confidence: float
@@ -315,6 +345,10 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 )
             )
         return tuple(found)
+
+
+def _rate(evidence: StepEvidence) -> float:
+    return evidence.sampling_rate or evidence.plantings / evidence.opportunities
 
 
 def _moments(count: int, total: float, square: float) -> GroupMoments:

@@ -30,6 +30,7 @@ __all__ = [
     "SampledShiftTest",
     "ShiftTest",
     "SlopeTest",
+    "least_noticed",
     "lower_noncentrality",
     "sampling_variance",
 ]
@@ -42,6 +43,10 @@ _TOLERANCE = 1e-10
 # Left out of the sum over inclusions, and added to the p-value: 2 exp(-30) = 2e-13.
 _BUDGET = 30.0
 _LEFT_OUT = 2.0 * math.exp(-_BUDGET)
+# Chances closer to 0 or 1 are taken for this, which has a probit.
+_NEVER = 1e-12
+# A shift that is not noticed at so many times the claimed one never is.
+_LARGEST_RATIO = 1e4
 
 
 def sampling_variance(steps: int, sampling_rate: float) -> float:
@@ -314,6 +319,35 @@ class SlopeTest:
         root, freedom = math.sqrt(self.spread), self.degrees_of_freedom
         critical = _critical(error, shift * root, freedom)
         return float(noncentral_t.survival(critical, freedom, true_shift * root))
+
+
+def least_noticed(
+    test: ShiftTest | SampledShiftTest | SlopeTest, *, shift: float, error: float, power: float
+) -> float:
+    """The smallest true shift at which "at most ``shift``" is rejected with this power.
+
+    Returns:
+        That shift to a few parts in 10 000; infinite where no shift is enough.
+    """
+    if not 0.0 < shift < math.inf:
+        return math.inf
+
+    def margin(ratio: float) -> float:
+        # In probits power is nearly a straight line, so few steps find where it is enough.
+        found = test.power(shift=shift, true_shift=ratio * shift, error=error)
+        chance = min(max(found, _NEVER), 1.0 - _NEVER)
+        return float(ndtri(chance) - ndtri(power)) + _NEVER
+
+    low, high = 1.0, 1.25
+    at_low = margin(low)
+    while (at_high := margin(high)) <= 0.0:
+        if high > _LARGEST_RATIO:
+            return math.inf
+        low, at_low, high = high, at_high, 2.0 * high
+    if at_low > 0.0:
+        return shift
+    # From the noticed end, so that what is returned is noticed.
+    return shift * close_bracket(margin, high, at_high, low, at_low, 5e-5)
 
 
 def lower_noncentrality(statistic: float, freedom: int, error: float) -> float:
