@@ -250,18 +250,47 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         """
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
-        rejects = self._test(evidence, epsilon, delta, share)
         chances = {}
         for trial in dict.fromkeys(evidence.trials):
             rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
+            false = np.clip(np.ceil(bdtrik(_NODES, trial.absent, rate)), 0, trial.absent)
+            most = self._most_missed(evidence, trial, false.astype(np.int64), epsilon, delta, share)
             missed = float(pair.present_below(-ndtri(rate)))
-            chances[trial] = float(
-                np.mean([
-                    _chance(rejects, trial, int(false), missed)
-                    for false in bdtrik(_NODES, trial.absent, rate).round()
-                ])
-            )
+            chance = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
+            chance = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, chance))
+            chances[trial] = float(chance.mean())
         return evidence.combination.largest([chances[trial] for trial in evidence.trials])
+
+    def _most_missed(
+        self,
+        evidence: ConfusionEvidence,
+        trial: ConfusionMatrix,
+        false: Integers,
+        epsilon: float,
+        delta: float,
+        error: float,
+    ) -> Integers:
+        """The most false negatives that contradict the claim, beside so many false positives.
+
+        Below 0 where not even none do.
+        """
+        present, absent = trial.present, trial.absent
+        curve = self._curve(evidence, epsilon, delta).beta_at
+        if evidence.combination is Combination.BAND:
+            positive = false / absent + DKW.width(error, absent)
+            room = curve(np.minimum(positive, 1.0)) - DKW.width(error, present)
+            return np.asarray(np.ceil(room * present) - 1.0, dtype=np.int64)
+        some = np.maximum(absent - false, 1)
+        positive = np.where(false < absent, betainccinv(false + 1.0, some, 0.5 * error), 1.0)
+        least = np.clip(curve(positive), 0.0, 1.0)
+        # The limit after m of them is below the curve just where at most m are that improbable.
+        counts = np.arange(present)
+        low, high = np.full(false.size, -1), np.full(false.size, present)
+        while (high - low > 1).any():
+            middle = np.minimum((low + high) // 2, present - 1).clip(0)
+            contradicts = bdtr(counts[middle], present, least) < 0.5 * error
+            low, high = np.where(contradicts, middle, low), np.where(contradicts, high, middle)
+        return np.asarray(low, dtype=np.int64)
 
     def _test(
         self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
@@ -293,31 +322,6 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
                 ),
             ),
         )
-
-
-def _chance(
-    rejects: Callable[[ConfusionMatrix], bool], trial: ConfusionMatrix, false: int, rate: float
-) -> float:
-    """Probability of few enough false negatives, at their rate, given the false positives."""
-    false = min(max(false, 0), trial.absent)
-
-    def enough(missed: int) -> bool:
-        return rejects(
-            ConfusionMatrix(
-                true_positive=trial.present - missed,
-                true_negative=trial.absent - false,
-                false_positive=false,
-                false_negative=missed,
-            )
-        )
-
-    if not enough(0):
-        return 0.0
-    low, high = 0, trial.present + 1  # rejected, not rejected
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if enough(middle) else (low, middle)
-    return 1.0 if low == trial.present else float(bdtr(low, trial.present, rate))
 
 
 def _expected_limit(mistakes: Integers, trials: int, more: float, error: float) -> Array:
