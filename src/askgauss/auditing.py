@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr
+from scipy.special import binom, stdtr
 
 from askgauss import _validate
 from askgauss._version import __version__
 from askgauss.auditors.base import Auditor
+from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
@@ -43,6 +45,16 @@ _ALTERNATIVE = 1.25
 _ENOUGH_POWER = 0.8
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
+# Where the verdict depends on what nobody said.
+_AMBIGUOUS = (
+    "were the noise Gaussian, these scores would contradict the claim; without a law of them there "
+    "is no evidence against it."
+)
+# What makes an audit of scores of unknown noise sharper.
+_DECLARE = (
+    'If the mechanism adds Gaussian noise, declare it (noise="gaussian", or steps= and '
+    "sampling_rate= of the scores): the audit then sees far more."
+)
 
 
 def audit(
@@ -63,6 +75,9 @@ def audit(
         delta: Where to state the bound when there is no claim.
         auditor: The method; if not given, `SubsampledGaussian` for transcripts of DP-SGD and
             `GaussianShift` for scores and for transcripts of DP-FTRL, whose scores say it all.
+            Without one, scores that do not say that their noise is Gaussian are judged by
+            `ClopperPearson`, which needs no law of them; where they visibly are not, the bound is
+            its too.
         confidence: The bound is above the truth in at most 1 - confidence of audits.
         gate_error: A correct run ends in VIOLATION or INVALID at most this often.
         diagnostics: Also test the assumptions the bound rests on.
@@ -95,6 +110,7 @@ def audit(
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
     method = auditor if auditor is not None else _default(data)
+    declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
     given = data
     if isinstance(data, LinearTranscript) or (
         isinstance(data, Transcript) and method.reads == "scores"
@@ -102,26 +118,42 @@ def audit(
         data = data.scores()
     _check_direction(data)
     evidence = method.gather(data, delta=level, confidence=confidence)
+    judge, heard, free = method, evidence, None
+    if not declared:
+        evidence = replace(evidence, declared=False)
+        judge = ClopperPearson()
+        heard, free = _model_free(judge, data, level, confidence)
     present = int(np.count_nonzero(data.member))
     findings = method.findings(evidence, delta=level, confidence=confidence)
     if diagnostics:
         checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error)
         named = {item.check for item in findings}
-        findings += tuple(
-            _as_it_concerns(item, method, evidence) for item in checks if item.check not in named
-        )
+        others = [item for item in checks if item.check not in named]
+        findings += tuple(_as_it_concerns(item, judge, heard) for item in others)
+        if (
+            not declared
+            and heard is not None
+            and _doubtful(others, method, evidence, 1.0 - confidence)
+        ):
+            method, evidence, free = judge, heard, None
     bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
+    shown = bound if free is None else free
     scope = scope_of(findings, _exercised(given)) if diagnostics else ()
     verdict, reason, power = _decide(
-        method, evidence, claim, bound, confidence, gate_error, findings, scope
+        judge, heard, claim, shown, confidence, gate_error, findings, scope
     )
-    free = None
-    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
+    if verdict is Verdict.INVALID and judge.assumption is not Assumption.DISTRIBUTION_FREE:
         assert claim is not None
         free, contradicted = _distribution_free(given, claim, confidence, 0.5 * gate_error)
         if contradicted:
             verdict = Verdict.VIOLATION
             reason = f"by the distribution-free bound; and {reason}"
+    if not declared and verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
+        assert claim is not None
+        if method.rejects(evidence, epsilon=claim.epsilon, delta=level, error=0.5 * gate_error):
+            verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
+        if verdict is Verdict.INCONCLUSIVE:
+            reason = f"{reason} {_DECLARE}"
     result = AuditResult(
         auditor=method,
         evidence=evidence,
@@ -154,6 +186,34 @@ def _exercised(data: CanaryScores | Transcript | LinearTranscript) -> tuple[str,
     return ("noise", *data.facts.exercised)
 
 
+def _model_free(
+    judge: ClopperPearson, scores: CanaryScores, delta: float, confidence: float
+) -> tuple[Any, float | None]:
+    """Evidence and bound of the test that needs no law; none of too few canaries."""
+    try:
+        evidence = judge.gather(scores, delta=delta, confidence=confidence)
+    except ScoresError:
+        return None, None
+    return evidence, judge.epsilon_lower(evidence, delta=delta, confidence=confidence)
+
+
+def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, error: float) -> bool:
+    """Whether scores speak against a law that nobody declared, or are too few to speak for it.
+
+    At the error of the bound, which is far sooner than they would invalidate one whose law was
+    declared.
+    """
+    tests = [
+        item
+        for item in checks
+        if item.consequence is Consequence.INVALIDATES and method.concerns(evidence, item)
+    ]
+    told = [item.p_value for item in tests if item.p_value is not None]
+    if not told or any(item.status is Status.FAIL for item in tests):
+        return True
+    return min(told) < error / len(told)
+
+
 def _distribution_free(
     data: CanaryScores | Transcript | LinearTranscript,
     claim: PrivacyClaim,
@@ -183,7 +243,7 @@ def _too_weak(contribution: Finding) -> bool:
 
 
 def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
-    """A failure that this bound does not rest on is a warning, not a reason to discard it."""
+    """A failure that a test does not rest on is a warning, not a reason to discard it."""
     harmless = (
         finding.status is Status.FAIL
         and finding.consequence is Consequence.INVALIDATES
@@ -205,9 +265,14 @@ def _check_direction(data: CanaryScores | Transcript) -> None:
     present, absent = scores.moments()
     gap = present.mean - absent.mean
     error = math.sqrt(present.variance / present.count + absent.variance / absent.count)
-    # Student's tail, since a handful of scores may well be reversed by chance.
+    # Student's tail, since a handful of scores may well be reversed by chance; where no score
+    # varies, the chance that all of one number are on one side.
     freedom = min(present.count, absent.count) - 1
-    if gap < 0.0 and (error == 0.0 or stdtr(freedom, gap / error) < _REVERSED):
+    if error > 0.0:
+        chance = float(stdtr(freedom, gap / error))
+    else:
+        chance = 1.0 / float(binom(present.count + absent.count, present.count))
+    if gap < 0.0 and chance < _REVERSED:
         raise ScoreDirectionError(
             f"Expected present scores above absent ones, got means {present.mean:.6g} (present) "
             f"and {absent.mean:.6g} (absent). A higher score must mean 'more likely present': "
@@ -240,6 +305,9 @@ def _decide(
         return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
     if broken:
         return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
+    if evidence is None:
+        reason = "there are too few canaries to test the claim without a law of their scores."
+        return Verdict.INCONCLUSIVE, reason, None
     if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
         gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
         reason = (

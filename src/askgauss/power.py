@@ -179,25 +179,15 @@ def smallest_leak(result: AuditResult, *, power: float = _ENOUGH) -> float | Non
     silent = result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
     if claim is None or not silent or result.power is None:
         return None
-    if not isinstance(auditor, (GaussianShift, SubsampledGaussian)):
-        return None
     tested = any(finding.p_value is not None for finding in result.findings)
-    error = result.gate_error / 2 if tested else result.gate_error
-
-    def chance(true_epsilon: float) -> float:
-        found: float = auditor.power(
-            result.evidence,
-            epsilon=claim.epsilon,
-            true_epsilon=true_epsilon,
-            delta=claim.delta,
-            error=error,
-        )
-        return found
-
-    try:
-        return _least_leak(chance, claim.epsilon, power)
-    except UnsupportedError:
-        return None
+    found: float | None = auditor.smallest_leak(
+        result.evidence,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        error=result.gate_error / 2 if tested else result.gate_error,
+        power=power,
+    )
+    return found if found is not None and math.isfinite(found) else None
 
 
 def _power(plan: Plan) -> float:

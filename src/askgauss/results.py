@@ -152,8 +152,8 @@ class AuditResult:
         epsilon_lower: The lower bound on epsilon.
         epsilon_point: An estimate of epsilon; never to be read without the bound.
         ceiling: The most this method could report from this many canaries.
-        distribution_free: The bound of the distribution-free method, run beside one whose
-            assumptions failed.
+        distribution_free: The bound of a method that needs no law of the scores, run beside one
+            whose assumptions failed, or were not declared.
         claim: What was claimed, if anything.
         gate_error: Probability that a correct run ends in VIOLATION or INVALID.
         verdict: The verdict on the claim; None where there is no claim.
@@ -192,6 +192,11 @@ class AuditResult:
     def assumption(self) -> Assumption:
         """What the bound rests on."""
         return self.auditor.assumption
+
+    @property
+    def declared(self) -> bool:
+        """Whether the law of the noise that the bound assumes was declared, if it assumes one."""
+        return bool(getattr(self.evidence, "declared", True))
 
     def epsilon_at(self, *, delta: float) -> float:
         """The lower bound at another delta, from the same evidence.
@@ -362,10 +367,12 @@ class AuditResult:
             f"{self.present:,} present and {self.absent:,} absent canaries"
         )
         if self.distribution_free is not None:
-            lines.append(
-                f"  instead     epsilon >= {number(self.distribution_free)} by the "
-                "distribution-free method"
+            told = (
+                "instead     epsilon >= {} by the distribution-free method"
+                if self.declared
+                else "model-free  epsilon >= {}, whatever the law of the scores"
             )
+            lines.append("  " + told.format(number(self.distribution_free)))
         if math.isfinite(self.ceiling):
             lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
         sight = self.sight

@@ -42,6 +42,9 @@ class ScoreMetadata:
         fair_coins: Whether every canary was made present by a fair coin of its own.
         carried_shift: How much of the shift that the whole mechanism shows of the record it
             protects least a score can show, in (0, 1]. Power depends on it, no bound does.
+        noise: "gaussian" where the mechanism is known to add Gaussian noise. Steps or a noise
+            multiplier say so too; where nothing does, a default audit's verdict rests on a test
+            that needs no law of the noise.
     """
 
     steps: int | None = None
@@ -51,8 +54,16 @@ class ScoreMetadata:
     background: Literal["known", "unknown"] | None = None
     fair_coins: bool | None = None
     carried_shift: float | None = None
+    noise: Literal["gaussian"] | None = None
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the noise of the scores is declared to be Gaussian."""
+        return not (self.noise is None and self.steps is None and self.noise_multiplier is None)
 
     def __post_init__(self) -> None:
+        if self.noise is not None:
+            _validate.one_of(("gaussian",), noise=self.noise)
         if self.steps is not None:
             _validate.integer(1, steps=self.steps)
         if self.sampling_rate is not None:
@@ -164,6 +175,8 @@ class CanaryScores:
         clip_norm: float | None = None,
         noise_multiplier: float | None = None,
         background: Literal["known", "unknown"] | None = None,
+        fair_coins: bool | None = None,
+        noise: Literal["gaussian"] | None = None,
     ) -> CanaryScores:
         """Scores given as two arrays, one a group.
 
@@ -175,6 +188,8 @@ class CanaryScores:
             clip_norm: Norm of a canary's contribution.
             noise_multiplier: The noise multiplier the run claims.
             background: Whether the other records' clean sum was subtracted.
+            fair_coins: Whether every canary was made present by a fair coin of its own.
+            noise: "gaussian" where the mechanism is known to add Gaussian noise.
         """
         groups = (
             _validate.finite_vector("present", present),
@@ -194,6 +209,8 @@ class CanaryScores:
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
                 background=background,
+                fair_coins=fair_coins,
+                noise=noise,
             ),
         )
 

@@ -89,6 +89,15 @@ class Auditor(abc.ABC, Generic[Evidence]):
         """Probability that the p-value at ``epsilon`` is below ``error`` at a true epsilon."""
         return None
 
+    def smallest_leak(
+        self, evidence: Evidence, *, epsilon: float, delta: float, error: float, power: float
+    ) -> float | None:
+        """The smallest true epsilon that is noticed with this power, where that is quick to say.
+
+        Infinite where none is.
+        """
+        return None
+
     def findings(
         self, evidence: Evidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:

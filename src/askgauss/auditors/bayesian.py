@@ -24,6 +24,7 @@ from askgauss.stats.tradeoff import TradeOff
 __all__ = ["Bayesian", "epsilon_from_counts"]
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 _NODES = (np.arange(200) + 0.5) / 200
 _NEGLIGIBLE = 1e-9
@@ -114,6 +115,20 @@ class Bayesian(ConfusionAuditor):
     def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
         return TradeOff.epsilon_delta(epsilon, delta)
 
+    def _most_missed(
+        self,
+        evidence: ConfusionEvidence,
+        trial: ConfusionMatrix,
+        false: Integers,
+        epsilon: float,
+        delta: float,
+        error: float,
+    ) -> Integers:
+        rejects = self._test(evidence, epsilon, delta, error)
+        numbers, where = np.unique(false, return_inverse=True)
+        most = [_most(rejects, trial, int(number)) for number in numbers]
+        return np.asarray(most, dtype=np.int64)[where]
+
     def _test(
         self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
     ) -> Callable[[ConfusionMatrix], bool]:
@@ -121,6 +136,26 @@ class Bayesian(ConfusionAuditor):
             return _credence(trial, epsilon, delta) < _level(error)
 
         return rejects
+
+
+def _most(rejects: Callable[[ConfusionMatrix], bool], trial: ConfusionMatrix, false: int) -> int:
+    """The most false negatives that are rejected, by bisection; -1 if not even none are."""
+
+    def rejected(missed: int) -> bool:
+        return rejects(
+            ConfusionMatrix(
+                true_positive=trial.present - missed,
+                true_negative=trial.absent - false,
+                false_positive=false,
+                false_negative=missed,
+            )
+        )
+
+    low, high = -1, trial.present + 1  # rejected, not rejected
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if rejected(middle) else (low, middle)
+    return low
 
 
 def _level(error: float) -> float:

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, ndtr, ndtri
+from scipy.special import bdtr, bdtrik, betainccinv, ndtri
 
 from askgauss.auditors.base import Auditor
-from askgauss.auditors.guessing import shift_of_mechanism
+from askgauss.auditors.carried_shift import pair_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -42,7 +42,8 @@ Integers = NDArray[np.int64]
 # Thresholds tried where one is chosen, from either end; few, so that the choice follows no noise.
 _TRIED = 64
 _ONE_SIGMA = 0.16
-_DRAWS = 200
+# Equally likely numbers of false positives that power is averaged over.
+_NODES = (np.arange(48) + 0.5) / 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,31 +243,54 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         delta: float,
         error: float,
     ) -> float:
-        """Power at the threshold as chosen, against Gaussian scores of ``true_epsilon``.
+        """Power at the threshold as chosen, against scores of a Gaussian mechanism.
 
-        From a few hundred simulated confusion matrices, always the same ones; for the best of
-        several trials, that of the single most powerful one.
+        From the exact laws of both mistakes; for the best of several trials, that of the single
+        most powerful one.
         """
-        shift = shift_of_mechanism(evidence, true_epsilon, delta)
+        pair = pair_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
-        rejects = self._test(evidence, epsilon, delta, share)
         chances = {}
         for trial in dict.fromkeys(evidence.trials):
-            generator = np.random.default_rng([0, *b"power"])
-            depth = -ndtri((trial.false_positive + 0.5) / (trial.absent + 1.0))
-            false = generator.binomial(trial.absent, ndtr(-depth), _DRAWS)
-            missed = generator.binomial(trial.present, ndtr(depth - shift), _DRAWS)
-            draws = (
-                ConfusionMatrix(
-                    true_positive=trial.present - int(misses),
-                    true_negative=trial.absent - int(falses),
-                    false_positive=int(falses),
-                    false_negative=int(misses),
-                )
-                for falses, misses in zip(false, missed, strict=True)
-            )
-            chances[trial] = sum(map(rejects, draws)) / _DRAWS
+            rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
+            false = np.clip(np.ceil(bdtrik(_NODES, trial.absent, rate)), 0, trial.absent)
+            most = self._most_missed(evidence, trial, false.astype(np.int64), epsilon, delta, share)
+            missed = float(pair.present_below(-ndtri(rate)))
+            chance = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
+            chance = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, chance))
+            chances[trial] = float(chance.mean())
         return evidence.combination.largest([chances[trial] for trial in evidence.trials])
+
+    def _most_missed(
+        self,
+        evidence: ConfusionEvidence,
+        trial: ConfusionMatrix,
+        false: Integers,
+        epsilon: float,
+        delta: float,
+        error: float,
+    ) -> Integers:
+        """The most false negatives that contradict the claim, beside so many false positives.
+
+        Below 0 where not even none do.
+        """
+        present, absent = trial.present, trial.absent
+        curve = self._curve(evidence, epsilon, delta).beta_at
+        if evidence.combination is Combination.BAND:
+            positive = false / absent + DKW.width(error, absent)
+            room = curve(np.minimum(positive, 1.0)) - DKW.width(error, present)
+            return np.asarray(np.ceil(room * present) - 1.0, dtype=np.int64)
+        some = np.maximum(absent - false, 1)
+        positive = np.where(false < absent, betainccinv(false + 1.0, some, 0.5 * error), 1.0)
+        least = np.clip(curve(positive), 0.0, 1.0)
+        # The limit after m of them is below the curve just where at most m are that improbable.
+        counts = np.arange(present)
+        low, high = np.full(false.size, -1), np.full(false.size, present)
+        while (high - low > 1).any():
+            middle = np.minimum((low + high) // 2, present - 1).clip(0)
+            contradicts = bdtr(counts[middle], present, least) < 0.5 * error
+            low, high = np.where(contradicts, middle, low), np.where(contradicts, high, middle)
+        return np.asarray(low, dtype=np.int64)
 
     def _test(
         self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,13 +18,20 @@ from scipy.special import ndtr
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor, Evidence
-from askgauss.auditors.guessing import shift_of_mechanism
+from askgauss.auditors.carried_shift import epsilon_of_scores, shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions
 from askgauss.stats.search import close_bracket, smallest_error
-from askgauss.stats.shift import SampledShiftTest, ShiftTest, SlopeTest, sampling_variance
+from askgauss.stats.shift import (
+    SampledShiftTest,
+    ShiftTest,
+    SlopeTest,
+    least_noticed,
+    pooling_excess,
+    sampling_variance,
+)
 from askgauss.stats.subsampled_shift import subsampled_shift, subsampled_shift_epsilon
 
 __all__ = ["GaussianEllipsoid", "GaussianRectangle", "GaussianShift"]
@@ -35,6 +42,9 @@ _LARGEST_DELTA_WITHOUT_LAW = 1e-3
 # From so many expected inclusions of all present canaries on, their mean is Gaussian enough: what
 # is left of the skewness of their number adds at most a fifth to an error of .0005.
 _ENOUGH_INCLUSIONS = 1000
+# Variance that the pooled statistic may have beyond what the test takes it for: an error of .0005
+# becomes .00053.
+_MOST_EXCESS = 0.01
 # The error of a region is one minus its confidence, which rounds.
 _SMALLEST_REGION_ERROR = 1e-15
 # Below so many in a group a bootstrap ellipsoid is too small, most of all far out, at the gate.
@@ -57,6 +67,8 @@ class PairEvidence:
         slope: The fit against the canaries' relative shifts, where those differ.
         carried_shift: Share of the mechanism's shift that scores carry, where stated.
         tied: Whether absent scores are all one number that some present score does not exceed.
+        declared: Whether anybody said that the noise is Gaussian. If not, the bound stands on its
+            assumption, and no verdict or power on the bound.
     """
 
     present: GroupMoments
@@ -66,6 +78,7 @@ class PairEvidence:
     slope: SlopeTest | None = None
     carried_shift: float | None = None
     tied: bool = False
+    declared: bool = True
 
     @classmethod
     def of(cls, scores: CanaryScores) -> PairEvidence:
@@ -107,9 +120,13 @@ class PairEvidence:
         if self.slope is not None:
             return self.slope
         present, absent, steps, rate = self.present, self.absent, self.steps, self.sampling_rate
-        if steps is not None and rate is not None:
-            inclusions = present.count * steps * rate
-            if rate < 1.0 and inclusions < _ENOUGH_INCLUSIONS:
+        pooled = True
+        if steps is not None and rate is not None and rate < 1.0:
+            included = present.count * steps * rate
+            excess = pooling_excess(present.count, absent.count, steps=steps, sampling_rate=rate)
+            pooled = included >= _ENOUGH_INCLUSIONS and excess <= _MOST_EXCESS
+            left_out = present.count * steps - included
+            if not pooled and min(included, left_out) < _ENOUGH_INCLUSIONS:
                 return SampledShiftTest(
                     present=(present.count, present.mean),
                     absent=(absent.count, absent.mean, absent.sum_of_squares),
@@ -120,6 +137,7 @@ class PairEvidence:
             present=(present.count, present.mean, present.sum_of_squares),
             absent=(absent.count, absent.mean, absent.sum_of_squares),
             kappa=self.kappa,
+            pooled=pooled,
         )
 
     def epsilon_of_shift(self, shift: float, delta: float) -> float:
@@ -163,6 +181,27 @@ def _carried(evidence: PairEvidence) -> tuple[Finding, ...]:
     )
 
 
+def _undeclared() -> Finding:
+    """That nobody said what the noise is."""
+    return Finding(
+        check="noise model",
+        status=Status.INFO,
+        summary=(
+            "not declared, so the bound is what Gaussian noise would mean, and the verdict rests "
+            "on a test that needs no law of the scores."
+        ),
+        remedy=(
+            'If the mechanism adds Gaussian noise, say so: noise="gaussian" in the metadata of the '
+            "scores, or steps= and sampling_rate=."
+        ),
+    )
+
+
+def _as_warning(finding: Finding) -> Finding:
+    """What fails only if noise is Gaussian is a warning where nobody said that it is."""
+    return replace(finding, status=Status.WARN) if finding.status is Status.FAIL else finding
+
+
 def _constant_scores(evidence: PairEvidence) -> tuple[Finding, ...]:
     if evidence.absent.sum_of_squares > 0.0:
         return ()
@@ -204,8 +243,9 @@ class GaussianShift(Auditor[PairEvidence]):
     Guarantee:
         ``epsilon_lower`` exceeds the epsilon of the score pair, and so that of the mechanism, in
         at most 1 - confidence of audits, at any number of canaries. With sampling and a thousand or
-        more inclusions of all present canaries together, their mean is taken for Gaussian, which at
-        the gate's error may add a fifth to it, and nothing at that of the bound.
+        more inclusions of all present canaries together, their mean is taken for Gaussian, and
+        their variance for one of Gaussian scores where that adds no more than 1 % to the
+        statistic's; at the gate's error the two may add a fifth to it.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -267,11 +307,22 @@ class GaussianShift(Auditor[PairEvidence]):
             error=error,
         )
 
+    def smallest_leak(
+        self, evidence: PairEvidence, *, epsilon: float, delta: float, error: float, power: float
+    ) -> float:
+        """The smallest epsilon of a mechanism that is noticed with this power."""
+        if not evidence.declared:
+            return math.inf
+        claimed = evidence.shift_of_epsilon(epsilon, delta)
+        shift = least_noticed(evidence.test(), shift=claimed, error=error, power=power)
+        return math.inf if math.isinf(shift) else epsilon_of_scores(evidence, shift, delta)
+
     def findings(
         self, evidence: PairEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """Whether there is any noise to measure against, and what power takes for granted."""
-        return _constant_scores(evidence) + _carried(evidence)
+        found = _constant_scores(evidence) + _carried(evidence)
+        return found if evidence.declared else (_undeclared(), *map(_as_warning, found))
 
     @staticmethod
     def _check_delta(evidence: PairEvidence, delta: float) -> None:

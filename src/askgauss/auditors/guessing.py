@@ -11,14 +11,15 @@ import abc
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, betainc, betaincinv, logit
+from scipy.special import betainc, betaincinv, logit
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor
+from askgauss.auditors.carried_shift import ScorePair, pair_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -35,17 +36,14 @@ from askgauss.selection import (
     random_order,
     stream,
 )
-from askgauss.stats import gaussian, order_statistics
 
 __all__ = [
-    "Carrier",
     "Coins",
     "GuessEvidence",
     "GuessTrial",
     "GuessingAuditor",
     "accuracy_lower",
     "fair_coins",
-    "shift_of_mechanism",
     "tried",
 ]
 
@@ -53,8 +51,6 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
-# Group sizes that fair coins give less often than this were not made by fair coins.
-_IMPLAUSIBLE = 1e-6
 # A draw of fair coins exceeds its group less often than this.
 _OVERDRAWN = 1e-9
 _TRIED = 64
@@ -89,8 +85,8 @@ class Coins:
     """What is known about how canaries were made present.
 
     Attributes:
-        origin: Recorded as fair; not recorded but plausible; or a fair subset drawn from groups of
-            given sizes.
+        origin: Recorded as fair; or a fair subset drawn from groups of given sizes. Results of
+            version 0.1 may also say "not recorded", where plausible sizes were taken for fair.
         given: Number of canaries in the scores.
         used: Number of canaries used.
     """
@@ -110,10 +106,14 @@ class Coins:
             remedy = "Set fair_coins in the metadata of the scores."
         else:
             summary = (
-                f"group sizes were fixed, so {self.used:,} of {self.given:,} canaries were drawn "
-                "as fair coins would have; exact unless a score depends on who else was present."
+                f"not recorded, so {self.used:,} of {self.given:,} canaries were drawn from the "
+                "groups as fair coins would have; exact unless a score depends on who else was "
+                "present."
             )
-            remedy = "Let a fair coin decide about every canary."
+            remedy = (
+                "Let a fair coin decide about every canary, and set fair_coins=True in the "
+                "metadata of the scores."
+            )
         return (Finding(check="fair coins", status=Status.INFO, summary=summary, remedy=remedy),)
 
 
@@ -129,53 +129,21 @@ class GuessEvidence:
     carried_shift: float | None = None
 
 
-class Carrier(Protocol):
-    """Evidence that may know how much of the mechanism's shift its scores carry."""
-
-    @property
-    def steps(self) -> int | None:
-        """Steps summed into a score."""
-
-    @property
-    def sampling_rate(self) -> float | None:
-        """Sampling rate of a present canary."""
-
-    @property
-    def carried_shift(self) -> float | None:
-        """The share that scores carry, where stated."""
-
-
-def shift_of_mechanism(evidence: Carrier, epsilon: float, delta: float) -> float:
-    """Shift of the scores when the whole *mechanism* has this epsilon (central limit).
-
-    The sum of sampled steps carries less than the steps do; the less noise, the less of it. Where
-    neither that nor a stated share says otherwise, scores are taken to carry all of it.
-    """
-    mu = gaussian.gdp_mu(epsilon, delta)
-    if evidence.carried_shift is not None:
-        return evidence.carried_shift * mu
-    steps, sampling_rate = evidence.steps, evidence.sampling_rate
-    if steps is None or sampling_rate is None or sampling_rate == 1.0:
-        return mu
-    scale = sampling_rate**2 * steps
-    return math.sqrt(scale * math.log1p(mu**2 / scale))
-
-
 def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
     """Scores and members of canaries that fair coins made present, each its own.
 
-    Where groups had fixed sizes, so many canaries are drawn that fair coins surely find enough in
-    each group: the number of present ones is binomial, and which ones is random. Their coins are
-    then fair, but say together how many of the canaries left out were present; a mechanism that
-    lets one canary's score depend on the others' presence is measured against replacing a canary.
+    Coins that nobody recorded are not fair coins: groups given as two arrays have sizes somebody
+    chose, however likely fair coins are to give such sizes. So many canaries are then drawn that
+    fair coins surely find enough in each group: the number of present ones is binomial, and which
+    ones is random. Their coins are fair, but say together how many of the canaries left out were
+    present; a mechanism that lets one canary's score depend on the others' presence is measured
+    against replacing a canary.
     """
     score, member = scores.score, scores.member
     total, present = member.size, int(np.count_nonzero(member))
+    if scores.metadata.fair_coins:
+        return score, member, Coins(origin="fair", given=total, used=total)
     smaller = min(present, total - present)
-    recorded = scores.metadata.fair_coins
-    if recorded or (recorded is None and 2.0 * bdtr(smaller, total, 0.5) >= _IMPLAUSIBLE):
-        origin: Literal["fair", "not recorded"] = "fair" if recorded else "not recorded"
-        return score, member, Coins(origin=origin, given=total, used=total)
     # Hoeffding's inequality: m / 2 + sqrt(m log(2 / overdrawn) / 2) stays below the group's size.
     # Up to one group's size no draw can fail.
     margin = math.sqrt(math.log(2.0 / _OVERDRAWN) / 2.0)
@@ -384,12 +352,12 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         delta: float,
         error: float,
     ) -> float | None:
-        """Power of the rule as chosen, against Gaussian scores of a mechanism of ``true_epsilon``.
+        """Power of the rule as chosen, against scores of a Gaussian mechanism of ``true_epsilon``.
 
         From the exact law of the guesses; for the best of several trials, that of the single most
         powerful one.
         """
-        shift = shift_of_mechanism(evidence, true_epsilon, delta)
+        pair = pair_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
 
         def chance(trial: GuessTrial) -> float:
@@ -405,7 +373,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if rejected(middle) else (middle, high)
-            accuracy = _accuracy(trial, shift, self.two_sided and not self._by_threshold)
+            accuracy = _accuracy(trial, pair, self.two_sided and not self._by_threshold)
             return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
 
         value = _each((_typical(trial) for trial in evidence.trials), chance)
@@ -488,22 +456,10 @@ def _stated(selection: Fixed | UnionBound, canaries: int) -> list[int]:
     return [max(1, round(selection.fraction * canaries))]
 
 
-def _accuracy(trial: GuessTrial, shift: float, two_sided: bool) -> Array:
+def _accuracy(trial: GuessTrial, pair: ScorePair, two_sided: bool) -> Array:
     """Accuracy of the guesses at equally likely positions of the best withheld score."""
     withheld = trial.canaries - trial.guesses
     kept = np.ones(1)
     if withheld:
         kept = np.asarray(betaincinv(trial.guesses + 1.0, float(withheld), _NODES))
-    if two_sided:
-        return _confident(kept, shift)
-    # The top of the scores is half of the most confident guesses at twice the depth; beyond the
-    # middle, everything but such a half from below.
-    above, below = np.minimum(kept, 0.5), np.minimum(1.0 - kept, 0.5)
-    top = _confident(2.0 * above, shift)
-    bottom = below * (1.0 - _confident(np.maximum(2.0 * below, 1e-12), shift))
-    return np.where(kept <= 0.5, top, (0.5 - bottom) / kept)
-
-
-def _confident(kept: Array, shift: float) -> Array:
-    channel = order_statistics.Gaussian(mu=shift)
-    return np.asarray(1.0 - channel.error_mass(kept) / kept)
+    return pair.accuracy(kept, two_sided=two_sided)

@@ -19,10 +19,9 @@ from askgauss.auditors.base import Auditor
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import GroupMoments
-from askgauss.stats import gaussian
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
-from askgauss.stats.shift import ShiftTest, SlopeTest
+from askgauss.stats.shift import ShiftTest, SlopeTest, least_noticed
 from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
@@ -132,26 +131,6 @@ class StepEvidence:
         return accounting.dpsgd_signal_to_noise(
             epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=self.steps
         )
-
-    def central_limit_ratio(self, epsilon: float, sampling_rate: float, delta: float) -> float:
-        """About the same, by the central limit theorem: mu^2 = q^2 times the sum of e^(r^2) - 1."""
-        ratios = self._ratios() if self.schedule else np.ones(self.steps)
-        level = math.log(gaussian.gdp_mu(epsilon, delta) / sampling_rate)
-
-        def excess(log_factor: float) -> float:
-            # The sum on a logarithmic scale: it overflows otherwise.
-            squares = (math.exp(log_factor) * ratios) ** 2
-            with np.errstate(divide="ignore"):
-                logs = np.where(
-                    squares > 30.0, squares, np.log(np.expm1(np.minimum(squares, 30.0)))
-                )
-            return 0.5 * float(np.logaddexp.reduce(logs)) - level
-
-        low, high = -20.0, 20.0
-        while high - low > 1e-9:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if excess(middle) > 0.0 else (middle, high)
-        return math.exp(high)
 
     def _ratios(self) -> NDArray[np.float64]:
         ratios, counts = zip(*self.schedule, strict=True)
@@ -315,42 +294,84 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         delta: float,
         error: float,
     ) -> float:
-        """Power against a run whose steps have the noise of ``true_epsilon``.
+        """Power against a run whose steps have the noise of ``true_epsilon``, by the accountant.
 
-        The two noise levels come from the central limit theorem: their ratio is what matters here,
-        and the exact ones would take longer than the audit. A leak is spread over all steps, and
-        has to show in those observed.
+        A leak is spread over all steps, and has to show in those observed.
         """
-        rate = evidence.sampling_rate or evidence.plantings / evidence.opportunities
-        claimed, true = (
-            math.sqrt(math.log1p(gaussian.gdp_mu(value, delta) ** 2 / (rate**2 * steps)))
-            for value, steps in (
-                (epsilon, evidence.steps),
-                (true_epsilon, evidence.steps + evidence.skipped),
-            )
-        )
-        share = error if evidence.sampling_rate is not None else (1.0 - _RATE_SHARE) * error
-        slope = self._slope(evidence)
+        test, claimed, share = self._claimed(evidence, epsilon, delta, error)
+        if math.isinf(claimed):
+            return 0.0
+        true = self._ratio(evidence, true_epsilon, delta, _rate(evidence), evidence.skipped)
+        # Other records that are left in stay, however little noise there is.
+        seen = (true**-2 + self._left_in(test, claimed)) ** -0.5
+        return test.power(shift=claimed, true_shift=seen, error=share)
+
+    def smallest_leak(
+        self, evidence: StepEvidence, *, epsilon: float, delta: float, error: float, power: float
+    ) -> float:
+        """The smallest true epsilon that is noticed with this power."""
+        test, claimed, share = self._claimed(evidence, epsilon, delta, error)
+        seen = least_noticed(test, shift=claimed, error=share, power=power)
+        noise = 0.0 if math.isinf(seen) else seen**-2 - self._left_in(test, claimed)
+        if noise <= 0.0:
+            return math.inf
+        signal = noise**-0.5 * self._unit(evidence)
         if evidence.schedule:
-            # Of a schedule the ratio is that of the first step; steps not observed are left out.
-            scale = 1.0 if slope is None else evidence.schedule_scale
-            claimed, true = (
-                evidence.central_limit_ratio(value, rate, delta) / scale
-                for value in (epsilon, true_epsilon)
+            return evidence.epsilon(signal, _rate(evidence), delta)
+        return accounting.quick_epsilon(
+            signal_to_noise=signal,
+            sampling_rate=_rate(evidence),
+            steps=evidence.steps + evidence.skipped,
+            delta=delta,
+        )
+
+    def _claimed(
+        self, evidence: StepEvidence, epsilon: float, delta: float, error: float
+    ) -> tuple[ShiftTest | SlopeTest, float, float]:
+        """The test of the steps, the signal that the claim allows, and the test's error.
+
+        A rate that has to be measured is composed at its lower limit, and so contradicts the claim
+        only at more signal.
+        """
+        rate, share = evidence.sampling_rate, error
+        if rate is None:
+            rate = clopper_pearson_lower(
+                evidence.plantings, evidence.opportunities, _RATE_SHARE * error
             )
-            slope = slope or evidence.weighted[0]
+            share *= 1.0 - _RATE_SHARE
+        claimed = self._ratio(evidence, epsilon, delta, rate)
+        slope = self._slope(evidence)
+        if slope is None and evidence.schedule:
+            slope = evidence.weighted[0]
         if slope is not None:
-            # Other records that are left in stay, however little noise there is.
-            variance = slope.residual / slope.degrees_of_freedom
-            left_in = 0.0 if self.counts_only else max(variance - claimed**-2, 0.0)
-            seen = (true**-2 + left_in) ** -0.5
-            return slope.power(shift=claimed, true_shift=seen, error=share)
+            return slope, claimed, share
         pooled = evidence.strata[0]
         test = ShiftTest(
             present=(pooled.planted.count, 1.0, 1.0), absent=(pooled.other.count, 0.0, 1.0)
         )
-        share *= 1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE
-        return test.power(shift=claimed, true_shift=true, error=share)
+        return test, claimed, share * (1.0 if len(evidence.strata) == 1 else 1.0 - _STRATA_SHARE)
+
+    def _ratio(
+        self, evidence: StepEvidence, epsilon: float, delta: float, rate: float, more: int = 0
+    ) -> float:
+        """The ratio at which a run of so many more steps has this epsilon, as the test reads it."""
+        if evidence.schedule:
+            # That of the first step; steps not observed are left out.
+            return evidence.signal_to_noise(epsilon, rate, delta) / self._unit(evidence)
+        return accounting.quick_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=rate, steps=evidence.steps + more
+        )
+
+    def _unit(self, evidence: StepEvidence) -> float:
+        """The noise that the test reads over that of the first step."""
+        return 1.0 if self._slope(evidence) is None else evidence.schedule_scale
+
+    def _left_in(self, test: ShiftTest | SlopeTest, claimed: float) -> float:
+        """Variance, in clip norms, that is there beside the noise of the claim: other records."""
+        if self.counts_only or not isinstance(test, SlopeTest) or math.isinf(claimed):
+            return 0.0
+        variance = test.residual / test.degrees_of_freedom
+        return max(variance - claimed**-2, 0.0)
 
     def findings(
         self, evidence: StepEvidence, *, delta: float, confidence: float
@@ -399,6 +420,10 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 )
             )
         return tuple(found)
+
+
+def _rate(evidence: StepEvidence) -> float:
+    return evidence.sampling_rate or evidence.plantings / evidence.opportunities
 
 
 def _moments(count: int, total: float, square: float) -> GroupMoments:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import bdtrik, chdtri, ndtri
 
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.tails import ratio_p_value, ratio_tail
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.scores import CanaryScores
-from askgauss.stats import normality
+from askgauss.stats import normality, ties
+from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.score_law import ScoreLaw
-from askgauss.stats.shift import ShiftTest, sampling_variance
+from askgauss.stats.shift import sampling_variance
 
 __all__ = ["score_checks"]
 
@@ -26,15 +26,51 @@ _FEWEST_FOR_SPREAD = 5
 _BLOCKS = 20
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
-# Variance that sampling may add, relative to the noise: beyond the first, a ratio of variances is
-# no longer distributed as one of Gaussian samples; beyond the second, the fit of the law decides.
-_MOST_ADDED = 0.1
-_MOST_ADDED_TO_SHAPE = 0.5
-# The exact law is slow; so many scores are enough to tell its shape.
-_THROUGH_THE_LAW = 5000
+# The shift lies outside its interval with this probability, which is added to the p-values.
+_OUTSIDE = 1e-9
+# Shifts in that interval that the law is tried at, and scores that it is compared with.
+_TRIED = 24
+_COMPARED = 128
+# The largest density of a Gaussian in units of its width, and some more.
+_DENSEST = 0.42
 # What the Anderson-Darling statistic of Gaussian samples exceeds in one of twenty (Stephens 1974).
 _USUAL = 0.75
+_LOOK = (
+    "Look at the scores: outliers, several populations, heavy tails. Read the distribution-free "
+    "bound until this is understood."
+)
 _MORE_STEPS = "more sampled steps, or a transcript, to tell noise from sampling"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The law that sampling gives present scores, up to its shift, which lies in an interval."""
+
+    steps: int
+    rate: float
+    shifts: tuple[float, float]
+
+    def added(self, shift: float) -> float:
+        """Variance that sampling adds to present scores, relative to the noise."""
+        return sampling_variance(self.steps, self.rate) * shift**2
+
+    def visible(self, count: int) -> bool:
+        """Whether so many scores could show that they are not Gaussian, at any of the shifts."""
+        shift = self.shifts[1]
+        if shift == 0.0:
+            return False
+        if math.isinf(shift):
+            return True
+        # Skewness and kurtosis grow with the shift.
+        height = self.rate * math.sqrt(self.steps)
+        law = ScoreLaw(steps=self.steps, sampling_rate=self.rate, noise_multiplier=height / shift)
+        return (
+            max(
+                abs(law.skewness) * math.sqrt(count / 6.0),
+                abs(law.excess_kurtosis) * math.sqrt(count / 24.0),
+            )
+            >= _VISIBLE
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +81,15 @@ class _Residuals:
         all: One for each canary, in order.
         member: True where the canary was present.
         freedom: Degrees of freedom of the two.
-        law: Steps, sampling rate and shift of the present ones where these are still a mixture.
+        sampling: The law of the present ones where these are still a mixture.
         explained: Whether present residuals are the noise and nothing else.
     """
 
     all: NDArray[np.float64]
     member: NDArray[np.bool_]
     freedom: tuple[float, float]
-    law: tuple[int, float, float] | None
+    sampling: _Sampling | None
     explained: bool
-
-    @property
-    def added(self) -> float:
-        """Variance that sampling adds to present scores, relative to the noise."""
-        if self.law is None:
-            return 0.0
-        steps, rate, shift = self.law
-        return sampling_variance(steps, rate) * shift**2
 
     @property
     def groups(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -73,6 +101,12 @@ class _Residuals:
         """Their variances."""
         present, absent = self.groups
         return float(present @ present) / self.freedom[0], float(absent @ absent) / self.freedom[1]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sampling may show in the shape of the present scores."""
+        count = int(np.count_nonzero(self.member))
+        return self.sampling is not None and self.sampling.visible(count)
 
 
 def score_checks(
@@ -88,10 +122,9 @@ def score_checks(
     residuals = _residuals(scores, planted)
     yield _duplicates(scores)
     yield _normality("absent", residuals)
-    yield _normality("present", residuals)
+    yield _law(scores, residuals.sampling) if residuals.mixed else _normality("present", residuals)
     yield _equal_variance(residuals)
     yield _drift(residuals)
-    yield _placebo(scores)
 
 
 def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Residuals:
@@ -100,7 +133,7 @@ def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Resi
     freedom = moments[0].count - 1.0, moments[1].count - 1.0
     steps, rate = metadata.steps, metadata.sampling_rate
     signal = planted if planted is not None else scores.relative_shift
-    law, explained = None, signal is not None or rate == 1.0
+    sampling, explained = None, signal is not None or rate == 1.0
     if signal is not None:
         expected = signal[scores.member].astype(np.float64)
         expected -= expected.mean()
@@ -110,18 +143,35 @@ def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Resi
             left[scores.member] = found - expected * float(expected @ found) / square
             freedom = freedom[0] - 1.0, freedom[1]
     elif not explained and steps is not None and rate is not None:
-        law = steps, rate, _fitted_shift(scores, steps, rate)
-    return _Residuals(left, scores.member, freedom, law, explained)
+        sampling = _Sampling(steps, rate, _plausible_shifts(scores, steps, rate))
+    return _Residuals(left, scores.member, freedom, sampling, explained)
 
 
-def _fitted_shift(scores: CanaryScores, steps: int, rate: float) -> float:
+def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[float, float]:
+    """An interval of the shift, from the means and the noise of the absent scores alone.
+
+    Three things may be off, each with a third of the error: the noise, how often present canaries
+    were included, and, given both, the difference of the means, which is then Gaussian.
+    """
     present, absent = scores.moments()
-    test = ShiftTest(
-        present=(present.count, present.mean, present.sum_of_squares),
-        absent=(absent.count, absent.mean, absent.sum_of_squares),
-        kappa=sampling_variance(steps, rate),
-    )
-    return test.lower(0.5)
+    if absent.sum_of_squares == 0.0:
+        return 0.0, math.inf
+    error = _OUTSIDE / 3.0
+    freedom, opportunities = absent.count - 1.0, present.count * steps
+    noise = [
+        math.sqrt(absent.sum_of_squares / chdtri(freedom, tail))
+        for tail in (0.5 * error, 1.0 - 0.5 * error)
+    ]
+    reach = -float(ndtri(0.5 * error)) * math.sqrt(1.0 / present.count + 1.0 / absent.count)
+    gap = present.mean - absent.mean
+    low, high = (min(gap / scale for scale in noise), max(gap / scale for scale in noise))
+    expected = opportunities * rate
+    # Of "at most so many", so that the truth is inside with the two tails left out.
+    fewest = float(np.floor(bdtrik(0.5 * error, opportunities, rate)))
+    most = float(np.ceil(bdtrik(1.0 - 0.5 * error, opportunities, rate)))
+    least = max(low - reach, 0.0) * expected / max(most, 1.0)
+    greatest = max(high + reach, 0.0)
+    return least, greatest * expected / fewest if fewest > 0.0 else math.inf
 
 
 def _normality(group: str, residuals: _Residuals) -> Finding:
@@ -131,68 +181,94 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
         return not_run(name, f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
     if float(np.ptp(values)) == 0.0:
         return not_run(name, "scores that vary")
-    sampled = group == "present" and not residuals.explained
-    if sampled and residuals.law is not None:
-        if not residuals.added < _MOST_ADDED_TO_SHAPE:
-            return not_run(name, _MORE_STEPS)
-        values = _through_the_law(values, residuals.law)
-        if not np.isfinite(values).all():
-            return not_run(name, "noise in the scores")
-    statistic, p_value = normality.anderson_darling(values)
+    statistic, p_value = normality.anderson_darling(ties.off_the_grid(values))
     # Where nobody says how canaries were sampled, present scores may be any mixture.
-    unknown = sampled and residuals.law is None
+    sampled = group == "present" and not residuals.explained
+    unknown = sampled and residuals.sampling is None
     return judged(
         name,
-        p_value,
-        "their Anderson-Darling distance from "
-        f"{'their law' if sampled and residuals.law is not None else 'a Gaussian'} is "
-        f"{statistic:.2f}, where chance rarely gives more than {_USUAL}.",
+        p_value + (_OUTSIDE if sampled and not unknown else 0.0),
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, where chance rarely "
+        f"gives more than {_USUAL}.",
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "
         "present scores a mixture."
         if unknown
-        else "Look at the scores: outliers, several populations, heavy tails. Read the "
-        "distribution-free bound until this is understood.",
+        else _LOOK,
     )
 
 
-def _through_the_law(
-    values: NDArray[np.float64], law: tuple[int, float, float]
+def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
+    """Whether present scores are absent ones plus sampled contributions, of whatever size.
+
+    Their distribution function is then that of the absent scores, mixed over the binomial number of
+    contributions. Both are known up to a band (Dvoretzky, Kiefer, Wolfowitz; Massart's constant),
+    so at the true shift they are that close; the closest of many shifts is closer still, but for
+    what lies between two of those tried. Nothing is fitted, and no law of the noise is assumed.
+    """
+    assert sampling is not None
+    name, (low, high) = "normality of present scores", sampling.shifts
+    present, absent = np.sort(scores.present), np.sort(scores.absent)
+    if present.size < _FEWEST_FOR_SHAPE or math.isinf(high):
+        return not_run(name, _MORE_STEPS)
+    counts, logs = binomial_weights(sampling.steps, sampling.rate, -math.log(_OUTSIDE))
+    noise = math.sqrt(scores.moments()[1].variance)
+    jumps = noise / (sampling.steps * sampling.rate)
+    at = present[np.linspace(0, present.size - 1, min(present.size, _COMPARED)).astype(np.int64)]
+    below = np.searchsorted(present, at, side="right") / present.size
+    shifts = np.linspace(low, high, _TRIED)
+    distance = min(
+        float(np.abs(_mixed(absent, at, counts * (shift * jumps), np.exp(logs)) - below).max())
+        for shift in shifts
+    )
+    between = 0.5 * (shifts[1] - shifts[0]) * _DENSEST
+    bands = 1.0 / math.sqrt(present.size) + 1.0 / math.sqrt(absent.size)
+    beyond = max(distance - between - 2.0 * _OUTSIDE, 0.0)
+    p_value = 4.0 * math.exp(-2.0 * (beyond / bands) ** 2) + _OUTSIDE
+    return judged(
+        name,
+        p_value,
+        f"their distribution is {distance:.3f} away from that of sampled contributions and the "
+        "noise of absent ones, at the size of contribution that fits best.",
+        consequence=Consequence.INVALIDATES,
+        measured=distance,
+        claimed=0.0,
+        remedy=_LOOK,
+    )
+
+
+def _mixed(
+    absent: NDArray[np.float64],
+    at: NDArray[np.float64],
+    means: NDArray[np.float64],
+    weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Centred scores of a mixture, carried to what they would be in a Gaussian."""
-    steps, rate, shift = law
-    if not 0.0 < shift < math.inf:
-        return values
-    height = rate * math.sqrt(steps)
-    exact = ScoreLaw(steps=steps, sampling_rate=rate, noise_multiplier=height / shift)
-    visible = max(
-        abs(exact.skewness) * math.sqrt(values.size / 6.0),
-        abs(exact.excess_kurtosis) * math.sqrt(values.size / 24.0),
-    )
-    if visible < _VISIBLE:
-        return values
-    values = values[:: -(-values.size // _THROUGH_THE_LAW)]
-    placed = exact.mean + values / values.std(ddof=1) * math.sqrt(exact.variance)
-    below = exact.cdf(placed)
-    # Beyond the middle the other tail is the more exact one.
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.where(below < 0.5, ndtri(below), -ndtri(exact.sf(placed))))
+    """Distribution function of absent scores (sorted) moved by random amounts."""
+    below = np.searchsorted(absent, at[:, np.newaxis] - means, side="right")
+    return np.asarray(below @ weights) / absent.size
 
 
 def _equal_variance(residuals: _Residuals) -> Finding:
     name, (present, absent) = "equal variance", residuals.variances
     if absent == 0.0 or min(residuals.freedom) < _FEWEST_FOR_SPREAD - 1:
         return not_run(name, f"{_FEWEST_FOR_SPREAD} canaries of each kind, and scores that vary")
-    if not residuals.added < _MOST_ADDED:
+    if residuals.mixed:
         return not_run(name, _MORE_STEPS)
-    ratio = present / absent / (1.0 + residuals.added)
+    sampling, ratio, p_value = residuals.sampling, present / absent, 0.0
+    if sampling is None:
+        p_value = ratio_p_value(ratio, *residuals.freedom)
+    else:
+        # What sampling adds is known as well as the shift is; the benefit is the run's.
+        least, most = (ratio / (1.0 + sampling.added(shift)) for shift in sampling.shifts[::-1])
+        ratio = least if least > 1.0 else min(most, 1.0)
+        p_value = ratio_p_value(ratio, *residuals.freedom) + _OUTSIDE
     above = ratio > 1.0
     # Sampling at an unknown rate adds variance to present scores, and no harm.
-    unknown = not residuals.explained and residuals.law is None
+    unknown = not residuals.explained and sampling is None
     return judged(
         name,
-        ratio_p_value(ratio, *residuals.freedom),
+        p_value,
         f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
         consequence=Consequence.INVALIDATES if above and not unknown else Consequence.LOOSENS,
         measured=ratio,
@@ -229,57 +305,36 @@ def _drift(residuals: _Residuals) -> Finding:
 
 
 def _duplicates(scores: CanaryScores) -> Finding:
-    """Scores that are exactly equal: one canary counted twice, or noise used twice."""
-    size = len(scores)
-    repeated = size - np.unique(scores.score).size
-    return fact(
-        "duplicate scores",
-        repeated > 3 + size // 100 + _chance_repeats(scores),
-        f"{repeated:,} of {size:,} scores repeat another one exactly.",
-        consequence=Consequence.INVALIDATES,
-        measured=float(repeated),
-        claimed=0.0,
-        remedy="A canary counted twice, or one noise for several coordinates, makes the bound too "
-        "high: make canaries distinct and look at how noise is drawn.",
-        undermines=Assumption.INDEPENDENT_CANARIES,
-    )
+    """Scores that are exactly equal: one canary counted twice, or noise used twice.
 
-
-def _chance_repeats(scores: CanaryScores) -> float:
-    """Many times the repeats that scores of single precision have by chance.
-
-    Those of double precision have none; any number of canaries that fits in memory is too few.
+    Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
     """
-    values = scores.score
-    spread = float(values.std())
-    if spread == 0.0 or (values != values.astype(np.float32)).any():
-        return 0.0
-    spacing = float(np.spacing(np.float32(np.abs(values).max())))
-    return float(values.size) ** 2 * spacing / spread
-
-
-def _placebo(scores: CanaryScores) -> Finding:
-    """An audit with membership shuffled must find nothing."""
-    # Seeded by the scores themselves: a fixed shuffle may happen to resemble the membership.
-    digest = hashlib.sha256(scores.score.tobytes()).digest()
-    generator = np.random.default_rng(int.from_bytes(digest, "little"))
-    shuffled = generator.permutation(scores.member)
-    count, other = int(shuffled.sum()), int(shuffled.size - shuffled.sum())
-    values = scores.score
-    spread = float(values.var(ddof=1))
-    if spread == 0.0:
-        return not_run("placebo", "scores that vary")
-    gap = float(values[shuffled].mean() - values[~shuffled].mean())
-    # Given the scores, a shuffled difference of means has exactly this variance.
-    error = math.sqrt(spread * (1.0 / count + 1.0 / other))
+    name, groups = "duplicate scores", (scores.present, scores.absent)
+    repeated = sum(values.size - np.unique(values).size for values in groups)
+    summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
+    told = {
+        "consequence": Consequence.INVALIDATES,
+        "measured": float(repeated),
+        "claimed": 0.0,
+        "remedy": "A canary counted twice, or one noise for several coordinates, makes the bound "
+        "too high: make canaries distinct and look at how noise is drawn.",
+        "undermines": Assumption.INDEPENDENT_CANARIES,
+    }
+    tolerated = 3 + len(scores) // 100
+    if repeated <= tolerated:
+        return fact(name, False, f"{summary}.", **told)
+    found = [ties.tie_excess(values) for values in groups]
+    excesses = [item for item in found if item is not None]
+    if not excesses:
+        return not_run(name, f"scores on a finer grid: {summary}, as those of few values do")
+    excess, p_value = min(excesses, key=lambda item: item[1])
+    if p_value == 0.0:
+        return fact(name, True, f"{summary}.", **told)
     return judged(
-        "placebo",
-        2.0 * float(ndtr(-abs(gap) / error)),
-        f"with membership shuffled the groups differ by {gap / error:+.2f} standard errors.",
-        consequence=Consequence.INVALIDATES,
-        measured=gap / error,
-        claimed=0.0,
-        remedy="Something other than membership separates the groups: look at how canaries were "
-        "ordered and scored.",
-        undermines=Assumption.DISTRIBUTION_FREE,
+        name,
+        min(1.0, len(excesses) * p_value),
+        f"{summary}, {max(excess, 0.0):,.0f} pairs of them beyond what the grid they lie on "
+        "explains.",
+        tolerable=excess <= tolerated,
+        **told,
     )

@@ -273,7 +273,8 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
 def _found(result: AuditResult) -> str:
     found = number(result.epsilon_lower)
     if usable(result):
-        text = f"It found that epsilon is at least {found} at delta {result.delta:g}. "
+        text = f"It found that epsilon is at least {found} at delta {result.delta:g}"
+        text += ". " if result.declared else ", if the noise is Gaussian, which nobody declared. "
     else:
         text = f"Its bound of {found} must not be used: an assumption it rests on failed a check. "
     if result.distribution_free is not None:

@@ -18,4 +18,5 @@ class Missing:
 
 def usable(result: AuditResult) -> bool:
     """Whether the bound may be used: no assumption of it failed a check."""
-    return result.verdict is not Verdict.INVALID and result.distribution_free is None
+    failed = result.distribution_free is not None and result.declared
+    return result.verdict is not Verdict.INVALID and not failed
