@@ -303,13 +303,14 @@ def truncated_epsilon(
         return math.inf
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    interval = min(_loss_deviation(1.0 / noise_multiplier, sampling_rate) / _CLAIM_RESOLUTION, _WIDEST)
     width = float(np.ptp(_loss_range(2.0 / noise_multiplier, sampling_rate)))
     step = pld.from_truncated_subsampled_gaussian_mechanism(
         records,
         sampling_rate,
         cap,
         noise_multiplier,
-        value_discretization_interval=max(1e-4, width / _CLAIM_POINTS),
+        value_discretization_interval=max(interval, width / _CLAIM_POINTS),
     )
     composed = step.self_compose(int(steps))
     return float(composed.get_epsilon_for_delta(delta - min(_rounding(steps), 0.5 * delta)))

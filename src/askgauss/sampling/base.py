@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -32,13 +31,19 @@ class Scheme(ABC):
 
     Attributes:
         tag: Name in files.
-        hides_others: Whether what the other records drew says nothing of what the canary did, so
-            that a known background may be subtracted.
-        period: Steps after which the scheme starts over, where it does.
+        independent: Whether each record is drawn independently of the others.
     """
 
     tag: ClassVar[str]
-    hides_others: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
+
+    @property
+    def known_background(self) -> bool:
+        """Whether what the others drew says nothing of the canary's draws.
+
+        Then what they add may be subtracted from what was released; otherwise it must stay in.
+        """
+        return self.independent
 
     @property
     def period(self) -> int | None:
@@ -238,8 +243,3 @@ def check_draw(records: int, steps: int) -> None:
     """Arguments of a simulation."""
     _validate.integer(1, records=records)
     _validate.integer(1, steps=steps)
-
-
-def fields_of(scheme: Scheme) -> tuple[Any, ...]:
-    """Parameters of a scheme, for caches."""
-    return dataclasses.astuple(scheme)  # type: ignore[call-overload, no-any-return]

@@ -34,7 +34,7 @@ class Poisson(Scheme):
     """
 
     tag: ClassVar[str] = "poisson"
-    hides_others: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     rate: float
 
@@ -88,7 +88,7 @@ class CyclicPoisson(Scheme):
     """
 
     tag: ClassVar[str] = "cyclic-poisson"
-    hides_others: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     rate: float
     cycle: int
@@ -135,13 +135,19 @@ class CyclicPoisson(Scheme):
             yield np.sort(group[rng.random(group.size) < self.rate])
 
     @property
+    def known_background(self) -> bool:
+        """Not where the group is to stay secret: the other records' groups may give it away."""
+        return self.groups == "known"
+
+    @property
     def period(self) -> int | None:
         """One turn of all groups."""
         return self.cycle if self.cycle > 1 else None
 
     def pool(self, past: SchemeSums) -> Mask:
         """Records whose group is known by now, and has its turn."""
-        return (past.first >= 0) & (past.first % self.cycle == past.step % self.cycle)
+        turn = past.step % self.cycle
+        return np.asarray((past.first >= 0) & (past.first % self.cycle == turn))
 
     def allowed(self, past: SchemeSums) -> Mask:
         """Those, and records whose group nothing has shown."""
@@ -188,7 +194,7 @@ class MinSeparation(Scheme):
     """
 
     tag: ClassVar[str] = "min-separation"
-    hides_others: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     separation: int
     rate: float
@@ -258,7 +264,7 @@ class MinSeparation(Scheme):
             ready[step + 1] += ready[step] - joins[step]
             ready[step + self.separation, 1:] += joins[step, :-1]
         # Ready after the last step, or still waiting for then.
-        return ready[steps:].sum(axis=0)
+        return np.asarray(ready[steps:].sum(axis=0))
 
 
 @lru_cache(maxsize=256)

@@ -126,7 +126,7 @@ class BallsInBins(Scheme):
     """
 
     tag: ClassVar[str] = "balls-in-bins"
-    hides_others: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     bins: int
     redrawn: bool = True

@@ -129,7 +129,10 @@ class TruncatedPoisson(Scheme):
         _validate.integer(1, records=self.records)
 
     def __str__(self) -> str:
-        return f"Poisson sampling at rate {self.rate:g} of {self.records:,} records, at most {self.cap:,}"
+        return (
+            f"Poisson sampling at rate {self.rate:g} of {self.records:,} records, "
+            f"at most {self.cap:,}"
+        )
 
     def effective_rate(self) -> float:
         """The probability that a record is in a batch: its coin, and a place if there are too many.
@@ -187,7 +190,7 @@ def _truncated_sizes(rate: float, cap: int, records: int, seen: int) -> NDArray[
 
     whole, logs = binomial_weights(records, rate, 46.0)
     sizes = np.minimum(whole, cap).astype(np.int64)
-    weights = np.bincount(sizes, np.exp(logs))
+    weights = np.asarray(np.bincount(sizes, np.exp(logs)), np.float64)
     if seen == records:
         return weights
     shown = np.arange(min(seen, weights.size - 1) + 1)
@@ -209,7 +212,7 @@ class EveryStep(Scheme):
     """
 
     tag: ClassVar[str] = "every-step"
-    hides_others: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return "every record in every step"

@@ -78,9 +78,10 @@ class SchemeSums:
         if seen is None and records is None:
             hint = "Indices alone do not say how many records were never drawn."
             raise _validate.fail("records", records, "to be a whole number >= 1", hint)
-        for name, value in (("records", records), ("seen", seen)):
-            if value is not None:
-                _validate.integer(1, **{name: value})
+        if records is not None:
+            _validate.integer(1, records=records)
+        if seen is not None:
+            _validate.integer(1, seen=seen)
         if records is not None and seen is not None and seen > records:
             raise _validate.fail("records", records, f">= the {seen} columns", "Count them all.")
         self.scheme, self.records = scheme, records
@@ -128,7 +129,7 @@ class SchemeSums:
             hint = "Pass the indices that the sampler drew."
             shape = f"{indices.dtype} of shape {indices.shape}"
             raise _validate.fail("batch", shape, "to be a list of whole numbers", hint)
-        if indices.size and not (0 <= indices.min() and indices.max() < self.records):
+        if indices.size and (indices.min() < 0 or indices.max() >= self.records):
             outside = int(indices.min() if indices.min() < 0 else indices.max())
             hint = "Leave out padding, and count all records."
             raise _validate.fail("batch", outside, f"in [0, {self.records - 1}]", hint)
@@ -164,14 +165,10 @@ class SchemeSums:
         drawn = included & pool
         coin = self.scheme.coin(self)
         self._bet(pool, drawn, coin)
-        row = (
-            size,
-            np.count_nonzero(drawn),
-            np.count_nonzero(pool),
-            np.nan if coin is None else coin,
-        )
-        for name, value in zip(_STEPS, row, strict=True):
-            self._rows[name].append(float(value))
+        self._rows["sizes"].append(float(size))
+        self._rows["drawn"].append(float(np.count_nonzero(drawn)))
+        self._rows["pools"].append(float(np.count_nonzero(pool)))
+        self._rows["coins"].append(np.nan if coin is None else coin)
         self.count += included
         self.last[included] = self.step
         self.first[included & (self.first < 0)] = self.step
@@ -186,8 +183,8 @@ class SchemeSums:
             return
         known = pool & (self.last >= 0)
         gaps = _gap_class(self.step - self.last[known])
+        met = np.bincount(gaps[drawn[known]], minlength=_GAP_CLASSES).astype(np.float64)
         inside = np.bincount(gaps, minlength=_GAP_CLASSES).astype(np.float64)
-        met = np.bincount(gaps, drawn[known], _GAP_CLASSES)
         self._bets["lags"].add_draw(met, inside, size, number)
         half = np.zeros(self.seen, dtype=np.bool_)
         half[: self.seen // 2] = True
@@ -308,9 +305,10 @@ class SchemeSums:
         """Go on from what `arrays` gave, with the same scheme."""
         try:
             records, part, step, strays, missing, twice, broken = content["head"].tolist()
-            seen = content["count"].size
             sums = cls(
-                scheme, records=None if records < 0 else records, seen=seen if part else None
+                scheme,
+                records=None if records < 0 else records,
+                seen=content["count"].size if part else None,
             )
             for name in _STATE:
                 kept = getattr(sums, name)
