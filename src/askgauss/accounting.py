@@ -303,7 +303,9 @@ def truncated_epsilon(
         return math.inf
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    interval = min(_loss_deviation(1.0 / noise_multiplier, sampling_rate) / _CLAIM_RESOLUTION, _WIDEST)
+    interval = min(
+        _loss_deviation(1.0 / noise_multiplier, sampling_rate) / _CLAIM_RESOLUTION, _WIDEST
+    )
     width = float(np.ptp(_loss_range(2.0 / noise_multiplier, sampling_rate)))
     step = pld.from_truncated_subsampled_gaussian_mechanism(
         records,

@@ -44,9 +44,12 @@ def test_a_set_that_is_avoided_or_preferred_is_found():
     for _ in range(200):
         avoided.add_draw(np.array([0, 3]), np.array([50, 50]), 1000, 60)
         preferred.add_draw(np.array([3, 6]), np.array([50, 50]), 1000, 60)
-    assert avoided.p_value() < 1e-50 and avoided.strongest() == 0
-    assert preferred.p_value() < 1e-50 and preferred.strongest() == 1
-    assert avoided.met[0] == 0 and avoided.expected[0] == pytest.approx(600)
+    assert avoided.p_value() < 1e-50
+    assert avoided.strongest() == 0
+    assert preferred.p_value() < 1e-50
+    assert preferred.strongest() == 1
+    assert avoided.met[0] == 0
+    assert avoided.expected[0] == pytest.approx(600)
 
 
 def test_bets_rarely_win_by_chance():

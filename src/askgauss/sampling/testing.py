@@ -97,6 +97,11 @@ class SchemeSums:
         self._broken: int | None = None
 
     @property
+    def broken(self) -> int | None:
+        """The first step that drew what the scheme never draws, or left out what it always does."""
+        return self._broken
+
+    @property
     def sizes(self) -> Integers:
         """Batch size of each step; -1 where only a part of the records is shown."""
         return np.array(self._rows["sizes"], dtype=np.int64)
