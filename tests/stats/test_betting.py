@@ -71,16 +71,16 @@ def test_p_values_of_discrete_numbers_are_uniform(test):
     for _ in range(500):
         values = rng.binomial(8, 0.2, 60)
         below, upto = (stats.binom.cdf(values - offset, 8, 0.2) for offset in (1, 0))
-        p_values.append(test(uniform_draws(below, upto)))
+        p_values.append(test(uniform_draws(values, below, upto)))
     assert stats.kstest(p_values, "uniform").pvalue > 1e-4
 
 
 def test_numbers_that_do_not_vary_are_found():
     values = np.full(60, 50)
     below, upto = (stats.binom.cdf(values - offset, 1000, 0.05) for offset in (1, 0))
-    assert spread_p_value(uniform_draws(below, upto)) < 1e-20
+    assert spread_p_value(uniform_draws(values, below, upto)) < 1e-20
 
 
 def test_the_same_numbers_get_the_same_answer():
-    below, upto = np.array([0.1, 0.5]), np.array([0.3, 0.8])
-    assert (uniform_draws(below, upto) == uniform_draws(below, upto)).all()
+    values, below, upto = np.array([1, 2]), np.array([0.1, 0.5]), np.array([0.3, 0.8])
+    assert (uniform_draws(values, below, upto) == uniform_draws(values, below, upto)).all()

@@ -139,7 +139,7 @@ class TruncatedPoisson(Scheme):
 
         Examples:
             >>> round(TruncatedPoisson(rate=0.05, cap=60, records=1000).effective_rate(), 5)
-            0.04982
+            0.04975
         """
         others, logs = binomial_weights(self.records - 1, self.rate, 46.0)
         places = np.minimum(1.0, self.cap / (others + 1.0))

@@ -265,8 +265,8 @@ class SchemeSums:
         random = upto - below < 1.0
         if not random.any():
             return tests
-        uniform = uniform_draws(below[random], upto[random])
         drawn = self.drawn[random]
+        uniform = uniform_draws(drawn, below[random], upto[random])
         said = f"batches show {drawn.mean():.4g} records on average, from {drawn.min()} to "
         said += f"{drawn.max()}"
         for name, p_value, what in (

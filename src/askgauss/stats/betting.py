@@ -98,13 +98,13 @@ class Bets:
         return int(np.argmax(logsumexp(self.log_wealth, axis=1)))
 
 
-def uniform_draws(below: Array, upto: Array) -> Array:
+def uniform_draws(values: NDArray[np.int64], below: Array, upto: Array) -> Array:
     """Uniform numbers from whole ones with P[less] = ``below`` and P[at most] = ``upto``.
 
     Where a law is coarse, chance fills in. Its seed comes from the numbers themselves, so that the
     same run always gets the same answer and no run gets one that was chosen for it.
     """
-    chance = stream(None, "uniform draws", np.concatenate((below, upto))).random(below.size)
+    chance = stream(None, "uniform draws", values.astype(np.float64)).random(values.size)
     return np.clip(below + chance * (upto - below), 1e-300, 1.0 - 1e-16)
 
 
