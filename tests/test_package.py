@@ -26,6 +26,7 @@ LAYERS = {
     "selection": 1,
     "stats": 1,
     "accounting": 1,
+    "sampling": 1,
     "claims": 2,
     "scores": 2,
     "canaries": 2,

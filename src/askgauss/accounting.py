@@ -44,12 +44,14 @@ __all__ = [
     "dpsgd_noise_multiplier",
     "dpsgd_signal_to_noise",
     "dpsgd_tradeoff",
+    "fixed_size_epsilon",
     "history_epsilon",
     "quick_epsilon",
     "quick_signal_to_noise",
     "schedule_epsilon_lower",
     "schedule_factor",
     "schedule_levels",
+    "truncated_epsilon",
 ]
 
 Array = NDArray[np.float64]
@@ -252,6 +254,82 @@ def _tradeoff(noise_multiplier: float, sampling_rate: float, steps: int) -> Trad
     levels = np.unique(np.linspace(0.0, top, _PROFILE_POINTS))
     deltas = np.asarray(loss.get_delta_for_epsilon(levels.tolist()), dtype=np.float64)
     return TradeOff.from_profile(levels, np.clip(deltas + rounding, 0.0, 1.0))
+
+
+def fixed_size_epsilon(
+    *, noise_multiplier: float, batch: int, records: int, steps: int, delta: float
+) -> float:
+    """The epsilon an accountant claims for batches of a fixed size, under replace-one neighbours.
+
+    By Renyi divergences (Wang, Balle and Kasiviswanathan, arXiv 1808.00087), which is loose.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        batch: Records in a batch, drawn without replacement, afresh in every step.
+        records: Records in all.
+        steps: Number of steps.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon, infinite without noise. Replacing a record moves the sum by up to
+        twice the clipping norm.
+    """
+    if noise_multiplier == 0.0:
+        return math.inf
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    step = dp_accounting.SampledWithoutReplacementDpEvent(
+        records, batch, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
+    )
+    return float(accountant.compose(step, int(steps)).get_epsilon(delta))
+
+
+def truncated_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    cap: int,
+    records: int,
+    steps: int,
+    delta: float,
+) -> float:
+    """The epsilon an accountant claims for Poisson sampling with a largest batch.
+
+    By the privacy loss distribution of arXiv 2508.15089, add-remove neighbours.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        sampling_rate: Probability that a record joins a batch before the cap, in (0, 1].
+        cap: Largest batch; larger ones are cut at random.
+        records: Records in all.
+        steps: Number of steps.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon, infinite without noise.
+    """
+    _check_run(sampling_rate, steps)
+    if noise_multiplier == 0.0:
+        return math.inf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    interval = min(
+        _loss_deviation(1.0 / noise_multiplier, sampling_rate) / _CLAIM_RESOLUTION, _WIDEST
+    )
+    width = float(np.ptp(_loss_range(2.0 / noise_multiplier, sampling_rate)))
+    step = pld.from_truncated_subsampled_gaussian_mechanism(
+        records,
+        sampling_rate,
+        cap,
+        noise_multiplier,
+        value_discretization_interval=max(interval, width / _CLAIM_POINTS),
+    )
+    composed = step.self_compose(int(steps))
+    return float(composed.get_epsilon_for_delta(delta - min(_rounding(steps), 0.5 * delta)))
 
 
 def _check_run(sampling_rate: float, steps: int) -> None:

@@ -1,0 +1,245 @@
+"""What every sampling scheme offers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _plain, _validate
+from askgauss.exceptions import UnsupportedError
+from askgauss.sampling.testing import SchemeSums
+from askgauss.stats.search import close_bracket
+
+if TYPE_CHECKING:
+    from askgauss.sampling.testing import SchemeTest
+
+__all__ = ["Integers", "Mask", "Scheme"]
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Scheme(ABC):
+    """A way to draw batches of records.
+
+    Subclasses are frozen dataclasses of their parameters.
+
+    Attributes:
+        tag: Name in files.
+        independent: Whether each record is drawn independently of the others.
+    """
+
+    tag: ClassVar[str]
+    independent: ClassVar[bool] = False
+
+    @property
+    def known_background(self) -> bool:
+        """Whether what the others drew says nothing of the canary's draws.
+
+        Then what they add may be subtracted from what was released; otherwise it must stay in.
+        """
+        return self.independent
+
+    @property
+    def period(self) -> int | None:
+        """Steps after which the scheme starts over."""
+        return None
+
+    # ------------------------------------------------------------------------------- its law
+
+    def epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """Epsilon of the canary's pair of worlds over a run, larger direction, from below.
+
+        Args:
+            noise_multiplier: Noise deviation over the canary's contribution; 0 without noise,
+                infinite where nothing was seen of the canary. In an audit: its upper confidence
+                limit.
+            steps: Number of steps.
+            delta: Delta, in (0, 1).
+
+        Returns:
+            A lower bound on the epsilon of any claim that covers this run.
+
+        Assumes:
+            Batches drawn by this scheme; Gaussian noise, independent between steps.
+        """
+        _validate.within(0.0, math.inf, closed="both", noise_multiplier=noise_multiplier)
+        _validate.integer(1, steps=steps)
+        _validate.probability(delta=delta)
+        if noise_multiplier == math.inf:
+            return 0.0
+        signal = 1.0 / noise_multiplier if noise_multiplier > 0.0 else math.inf
+        return self._law(float(signal), int(steps), float(delta))
+
+    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """The contribution over the noise deviation at which a run breaks a claim.
+
+        Args:
+            epsilon: Claimed epsilon, above 0.
+            delta: Claimed delta, in (0, 1).
+            steps: Number of steps.
+
+        Returns:
+            The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
+            Infinite where nothing contradicts the claim.
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.probability(delta=delta)
+        _validate.integer(1, steps=steps)
+        if self._law(math.inf, int(steps), float(delta)) <= epsilon:
+            return math.inf
+
+        def excess(signal: float) -> float:
+            return self._law(signal, int(steps), float(delta)) - epsilon
+
+        low, high = 1.0, 1.0
+        while (at_low := excess(low)) > 0.0:
+            low, high = 0.5 * low, low
+        while (at_high := excess(high)) <= 0.0:
+            low, high, at_low = high, 2.0 * high, at_high
+        tolerance = 1e-5 * low
+        root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
+        while excess(root) <= 0.0:
+            root *= 1.0 + 1e-5
+        return root
+
+    @abstractmethod
+    def _law(self, signal: float, steps: int, delta: float) -> float:
+        """`epsilon_lower` by the signal-to-noise ratio, which may be infinite."""
+
+    # ------------------------------------------------------------------------ its accounting
+
+    def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The epsilon an accountant claims for a run, from above.
+
+        Args:
+            noise_multiplier: Noise deviation over clipping norm; 0 or above.
+            steps: Number of steps.
+            delta: Delta, in (0, 1).
+
+        Returns:
+            An upper bound on epsilon.
+
+        Raises:
+            UnsupportedError: No accountant gives a rigorous upper bound for this scheme.
+        """
+        raise UnsupportedError(
+            f"No accountant bounds {self} from above with certainty. Compare with "
+            "epsilon_lower(), or train with Poisson sampling, which has one."
+        )
+
+    # ------------------------------------------------------------------------ its simulation
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step.
+
+        Args:
+            rng: Source of randomness.
+            records: Number of records.
+            steps: Number of steps.
+        """
+
+    # ----------------------------------------------------------------------------- its tests
+
+    def test(
+        self, batches: Sequence[ArrayLike] | Mask, *, records: int | None = None
+    ) -> tuple[SchemeTest, ...]:
+        """Whether batches were drawn by this scheme.
+
+        Args:
+            batches: The record indices of each step; or a boolean matrix, steps by records, which
+                may show a part of the records only: the canaries, say.
+            records: Number of records in all. Needed for index lists; without it a matrix says
+                nothing of how large batches were.
+
+        Returns:
+            Tests with p-values. Each is below any level with at most that probability if batches
+            were drawn by this scheme, so Holm's procedure may combine them.
+        """
+        if isinstance(batches, np.ndarray) and batches.dtype == np.bool_:
+            if batches.ndim != 2:
+                hint = "Pass one row a step and one column a record."
+                raise _validate.fail("batches", batches.shape, "to be two-dimensional", hint)
+            sums = SchemeSums(self, records=records, seen=batches.shape[1])
+            for row in batches:
+                sums.add_inclusions(row)
+        else:
+            sums = SchemeSums(self, records=records)
+            for batch in batches:
+                sums.add(batch)
+        return sums.tests()
+
+    def pool(self, past: SchemeSums) -> Mask:
+        """Records of which the next step draws, any as likely as any other given their number."""
+        return np.ones(past.seen, dtype=np.bool_)
+
+    def allowed(self, past: SchemeSums) -> Mask:
+        """Records that the next step may draw at all."""
+        return self.pool(past)
+
+    def required(self, past: SchemeSums) -> Mask | None:
+        """Records that the next step must draw."""
+        return None
+
+    def coin(self, past: SchemeSums) -> float | None:
+        """The probability of each record of the pool, where they join independently."""
+        return None
+
+    def size_breaks(self, sizes: Integers) -> NDArray[np.bool_]:
+        """Steps whose batch has a size that the scheme never gives."""
+        return np.zeros(sizes.size, dtype=np.bool_)
+
+    def size_limits(
+        self, past: SchemeSums
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """For each step P[fewer] and P[at most] as many of the pool as were drawn; or no law."""
+        coins = past.coins
+        if np.isnan(coins).any():
+            return None
+        return binomial_limits(past.drawn, past.pools, coins)
+
+    # ----------------------------------------------------------------------------- its files
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON values, with a tag that says which scheme it is."""
+        return {"scheme": self.tag, **_plain.to_plain(self)}
+
+
+def binomial_limits(
+    values: Integers, trials: Integers, rates: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """P[fewer] and P[at most] under binomial laws."""
+    from scipy.stats import binom
+
+    return binom.cdf(values - 1, trials, rates), binom.cdf(values, trials, rates)
+
+
+def hypergeometric_limits(
+    values: Integers, population: Integers, marked: Integers, drawn: Integers
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """P[fewer] and P[at most] marked ones in draws without replacement."""
+    from scipy.stats import hypergeom
+
+    return (
+        hypergeom.cdf(values - 1, population, marked, drawn),
+        hypergeom.cdf(values, population, marked, drawn),
+    )
+
+
+def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
+    """Arguments of an accountant."""
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.integer(1, steps=steps)
+    _validate.probability(delta=delta)
+
+
+def check_draw(records: int, steps: int) -> None:
+    """Arguments of a simulation."""
+    _validate.integer(1, records=records)
+    _validate.integer(1, steps=steps)

@@ -1,0 +1,25 @@
+"""A short part of the calibration of sampling schemes; all of it is in sampling_cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from askgauss.sampling import Poisson
+from tests.calibration import sampling_cells
+from tests.calibration.sampling_cells import CELLS, SamplingCell, count
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_the_bound_is_above_the_truth_at_most_nominally(cell):
+    result = count(cell, audits=150, seed=2, composed=2)
+    assert result.above <= result.allowed_among(len(CELLS)), result
+
+
+def test_the_count_would_notice_a_bound_that_is_too_high(monkeypatch):
+    """The test above can fail: a 60 % bound passed off as a 95 % one is found out."""
+    honest = sampling_cells.lower_signal
+    monkeypatch.setattr(
+        sampling_cells, "lower_signal", lambda cell, rng, error: honest(cell, rng, 0.4)
+    )
+    result = count(SamplingCell(Poisson(rate=0.1), 0.7), audits=150, seed=2, composed=0)
+    assert result.above > result.allowed_among(len(CELLS))
