@@ -244,11 +244,13 @@ def test_a_small_npz_takes_little_memory(tmp_path):
         head = io.BytesIO()
         description = {"descr": "<i8", "fortran_order": False, "shape": (rows, 128, 128)}
         np.lib.format.write_array_header_1_0(head, description)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            with archive.open("train_images.npy", "w", force_zip64=True) as stream:
-                stream.write(head.getvalue())
-                for _ in range(min(rows, 1 << 12) >> 6):
-                    stream.write(bytes(8 << 20))
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+            archive.open("train_images.npy", "w", force_zip64=True) as stream,
+        ):
+            stream.write(head.getvalue())
+            for _ in range(min(rows, 1 << 12) >> 6):
+                stream.write(bytes(8 << 20))
         peak, said = _peak_megabytes(call, str(path))
         assert told in said
         assert peak < 300

@@ -25,6 +25,7 @@ _RECONSTRUCT = {
 _NDARRAY, _DTYPE = ("numpy", "ndarray"), ("numpy", "dtype")
 _ALLOWED = {*_RECONSTRUCT, _NDARRAY, _DTYPE}
 
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = {
     "BININT", "BININT1", "BININT2", "SHORT_BINSTRING", "BINSTRING", "BINUNICODE",
@@ -165,7 +166,7 @@ def _opcodes(raw: bytes) -> Iterator[tuple[str, Any]]:
     """Opcodes and their arguments; one that a batch does not need is refused unread."""
     stream = io.BytesIO(raw)
     while code := stream.read(1):
-        opcode = pickletools.code2op.get(code.decode("latin-1"))
+        opcode = _OPCODES.get(code.decode("latin-1"))
         if opcode is None or opcode.name not in _READ:
             name = repr(code) if opcode is None else opcode.name
             raise FileFormatError(f"Refused the pickle opcode {name}: a batch needs no such thing.")

@@ -74,7 +74,8 @@ def read_idx(path: Path) -> Bytes:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
-            with gzip.open(file) if packed else file as stream:
+            stream: Any = gzip.open(file) if packed else file
+            with stream:
                 return _read_idx(stream, str(path))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise FileFormatError(f"Cannot unpack {str(path)!r}: {error}.") from error

@@ -12,11 +12,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from askgauss import _plain, plots
+from askgauss._text import one_line, printable
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
 from askgauss.plots import _style as style
-from askgauss.plots._style import clean
 from askgauss.report import text
 from askgauss.results import AuditResult, Status, number
 
@@ -156,7 +156,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         "reason": text.reason(result),
         "facts": facts,
         "axis": figure,
-        "version": clean(result.version, 40),
+        "version": one_line(result.version, 40),
     }
 
 
@@ -196,15 +196,15 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         "findings": [
             {
                 "status": text.status(item),
-                "name": clean(item.check, 80),
-                "summary": clean(item.summary, 600),
-                "remedy": clean(item.remedy, 600),
+                "name": one_line(item.check, 80),
+                "summary": one_line(item.summary, 600),
+                "remedy": one_line(item.remedy, 600),
                 "consequence": text.consequence(item),
                 "p_value": text.p_value(item),
             }
             for item in text.ordered(result.findings)
         ],
-        "statement": [clean(item) for item in text.statement(result, summary.run)],
+        "statement": [one_line(item) for item in text.statement(result, summary.run)],
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
@@ -232,7 +232,7 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     for item in found[: _COMPARED - 1]:
         rows.append(
             {
-                "name": clean(item.check, 60),
+                "name": one_line(item.check, 60),
                 "measured": text.value(item.measured),
                 "interval": text.interval(item.interval),
                 "claimed": text.value(item.claimed),
@@ -266,12 +266,14 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
-    return [{"name": clean(name, 60), "value": clean(item, 400)} for name, item in rows if item]
+    return [
+        {"name": one_line(name, 60), "value": one_line(item, 400)} for name, item in rows if item
+    ]
 
 
 def _evidence(result: AuditResult) -> str:
     shown = json.dumps(_plain.to_plain(result.evidence), indent=2, ensure_ascii=False)
-    lines = [clean(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
+    lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
 
