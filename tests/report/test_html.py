@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -313,3 +314,22 @@ def test_importing_the_report_loads_neither_matplotlib_nor_jinja():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_pages_of_threads_are_those_of_one():
+    """And matplotlib is left as it was found, with what another thread set meanwhile."""
+    import matplotlib as mpl
+
+    original = dict(mpl.rcParams)
+    try:
+        mpl.rcParams["svg.hashsalt"] = "mine"
+        before = dict(mpl.rcParams)
+        results = [samples.violation(), samples.no_claim()]
+        once = [result.to_html() for result in results]
+        with ThreadPoolExecutor(8) as pool:
+            drawn = pool.map(lambda index: results[index].to_html(), [0, 1] * 4)
+            mpl.rcParams["animation.bitrate"] = 1234
+            assert list(drawn) == once * 4
+        assert dict(mpl.rcParams) == before | {"animation.bitrate": 1234}
+    finally:
+        mpl.rcParams.update(original)

@@ -31,6 +31,7 @@ __all__ = ["StepEvidence", "SubsampledGaussian"]
 # leak in one tensor is looked for with a fifth of what is left.
 _RATE_SHARE = 0.2
 _STRATA_SHARE = 0.2
+_FEWEST_IN_TENSOR = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +351,11 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
         )
 
     whole = stratum("all", slice(None))
-    # A tensor with a handful of plantings could not beat the pooled bound at its share.
-    worth = np.flatnonzero((planted >= 2) & (observed - planted >= 2))
+    # A tensor with a handful of plantings could not beat the pooled bound at its share, and the
+    # moments of a handful of canaries in a tensor that is named would be those of single ones.
+    worth = np.flatnonzero(
+        (planted >= 2) & (observed - planted >= 2) & (observed >= steps * _FEWEST_IN_TENSOR)
+    )
     if worth.size < 2:
         return (whole,)
     return (whole, *(stratum(names[index], np.array([index])) for index in worth))

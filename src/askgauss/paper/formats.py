@@ -74,14 +74,15 @@ def read_idx(path: Path) -> Bytes:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
-            stream: Any = gzip.open(file) if packed else file
-            with stream:
-                return _read_idx(stream, str(path))
+            if not packed:
+                return _read_idx(file, str(path))
+            with gzip.open(file) as unpacked:
+                return _read_idx(unpacked, str(path))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise FileFormatError(f"Cannot unpack {str(path)!r}: {error}.") from error
 
 
-def _read_idx(stream: IO[bytes], name: str) -> Bytes:
+def _read_idx(stream: IO[bytes] | gzip.GzipFile, name: str) -> Bytes:
     head = stream.read(4)
     axes = head[3] if len(head) == 4 else 0
     sizes = stream.read(4 * axes)

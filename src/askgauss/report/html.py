@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import re
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +263,6 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         ("report schema", str(_SCHEMA)),
         ("auditor", result.auditor.name),
         ("options", ", ".join(f"{key} = {item}" for key, item in options.items()) or "none"),
-        ("seed of the canaries", "not recorded" if run.seed is None else str(run.seed)),
         ("number formats met", ", ".join(run.precision)),
         *summary.environment,
         *(("note", note) for note in run.notes),
@@ -354,8 +355,8 @@ def _sections(
                     + (
                         ""
                         if isinstance(gram, Missing)
-                        else f"The largest is {gram.largest:.2f}; chance gives about "
-                        f"{gram.chance:.2f} over {gram.steps:,} steps."
+                        else f"What chance gives is left blank; the largest it gives is about "
+                        f"{gram.chance:.2f} over {gram.steps:,} steps, here it is {gram.largest:.2f}."
                     ),
                     label="Gram matrix of the canaries: off the diagonal only chance is expected.",
                     kind="square",
@@ -461,11 +462,10 @@ def _svg(
     plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
 ) -> Any:
     """A figure as inline SVG that takes its colours and its type from the page."""
-    import matplotlib as mpl
     from markupsafe import Markup, escape
     from matplotlib.figure import Figure
 
-    options: Any = {
+    options: dict[str, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": prefix,
         "text.parse_math": False,
@@ -473,7 +473,7 @@ def _svg(
         "axes.unicode_minus": True,
         "path.simplify": True,
     }
-    with mpl.rc_context(options):
+    with _drawing(options):
         figure = Figure(figsize=size, layout="constrained")
         plot(numbers, figure.add_subplot())
         figure.patch.set_alpha(0.0)
@@ -485,6 +485,27 @@ def _svg(
     head, rest = drawn.split(">", 1)
     spoken = escape(label)
     return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+_DRAWING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _drawing(options: dict[str, Any]) -> Iterator[None]:
+    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
+
+    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
+    these are put back, so that what somebody else sets meanwhile stays.
+    """
+    import matplotlib as mpl
+
+    with _DRAWING:
+        before = {name: mpl.rcParams[name] for name in options}
+        mpl.rcParams.update(options)
+        try:
+            yield
+        finally:
+            mpl.rcParams.update(before)
 
 
 def _compact(drawn: str, prefix: str) -> str:
