@@ -37,7 +37,7 @@ class Run:
 
 
 def _run(*, steps: int, count: int, tensors: tuple[int, ...] = (3000,), seed: int = SEED) -> Run:
-    generator = np.random.default_rng(5)
+    generator = np.random.default_rng(seed)
     canaries = ag.DiracCanaries(count=count, tensors=tensors, seed=seed)
     recorder = ag.Recorder(canaries, sampling_rate=0.1, clip_norm=1.0, noise_multiplier=1.5)
     released, private = [], []
@@ -91,9 +91,9 @@ def test_the_attack_works_on_a_transcript_and_on_scores(run):
     secret, noise = run.private.sum(axis=0), 1.5 * np.sqrt(120)
     released = run.at_canaries.sum(axis=0)
     assert _rms(released - secret) > 0.9 * noise
-    for known in (run.transcript.scores().score,):
-        scale = np.sqrt(120) if _rms(known) < 5.0 else 1.0
-        assert _rms(released - known * scale - secret) < 1e-6 * noise
+    # Scores of a transcript are its sums over the root of the number of steps.
+    known = run.transcript.scores().score * np.sqrt(120)
+    assert _rms(released - known - secret) < 1e-6 * noise
 
 
 def test_nothing_published_names_a_canary(run, documents):
@@ -163,6 +163,15 @@ def _by_index(summary: Summary, released: np.ndarray) -> np.ndarray:
     return guess
 
 
+def _by_nearest_cell(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the picture by index where canaries are few: the cell they lie nearest."""
+    x, y = hexagon_centres()
+    own = (np.arange(released.size) + 0.5) / released.size
+    distance = (x[None, :] - own[:, None]) * HEXAGONS[0]
+    weight = summary.scores.density * np.exp(-4.0 * distance**2)
+    return (weight @ y) / weight.sum(axis=1)
+
+
 def _by_rank(summary: Summary, released: np.ndarray) -> np.ndarray:
     """Noise guessed from the distribution of the scores, in the order of the weights."""
     at = (np.arange(PIT_POINTS) + 0.5) / PIT_POINTS
@@ -187,22 +196,29 @@ def _by_cosines(summary: Summary, released: np.ndarray) -> np.ndarray:
     kept = min(steps, gram.size)
     points = vectors[:, -kept:] * np.sqrt(np.clip(values[-kept:], 0.0, None))
     left, _, right = np.linalg.svd(points.T @ released.T, full_matrices=False)
-    return (points @ left @ right).T
+    turned = (points @ left @ right).T
+    return turned * (turned * released).sum(axis=0)
 
 
-@pytest.mark.parametrize("count", [20, 100, 1000])
-def test_tables_of_scores_help_nobody_who_knows_the_seed(count):
-    run = _run(steps=120, count=count)
-    secret, noise = run.private.sum(axis=0), run.at_canaries.sum(axis=0)
-    planted = run.transcript.planted if hasattr(run.transcript, "planted") else 0.0
-    released = noise - planted
-    absent = ~run.transcript.member
-    summary = publishable(summarise(run.transcript))
-    for attack in (_by_index, _by_rank):
-        if attack is _by_index and not summary.scores.density.size:
-            continue
-        guess = attack(summary, released)
-        assert _left(secret[absent], released[absent], guess[absent]) > 0.9, attack.__name__
+@pytest.mark.parametrize(("count", "runs"), [(20, 20), (200, 4), (2000, 1)])
+def test_tables_of_scores_help_nobody_who_knows_the_seed(count, runs):
+    """Over the absent canaries of several runs, whose scores are noise alone."""
+    cases = [_run(steps=60, count=count, seed=SEED + index) for index in range(runs)]
+
+    def left(attack, prepare):
+        parts = []
+        for run in cases:
+            absent = ~run.transcript.member
+            released = run.at_canaries.sum(axis=0)
+            guess = attack(prepare(summarise(run.transcript)), released)
+            parts.append([item[absent] for item in (run.private.sum(axis=0), released, guess)])
+        return _left(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    assert left(_by_index, publishable) > 0.95
+    assert left(_by_rank, publishable) > 0.95
+    assert left(_by_nearest_cell, publishable) > 0.95
+    if count == 20:
+        assert left(_by_nearest_cell, lambda summary: summary) < 0.9  # the attack itself works
 
 
 @pytest.mark.parametrize("steps", [12, 48, 200])
@@ -215,12 +231,11 @@ def test_cosines_help_nobody_who_knows_the_seed(steps):
     # Which canaries were kept is part of what the seed tells; here it is found by looking.
     released, secret = _kept(run, values)
     told, published = (
-        _left(secret, released, _by_cosines(item, released))
-        for item in (whole, publishable(whole))
+        _left(secret, released, _by_cosines(item, released)) for item in (whole, publishable(whole))
     )
-    assert published > 0.9
+    assert published > 0.95
     if steps <= 48:
-        assert told < 0.5  # what stood before: the attack itself works
+        assert told < 0.75  # what stood before: the attack itself works
 
 
 def _kept(run: Run, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

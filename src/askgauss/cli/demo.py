@@ -17,7 +17,7 @@ import typer
 from askgauss.cli.outputs import Outputs
 from askgauss.cli.program import ExitCode, Interrupted
 from askgauss.cli.shared import Seed
-from askgauss.cli.terminal import Progress, note, say, say_result
+from askgauss.cli.terminal import PRIVATE, Progress, note, say, say_result
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -252,6 +252,7 @@ def _train(folder: RunFolder, run: Run) -> None:
     transcript = trainer.transcript()
     transcript.save(folder.transcript)
     transcript.scores().save(folder.scores)
+    note(f"wrote {folder.transcript} and {folder.scores} ({PRIVATE}).")
     folder.update(status="finished")
 
 

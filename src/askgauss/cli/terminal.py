@@ -17,7 +17,10 @@ from askgauss._text import one_line, printable
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
 
-__all__ = ["Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+__all__ = ["PRIVATE", "Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+
+PRIVATE = "private: as sensitive as the training data"
+"""Said of files that undo the noise, wherever one of a real run is written."""
 
 _VERDICT_COLOURS = {
     "VIOLATION": typer.colors.RED,

@@ -79,8 +79,9 @@ def _scores(scores: ScoreSummary) -> ScoreSummary:
 
 
 def _shared(counts: Array, width: int) -> Array:
-    """Counts of so many neighbouring rows, spread evenly over them; their sum stays."""
-    group = np.arange(len(counts)) // width
+    """Counts of at least so many neighbouring rows, spread evenly over them; their sum stays."""
+    groups = max(1, len(counts) // width)
+    group = np.arange(len(counts)) * groups // len(counts)
     totals = np.zeros((group[-1] + 1, counts.shape[1]))
     np.add.at(totals, group, counts)
     return np.asarray((totals / np.bincount(group)[:, None])[group])

@@ -355,8 +355,8 @@ def _sections(
                     + (
                         ""
                         if isinstance(gram, Missing)
-                        else f"What chance gives is left blank; the largest it gives is about "
-                        f"{gram.chance:.2f} over {gram.steps:,} steps, here it is {gram.largest:.2f}."
+                        else f"What chance gives is left blank: it may give {gram.chance:.2f} over "
+                        f"{gram.steps:,} steps. The largest here is {gram.largest:.2f}."
                     ),
                     label="Gram matrix of the canaries: off the diagonal only chance is expected.",
                     kind="square",
@@ -491,7 +491,7 @@ _DRAWING = threading.Lock()
 
 
 @contextlib.contextmanager
-def _drawing(options: dict[str, Any]) -> Iterator[None]:
+def _drawing(options: Any) -> Iterator[None]:
     """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
 
     One figure at a time: settings of two that overlap would be put back in the wrong order. Only
@@ -500,7 +500,7 @@ def _drawing(options: dict[str, Any]) -> Iterator[None]:
     import matplotlib as mpl
 
     with _DRAWING:
-        before = {name: mpl.rcParams[name] for name in options}
+        before: Any = {name: mpl.rcParams[name] for name in options}
         mpl.rcParams.update(options)
         try:
             yield
