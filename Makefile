@@ -10,10 +10,10 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check bench calibration faults docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration faults docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,15 @@ run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: ver
 
 test: $(VENV)/all.stamp  ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-portable: $(VENV)/all.stamp  ## the numerical part as other processors, locales and time zones have it
+	PYTHON=$(BIN)/python WORKERS=$(WORKERS) .ci/portable
+
+test-lowest:  ## the numerical and command line part on the oldest dependencies allowed
+	.ci/lowest
+
+test-pythons:  ## the numerical and command line part on every Python from 3.11 found here
+	.ci/pythons
 
 lint: $(VENV)/all.stamp  ## style
 	$(BIN)/ruff check .
@@ -58,4 +67,4 @@ docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -20,6 +20,7 @@ LAYERS = {
     "_version": 0,
     "_validate": 0,
     "_plain": 0,
+    "_text": 0,
     "_files": 0,
     "_locks": 0,
     "_checkpoints": 0,

@@ -19,6 +19,7 @@ from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics import diagnose
+from askgauss.diagnostics.disclosure import publishable
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
@@ -172,7 +173,7 @@ def audit(
         power=power,
         findings=findings,
         scope=scope,
-        metadata=summarise(given).to_metadata() if diagnostics else {},
+        metadata=publishable(summarise(given)).to_metadata() if diagnostics else {},
         version=__version__,
     )
     return replace(result, smallest_leak=smallest_leak(result))

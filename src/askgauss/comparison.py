@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from askgauss import _plain, _validate
+from askgauss._text import one_line
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
 from askgauss.auditors.base import Auditor
@@ -103,7 +104,7 @@ class Comparison:
         for row in self.rows:
             cells.append(
                 (
-                    row.label,
+                    one_line(row.label),
                     "-" if row.bound is None else number(row.bound),
                     "-" if row.share is None else whole_percent(row.share),
                     "-" if row.ceiling is None else number(row.ceiling),
@@ -121,7 +122,7 @@ class Comparison:
         )
 
     def _notes(self) -> list[str]:
-        return [f"{row.label}: {row.reason}" for row in self.rows if row.reason]
+        return [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
 
     def __str__(self) -> str:
         cells = self._cells()

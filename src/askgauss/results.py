@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from askgauss import _files, _plain, _validate
+from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError
 
@@ -116,7 +117,7 @@ class Finding:
     sees: str = ""
 
     def __str__(self) -> str:
-        return f"[{self.status.value}] {self.check}: {self.summary}"
+        return one_line(f"[{self.status.value}] {self.check}: {self.summary}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +354,7 @@ class AuditResult:
     def __str__(self) -> str:
         lines = []
         if self.claim is not None and self.verdict is not None:
-            lines.append(f"{self.verdict.value}: {self.reason}")
+            lines.append(one_line(f"{self.verdict.value}: {self.reason}"))
             lines.append(f"  claimed     {self.claim}")
         share = ""
         if self.claim is not None and self.claim.delta == self.delta:
@@ -386,8 +387,9 @@ class AuditResult:
         order = [Status.FAIL, Status.WARN, Status.INFO]
         for finding in sorted(shown, key=lambda item: order.index(item.status))[:5]:
             lines += textwrap.wrap(
-                f"{finding} {finding.remedy}".rstrip(),
+                one_line(f"{finding} {finding.remedy}"),
                 width=100,
+                break_long_words=False,
                 initial_indent="  ",
                 subsequent_indent="      ",
             )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -173,6 +174,38 @@ def test_control_c_from_outside(tmp_path):
     kept = RunFolder(tmp_path / "run").read()
     assert 0 < kept.done < 5000
     assert kept.status == "interrupted"
+
+
+def test_control_c_in_the_first_seconds_leaves_a_folder_that_can_be_used(tmp_path, no_figures, run):
+    """Before a run has been described there is nothing to resume, and nothing to lose."""
+    folder = tmp_path / "run"
+    arguments = [*PROGRAM, "demo", str(folder), *QUICK]
+    with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not (folder / ".lock").exists():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert not (folder / "result.json").exists()
+    # Where it was stopped before run.json was there, and where it was killed while writing that.
+    (folder / ".run.json.0123.part").touch()
+    again = ["demo", folder, *([] if not (folder / "run.json").exists() else ["--resume"])]
+    result = run(*again, *(QUICK if len(again) == 2 else []))
+    assert result.exit_code in (0, 3), result.stderr
+    assert (folder / "result.json").exists()
+
+
+def test_a_folder_with_nothing_but_a_lock_is_free_and_one_with_more_is_not(run, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", ".run.json.0123456789abcdef.part"):
+        (folder / name).touch()
+    assert not RunFolder(folder).holds_something()
+    result = run("demo", folder, "--resume")
+    assert result.exit_code == 2
+    assert "without --resume" in result.stderr
+    (folder / "mine.txt").touch()
+    assert run("demo", folder, *QUICK).exit_code == 2
 
 
 def test_the_lock_dies_with_its_holder(tmp_path):

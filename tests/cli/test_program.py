@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,6 +223,150 @@ def test_a_full_disk_behind_stdout(correct, arguments):
         )
     assert done.returncode == 2
     assert "The disk is full" in _one_line(done.stderr)
+
+
+def _in_a_shell(arguments, redirections, program=PROGRAM):
+    """The program with streams as only a shell can leave them."""
+    command = shlex.join([*program, *map(str, arguments)])
+    return subprocess.run(
+        ["/bin/sh", "-c", f"{command} {redirections}"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+needs_shell = pytest.mark.skipif(
+    not (Path("/bin/sh").exists() and Path("/dev/full").exists()),
+    reason="needs a shell, and a device that is always full",
+)
+
+
+@needs_shell
+@pytest.mark.parametrize("stderr", ["", "2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("stdout", [">&-", ">/dev/full", "1</dev/null"])
+@pytest.mark.parametrize("command", ["leaky", "leaky --json", "help"])
+def test_an_answer_nobody_could_read_is_2(leaky, tmp_path, command, stdout, stderr):
+    """Neither 0, which would be consistent, nor Python's own 1, which would be a violation."""
+    arguments = {
+        "leaky": ["audit", leaky, *CLAIM],
+        "leaky --json": ["audit", leaky, *CLAIM, "--json", tmp_path / "result.json"],
+        "help": ["--help"],
+    }[command]
+    done = _in_a_shell(arguments, f"{stdout} {stderr}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    if not stderr:
+        _one_line(done.stderr)
+
+
+@needs_shell
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2</dev/null"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["audit", "/no/such/file", *CLAIM], 2),
+        (["--debug", "audit", "/no/such/file", *CLAIM], 2),
+        (["audti"], 2),
+        (["audit"], 2),
+        (["audit", "{leaky}", *CLAIM], 1),
+        (["audit", "{correct}", *CLAIM], 0),
+    ],
+)
+def test_a_stderr_that_cannot_be_written_changes_no_exit_code(
+    leaky, correct, stderr, arguments, code
+):
+    arguments = [item.format(leaky=leaky, correct=correct) for item in arguments]
+    assert _in_a_shell(arguments, stderr).returncode == code
+
+
+@needs_shell
+def test_a_closed_stderr_is_no_file_of_ours(leaky, tmp_path):
+    """Its number would go to the next file opened, and what is meant for it into that."""
+    target = tmp_path / "result.json"
+    assert _in_a_shell(["audit", leaky, *CLAIM, "--json", target], "2>&-").returncode == 1
+    assert askgauss.AuditResult.from_json(target.read_bytes()).verdict is not None
+
+
+@needs_shell
+def test_a_closed_stdin_is_said(leaky):
+    done = _in_a_shell(["audit", "-", *CLAIM], "<&-")
+    assert done.returncode == 2
+    assert "standard input, which is closed" in _one_line(done.stderr)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), SystemExit("gone"), RecursionError("deep")])
+def test_a_library_that_leaves_is_no_violation(run, correct, monkeypatch, error):
+    def leave(source):
+        raise error
+
+    monkeypatch.setattr(audit, "read_input", leave)
+    result = run("audit", correct, *CLAIM)
+    assert result.exit_code == 2
+    assert f"Unexpected {type(error).__name__}" in _one_line(result.stderr)
+
+
+# Text from files.
+
+EVIL = (
+    "w\n::error file=x::CONSISTENT\rCONSISTENT: fine\u2028 ::warning::x ##[error]y \x1b[2J"
+    "##vso[task.complete]\x9b\u202e\x85CONSISTENT: all is well"
+)
+
+
+def _forged(text):
+    """Lines that begin as if they were a verdict or a command to whoever runs the CI job."""
+    return [
+        line
+        for line in text.splitlines()
+        if line.startswith("CONSISTENT")
+        or line.strip().startswith("::")
+        or "##[" in line
+        or "##vso[" in line
+    ]
+
+
+@pytest.fixture(scope="session")
+def evil(tmp_path_factory):
+    """A leaky run whose one tensor and notes have names made to be printed; as run and result."""
+    folder = tmp_path_factory.mktemp("evil")
+    fair = askgauss.simulate_dpsgd(
+        steps=100, sampling_rate=0.2, noise_multiplier=0.71, present=300, absent=300, seed=1
+    )
+    facts = replace(fair.facts, tensors=(EVIL,), notes=(EVIL,), noise_multiplier=1.45)
+    run = replace(fair, facts=facts)
+    run.save(folder / "run.npz")
+    claim = askgauss.PrivacyClaim(epsilon=8, delta=1e-5, noise_multiplier=1.45)
+    result = askgauss.audit(run, claim=claim)
+    findings = tuple(
+        replace(item, check=EVIL, summary=f"{EVIL} {'x' * 90} {EVIL}", remedy=EVIL)
+        for item in result.findings
+    )
+    replace(result, findings=findings, reason=EVIL).to_json(folder / "result.json")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "run.npz", *CLAIM],
+        ["diagnose", "run.npz", *CLAIM, "--noise-multiplier", "1.45"],
+        ["compare", "run.npz", *CLAIM],
+        *(["report", "result.json", *form] for form in
+          ([], ["--markdown", "-"], ["--junit", "-"], ["--html", "-"], ["--json", "-"])),
+        ["audit", f"no {EVIL} file", *CLAIM],
+    ],
+)  # fmt: skip
+def test_names_in_files_forge_no_lines(shell, evil, arguments):
+    done = shell(*arguments, cwd=evil)
+    shown = done.stdout.decode() + done.stderr.decode()
+    assert len(shown) > 40
+    # JSON is data: a program reads it, and every line begins with a quote or a bracket.
+    assert _forged(shown.replace("##", "") if "--json" in arguments else shown) == []
+    control = {item for item in shown if unicodedata.category(item) in ("Cc", "Cf", "Zl", "Zp")}
+    assert control <= {"\n"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

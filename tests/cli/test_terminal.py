@@ -84,6 +84,11 @@ def test_printable_keeps_letters_and_lines():
     assert terminal.printable("\u03b5 \u2265 1\n<b>") == "\u03b5 \u2265 1\n<b>"
     assert terminal.printable("\x00\x7f\x9b\u2028\udcff") == r"\x00\x7f\x9b\u2028\udcff"
     assert terminal.one_line(" a\n\tb\r\n") == "a b"
+    # Commands of CI jobs, where they would count; names of tests keep theirs.
+    assert terminal.one_line("a ::error::b") == "a : :error::b"
+    assert terminal.one_line("::group::") == ": :group::"
+    assert terminal.one_line("x##[error] ##vso[x] ##") == "x# #[error] # #vso[x] ##"
+    assert terminal.one_line("test_x.py::test_y") == "test_x.py::test_y"
 
 
 def test_tables_line_up():

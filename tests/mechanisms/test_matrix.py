@@ -261,7 +261,8 @@ def test_filters_of_canaries_at_several_steps():
     strategy = mechanism.strategy
     expected = [np.linalg.norm(strategy[:, a] + strategy[:, b]) for a, b in ((0, 3), (1, 7))]
     assert np.allclose(double.shift, expected)
-    assert double.shift.max() <= mechanism.sensitivity()
+    # Two ways to sums of a handful of squares: they may differ in the last bits.
+    assert double.shift.max() <= mechanism.sensitivity() * (1.0 + 1e-12)
     with pytest.raises(RecordingError, match="apart"):
         mechanism.matched_filter([[0, 2]])
     with pytest.raises(RecordingError, match="entered 3"):

@@ -42,7 +42,7 @@ def _write_folder(folder, arrays, kind):
         raw = formats.cifar_binary(images, labels)
         if kind == "python":
             planes = np.frombuffer(raw, np.uint8).reshape(len(labels), -1)[:, 1:]
-            raw = pickle.dumps({b"data": planes, b"labels": labels.tolist()})
+            raw = pickle.dumps({b"data": planes, b"labels": labels.tolist()}, protocol=4)
         (folder / (f"{name}.bin" if kind == "binary" else name)).write_bytes(raw)
     return folder
 

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,3 +231,63 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path):
         folder.checkpoint(10, lambda place: (place / "x").write_text("ten"))
         assert folder.last_checkpoint()[0] == 10
         assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
+def test_a_plan_is_the_same_plan_whatever_the_number_of_threads(tmp_path):
+    """Calibrated noise differs in its ninth digit between numbers of threads, and may."""
+    script = (
+        "import json\n"
+        "from askgauss import _plain\n"
+        "from askgauss.paper import reproduce\n"
+        "plan = reproduce.dpsgd_plan(reproduce.SCALES['smoke'], seed=0)\n"
+        "print(json.dumps(_plain.to_plain(plan)))"
+    )
+    plans = []
+    for threads in ("1", "4"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(names, threads)}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
+        )
+        plans.append(json.loads(done.stdout))
+    # Even where this machine gives the same digits twice.
+    plans.append(_scaled(plans[0], 1.0 + 1e-8))
+    for plan in plans:
+        with RunFolder(tmp_path, {"plan": plan}) as folder:
+            assert folder.config == {"plan": plans[0]}
+    for other in (_scaled(plans[0], 1.0 + 1e-5), plans[0] | {"steps": 61}):
+        with (
+            pytest.raises(FileFormatError, match="another plan"),
+            RunFolder(tmp_path, {"plan": other}),
+        ):
+            pass
+
+
+def _scaled(plan, factor):
+    heads = [
+        head | {"noise_multiplier": head["noise_multiplier"] * factor} for head in plan["heads"]
+    ]
+    return plan | {"heads": heads}
+
+
+def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
+    """What was trained under another number of threads is gone on with, and not done again."""
+    whole = reproduce.dpsgd_plan
+
+    def elsewhere(scale, **options):
+        plan = whole(scale, **options)
+        heads = [
+            replace(head, noise_multiplier=head.noise_multiplier * (1.0 + 1e-8))
+            for head in plan.heads
+        ]
+        return replace(plan, heads=tuple(heads))
+
+    monkeypatch.setattr(reproduce, "dpsgd_plan", elsewhere)
+    monkeypatch.setattr("askgauss.paper.dpsgd._Run.advance", pytest.fail)
+    reproduce.run(
+        "smoke",
+        folder=folder / "run",
+        data_folder=folder / "data",
+        figures=["bounds"],
+        progress=False,
+    )

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ def test_every_kind_of_result_makes_one_small_page_that_needs_nothing(pages, nam
         "http://www.w3.org/1999/xlink",
         "http://www.w3.org/2000/svg",
         "http://evil.example",  # as text, in the hostile page
+        "http://evil.exa…",
     }
     assert addresses == set()
     assert "@import" not in text
@@ -312,3 +314,22 @@ def test_importing_the_report_loads_neither_matplotlib_nor_jinja():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_pages_of_threads_are_those_of_one():
+    """And matplotlib is left as it was found, with what another thread set meanwhile."""
+    import matplotlib as mpl
+
+    original = dict(mpl.rcParams)
+    try:
+        mpl.rcParams["svg.hashsalt"] = "mine"
+        before = dict(mpl.rcParams)
+        results = [samples.violation(), samples.no_claim()]
+        once = [result.to_html() for result in results]
+        with ThreadPoolExecutor(8) as pool:
+            drawn = pool.map(lambda index: results[index].to_html(), [0, 1] * 4)
+            mpl.rcParams["animation.bitrate"] = 1234
+            assert list(drawn) == once * 4
+        assert dict(mpl.rcParams) == before | {"animation.bitrate": 1234}
+    finally:
+        mpl.rcParams.update(original)

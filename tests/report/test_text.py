@@ -6,7 +6,7 @@ import random
 import pytest
 
 import askgauss as ag
-from askgauss.plots._style import clean
+from askgauss._text import one_line
 from askgauss.report import text
 from askgauss.results import number
 from askgauss.simulation import simulate_scores
@@ -63,12 +63,12 @@ def test_shares_are_rounded_to_the_side_that_promises_nothing():
         assert most - least <= 0.11
 
 
-def test_cleaning_keeps_words_and_drops_what_cannot_be_seen():
-    assert clean("layer.0.weight") == "layer.0.weight"
-    assert clean("Größe ≥ 3 · 日本語") == "Größe ≥ 3 · 日本語"
-    assert clean("a\x1b[31mb\x00c\u202ed\ud800e\u200b") == "a[31mbcde"
-    assert clean("one\ntwo\tthree") == "one two three"
-    assert clean("x" * 100, 10) == "x" * 9 + "…"
+def test_one_line_keeps_words_and_spells_out_what_cannot_be_seen():
+    assert one_line("layer.0.weight") == "layer.0.weight"
+    assert one_line("Größe ≥ 3 · 日本語") == "Größe ≥ 3 · 日本語"
+    assert one_line("a\x1b[31mb\x00c\u202ed") == r"a\x1b[31mb\x00c\u202ed"
+    assert one_line("one\ntwo\tthree") == "one two three"
+    assert one_line("x" * 100, 10) == "x" * 9 + "…"
 
 
 def test_a_bound_above_the_claim_beside_a_verdict_that_lets_it_pass_is_explained():

@@ -38,6 +38,7 @@ _OF_THE_SCORES = (
     "equal variance",
     "identical distribution",
 )
+_FEWEST_IN_TENSOR = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,8 +460,11 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
         )
 
     whole = stratum("all", slice(None))
-    # A tensor with a handful of plantings could not beat the pooled bound at its share.
-    worth = np.flatnonzero((planted >= 2) & (observed - planted >= 2))
+    # A tensor with a handful of plantings could not beat the pooled bound at its share, and the
+    # moments of a handful of canaries in a tensor that is named would be those of single ones.
+    worth = np.flatnonzero(
+        (planted >= 2) & (observed - planted >= 2) & (observed >= steps * _FEWEST_IN_TENSOR)
+    )
     if worth.size < 2:
         return (whole,)
     return (whole, *(stratum(names[index], np.array([index])) for index in worth))

@@ -23,7 +23,7 @@ app = typer.Typer(
     cls=Program,
     name="askgauss",
     # Boxes and colours only for somebody who looks at a terminal.
-    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    rich_markup_mode="rich" if sys.stdout is not None and sys.stdout.isatty() else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -25,7 +25,7 @@ from askgauss.cli.shared import (
     read_input,
     standard_input,
 )
-from askgauss.cli.terminal import note, printable, say, say_result
+from askgauss.cli.terminal import note, one_line, printable, say, say_result
 
 if TYPE_CHECKING:
     from askgauss.cli.runs import RunFolder
@@ -221,7 +221,7 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
         return
     table = sweep_table(place)
     if table is not None:
-        say(table)
+        say(printable(table))
         return
     runs = [RunFolder(path.parent) for path in sorted(place.rglob(run.result.name))]
     if not runs:
@@ -235,7 +235,7 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
             f"them, such as {str(runs[0].path)!r}."
         )
     for one in runs:
-        say(f"{one.path.relative_to(place)}")
+        say(one_line(one.path.relative_to(place)))
         _report_run(one, outputs)
 
 

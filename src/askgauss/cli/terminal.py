@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -11,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from askgauss._text import one_line, printable
+
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
 
-__all__ = ["Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+__all__ = ["PRIVATE", "Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+
+PRIVATE = "private: as sensitive as the training data"
+"""Said of files that undo the noise, wherever one of a real run is written."""
 
 _VERDICT_COLOURS = {
     "VIOLATION": typer.colors.RED,
@@ -25,28 +31,6 @@ _VERDICT_COLOURS = {
 _STATUS_COLOURS = {"[fail]": typer.colors.RED, "[warn]": typer.colors.YELLOW}
 
 
-def printable(text: str) -> str:
-    r"""The text with everything that could command a terminal spelled out.
-
-    File names, tensor names and notes come from files that anybody may have written.
-
-    Examples:
-        >>> printable("layer\x1b[31m\u202e\n")
-        'layer\\x1b[31m\\u202e\n'
-    """
-    return "".join(
-        character
-        if character == "\n" or character.isprintable()
-        else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
-
-
-def one_line(text: str) -> str:
-    """The text as one printable line."""
-    return printable(" ".join(text.split()))
-
-
 def colourful(*, error: bool = False) -> bool:
     """Whether output may carry colours: a terminal, and nobody asked for none."""
     stream = sys.stderr if error else sys.stdout
@@ -55,14 +39,18 @@ def colourful(*, error: bool = False) -> bool:
 
 
 def say(text: str = "", *, error: bool = False) -> None:
-    """Print text as it is, in letters the stream has."""
+    """Print text, in letters the stream has; names in it went through `one_line`."""
     encoding = (sys.stderr if error else sys.stdout).encoding or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=error)
 
 
 def note(text: str) -> None:
-    """One line about what is going on, beside the output rather than in it."""
-    say(f"askgauss: {one_line(text)}", error=True)
+    """One line about what is going on, beside the output rather than in it.
+
+    Where nobody can hear it, it is lost: the exit code still says how the command ended.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        say(f"askgauss: {one_line(text)}", error=True)
 
 
 def say_result(result: AuditResult) -> None:

@@ -77,7 +77,8 @@ class RunSummary:
         tensors: Number of tensors.
         exercised: Parts of the training pipeline the canaries went through.
         precision: Number formats met.
-        seed: Root of the canaries' random choices.
+        seed: Root of the canaries' random choices in results of old; it opens what noise hides, and
+            is kept no more.
         notes: Anything a reader should know.
     """
 
@@ -340,7 +341,6 @@ def _run_of_transcript(transcript: Transcript) -> RunSummary:
         tensors=len(facts.tensors),
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
-        seed=facts.seed,
         notes=tuple(map(_short, facts.notes[:_NOTES])),
     )
 
@@ -357,7 +357,6 @@ def _run_of_linear(transcript: LinearTranscript) -> RunSummary:
         tensors=len(facts.tensors),
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
-        seed=facts.seed,
         notes=tuple(map(_short, facts.notes[:_NOTES])),
     )
 
@@ -381,6 +380,9 @@ def _scores(scores: CanaryScores) -> ScoreSummary | None:
         for side in (-1.0, 1.0)
     ]
     low, high = max(lowest, min(ends)), min(highest, max(ends))
+    # To half deviations: the ends are not to be somebody's score.
+    if grid := 0.5 * max(spreads):
+        low, high = math.floor(low / grid) * grid, math.ceil(high / grid) * grid
     if not low < high:
         half = max(abs(low), 1.0) / 2.0
         low, high = low - half, low + half

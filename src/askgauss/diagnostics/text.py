@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from askgauss._text import one_line
 from askgauss.diagnostics.causes import root_causes
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding, Status
@@ -64,7 +65,16 @@ def describe(
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return textwrap.fill(text, _WIDTH, subsequent_indent=" " * indent)
+    # Names come from outside: one line until it is wrapped, and no word is cut for a line to begin
+    # with what a name wants there.
+    start = " " * (len(text) - len(text.lstrip()))
+    return textwrap.fill(
+        one_line(text),
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+    )
 
 
 def _paragraph(finding: Finding, symptoms: list[str]) -> Iterator[str]:

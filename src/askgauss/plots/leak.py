@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from askgauss._text import one_line
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import EpsilonAxis, EpsilonCurve, TradeOffCurves
 from askgauss.plots import _style as style
@@ -110,9 +111,9 @@ def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> A
 
 
 def _answer(bound: figures.Bound) -> str:
-    name = style.clean(bound.name, 40)
+    name = one_line(bound.name, 40)
     if bound.lower is None:
-        return style.clean(f"{name}: {bound.reason}", _LONGEST_ANSWER)
+        return one_line(f"{name}: {bound.reason}", _LONGEST_ANSWER)
     warning = "" if bound.usable else ", not valid"
     if math.isinf(bound.lower):
         return f"{name}: no finite epsilon fits{warning}"

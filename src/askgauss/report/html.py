@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import re
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from askgauss import _plain, plots
+from askgauss._text import one_line, printable
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
 from askgauss.plots import _style as style
-from askgauss.plots._style import clean
 from askgauss.report import text
 from askgauss.results import AuditResult, Status, number
 
@@ -159,7 +161,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
             {"name": name, "words": clean(words, 600)} for name, words in result.scope_rows()
         ],
         "axis": figure,
-        "version": clean(result.version, 40),
+        "version": one_line(result.version, 40),
     }
 
 
@@ -199,15 +201,15 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         "findings": [
             {
                 "status": text.status(item),
-                "name": clean(item.check, 80),
-                "summary": clean(item.summary, 600),
-                "remedy": clean(item.remedy, 600),
+                "name": one_line(item.check, 80),
+                "summary": one_line(item.summary, 600),
+                "remedy": one_line(item.remedy, 600),
                 "consequence": text.consequence(item),
                 "p_value": text.p_value(item),
             }
             for item in text.ordered(result.findings)
         ],
-        "statement": [clean(item) for item in text.statement(result, summary.run)],
+        "statement": [one_line(item) for item in text.statement(result, summary.run)],
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
@@ -235,7 +237,7 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     for item in found[: _COMPARED - 1]:
         rows.append(
             {
-                "name": clean(item.check, 60),
+                "name": one_line(item.check, 60),
                 "measured": text.value(item.measured),
                 "interval": text.interval(item.interval),
                 "claimed": text.value(item.claimed),
@@ -264,17 +266,18 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         ("report schema", str(_SCHEMA)),
         ("auditor", result.auditor.name),
         ("options", ", ".join(f"{key} = {item}" for key, item in options.items()) or "none"),
-        ("seed of the canaries", "not recorded" if run.seed is None else str(run.seed)),
         ("number formats met", ", ".join(run.precision)),
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
-    return [{"name": clean(name, 60), "value": clean(item, 400)} for name, item in rows if item]
+    return [
+        {"name": one_line(name, 60), "value": one_line(item, 400)} for name, item in rows if item
+    ]
 
 
 def _evidence(result: AuditResult) -> str:
     shown = json.dumps(_plain.to_plain(result.evidence), indent=2, ensure_ascii=False)
-    lines = [clean(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
+    lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
 
@@ -355,8 +358,8 @@ def _sections(
                     + (
                         ""
                         if isinstance(gram, Missing)
-                        else f"The largest is {gram.largest:.2f}; chance gives about "
-                        f"{gram.chance:.2f} over {gram.steps:,} steps."
+                        else f"What chance gives is left blank: it may give {gram.chance:.2f} over "
+                        f"{gram.steps:,} steps. The largest here is {gram.largest:.2f}."
                     ),
                     label="Gram matrix of the canaries: off the diagonal only chance is expected.",
                     kind="square",
@@ -462,11 +465,10 @@ def _svg(
     plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
 ) -> Any:
     """A figure as inline SVG that takes its colours and its type from the page."""
-    import matplotlib as mpl
     from markupsafe import Markup, escape
     from matplotlib.figure import Figure
 
-    options: Any = {
+    options: dict[str, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": prefix,
         "text.parse_math": False,
@@ -474,7 +476,7 @@ def _svg(
         "axes.unicode_minus": True,
         "path.simplify": True,
     }
-    with mpl.rc_context(options):
+    with _drawing(options):
         figure = Figure(figsize=size, layout="constrained")
         plot(numbers, figure.add_subplot())
         figure.patch.set_alpha(0.0)
@@ -486,6 +488,27 @@ def _svg(
     head, rest = drawn.split(">", 1)
     spoken = escape(label)
     return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+_DRAWING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _drawing(options: Any) -> Iterator[None]:
+    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
+
+    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
+    these are put back, so that what somebody else sets meanwhile stays.
+    """
+    import matplotlib as mpl
+
+    with _DRAWING:
+        before: Any = {name: mpl.rcParams[name] for name in options}
+        mpl.rcParams.update(options)
+        try:
+            yield
+        finally:
+            mpl.rcParams.update(before)
 
 
 def _compact(drawn: str, prefix: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from askgauss.plots._style import clean
+from askgauss._text import one_line, printable
 from askgauss.report import text
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict
 
@@ -30,7 +30,7 @@ def junit(result: AuditResult) -> str:
     elif result.verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE):
         _problem(verdict, "error", result.verdict.value, text.reason(result), str(result))
     elif result.verdict is None:
-        ET.SubElement(verdict, "skipped", message=clean(text.reason(result)))
+        ET.SubElement(verdict, "skipped", message=one_line(text.reason(result)))
     ET.SubElement(verdict, "system-out").text = _lines(str(result))
     for finding in result.findings:
         _case(suite, finding)
@@ -45,22 +45,22 @@ def junit(result: AuditResult) -> str:
 
 def _case(suite: ET.Element, finding: Finding) -> None:
     case = ET.SubElement(
-        suite, "testcase", classname="askgauss.findings", name=clean(finding.check)
+        suite, "testcase", classname="askgauss.findings", name=one_line(finding.check)
     )
     if finding.status is Status.FAIL:
         tag = "failure" if finding.consequence is Consequence.BREACH else "error"
-        _problem(case, tag, finding.consequence.value, finding.summary, finding.remedy)
+        _problem(case, tag, finding.consequence.value, finding.summary, one_line(finding.remedy))
     elif finding.status is Status.NOT_RUN:
-        ET.SubElement(case, "skipped", message=clean(finding.summary))
+        ET.SubElement(case, "skipped", message=one_line(finding.summary))
     else:
         said = f"{finding.status.value}: {finding.summary} {finding.remedy}".rstrip()
-        ET.SubElement(case, "system-out").text = clean(said)
+        ET.SubElement(case, "system-out").text = one_line(said)
 
 
 def _problem(case: ET.Element, tag: str, kind: str, message: str, detail: str) -> None:
-    ET.SubElement(case, tag, type=kind, message=clean(message)).text = _lines(detail)
+    ET.SubElement(case, tag, type=kind, message=one_line(message)).text = _lines(detail)
 
 
 def _lines(content: str) -> str:
     """Several lines, each without what XML does not allow."""
-    return "\n".join(clean(line) for line in content.splitlines())
+    return "\n".join(printable(line) for line in content.splitlines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from askgauss.plots._style import clean
+from askgauss._text import one_line
 from askgauss.report import text
 from askgauss.results import AuditResult, Status, number
 
@@ -57,4 +57,4 @@ def markdown(result: AuditResult) -> str:
 
 def _escaped(content: str) -> str:
     """Text that means nothing but itself in Markdown, on one line."""
-    return _SIGNS.sub(lambda found: f"&#{ord(found.group())};", clean(content))
+    return _SIGNS.sub(lambda found: f"&#{ord(found.group())};", one_line(content))

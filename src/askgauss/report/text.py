@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from askgauss._text import one_line
 from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
-from askgauss.plots._style import clean
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
 
 __all__ = [
@@ -93,7 +93,7 @@ def headline(result: AuditResult) -> str:
 
 def reason(result: AuditResult) -> str:
     """Why, in a sentence that begins with a capital."""
-    text = clean(result.reason)
+    text = one_line(result.reason)
     if not text:
         text = (
             "no claim was given to hold the run to."
@@ -300,7 +300,7 @@ def _untested(result: AuditResult, run: RunSummary) -> str:
         text = f"Not tested, because the canaries did not go through it: {', '.join(skipped)}. "
     else:
         text = "The canaries went through every part of the training. "
-    idle = [clean(item.check, 60) for item in result.findings if item.status is Status.NOT_RUN]
+    idle = [one_line(item.check, 60) for item in result.findings if item.status is Status.NOT_RUN]
     if idle:
         text += f"Checks that could not be made: {', '.join(idle)}. "
     text += (

@@ -160,10 +160,10 @@ def pit_curves(result: AuditResult, confidence: float = 0.95) -> PitCurves | Mis
     scores = summary.scores
     if scores is None:
         return _no_scores(summary)
-    if scores.present_pit.size == 0:
-        return Missing(reason="needs scores that vary.")
     if min(scores.present.count, scores.absent.count) < _FEWEST_FOR_BAND:
         return Missing(reason=f"needs {_FEWEST_FOR_BAND} canaries of each kind.")
+    if scores.present_pit.size == 0:
+        return Missing(reason="needs scores that vary.")
     at = (np.arange(tables.PIT_POINTS) + 0.5) / tables.PIT_POINTS
     return PitCurves(
         at=at,

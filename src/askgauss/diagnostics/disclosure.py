@@ -1,0 +1,143 @@
+"""What of the tables a result may carry: aggregates, with no more digits than they are worth.
+
+Where the other records' sum is subtracted, a canary's score is its noise. Whoever has the released
+weights and that score gets the private sum back, so a result that anybody may read holds nothing of
+a single canary: no seed to find it by, no cell that few share, and of a measured scale or
+correlation nothing finer than its own standard error. docs/threat-model.md has the argument,
+tests/test_disclosure.py the attacks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.diagnostics.summary import (
+    BINS,
+    HEXAGONS,
+    PIT_POINTS,
+    GramSummary,
+    NoiseSummary,
+    ScoreSummary,
+    Summary,
+    TensorSummary,
+)
+
+__all__ = ["publishable"]
+
+Array = NDArray[np.float64]
+
+# Bins of a histogram counted as one, from so many scores in the smaller group.
+_MERGED = (1, 2000), (2, 300), (4, 0)
+# Canaries that share a step of the distribution, and a column of the picture by index.
+_FEWEST_IN_STEP = 8
+_FEWEST_FOR_STEPS = 50
+_FEWEST_IN_COLUMN = 100
+# Half the width of a 99 % interval, in standard errors.
+_HALF_WIDTH = 2.5758
+# Cosines between independent canaries have a deviation of one over the root of the steps; below
+# three of them none is told from zero, because thousands of faint ones together tell directions.
+_COSINE_STEP = 6.0
+
+
+def publishable(summary: Summary) -> Summary:
+    """The tables as a result keeps them.
+
+    Args:
+        summary: Everything that `summarise` counted.
+
+    Returns:
+        Tables of the same layout, without the seed, and coarser where few canaries stand behind a
+        number.
+    """
+    return replace(
+        summary,
+        scores=None if summary.scores is None else _scores(summary.scores),
+        noise=None if summary.noise is None else _noise(summary.noise),
+        tensors=None if summary.tensors is None else _tensors(summary.tensors),
+        gram=None if summary.gram is None else _gram(summary.gram),
+    )
+
+
+def _scores(scores: ScoreSummary) -> ScoreSummary:
+    present, absent = scores.present.count, scores.absent.count
+    fewest = min(present, absent)
+    width = next(width for width, least in _MERGED if fewest >= least)
+    empty = np.zeros(0)
+    steps = scores.present_pit.size > 0 and fewest >= _FEWEST_FOR_STEPS
+    return replace(
+        scores,
+        present_counts=_shared(scores.present_counts.reshape(BINS, 1), width).reshape(-1),
+        absent_counts=_shared(scores.absent_counts.reshape(BINS, 1), width).reshape(-1),
+        present_pit=_steps(scores.present_pit, present) if steps else empty,
+        absent_pit=_steps(scores.absent_pit, absent) if steps else empty,
+        density=_density(scores.density, present + absent) if scores.density.size else empty,
+    )
+
+
+def _shared(counts: Array, width: int) -> Array:
+    """Counts of at least so many neighbouring rows, spread evenly over them; their sum stays."""
+    groups = max(1, len(counts) // width)
+    group = np.arange(len(counts)) * groups // len(counts)
+    totals = np.zeros((group[-1] + 1, counts.shape[1]))
+    np.add.at(totals, group, counts)
+    return np.asarray((totals / np.bincount(group)[:, None])[group])
+
+
+def _steps(distance: Array, count: int) -> Array:
+    """The distribution at points that enough scores lie between, straight lines in between."""
+    every = math.ceil(PIT_POINTS * _FEWEST_IN_STEP / count)
+    points = np.arange(PIT_POINTS)
+    kept = np.unique(np.append(points[every // 2 :: every], (0, PIT_POINTS - 1)))
+    # The outermost points hold the tails, where a step has few scores: there it is as if Gaussian.
+    values = np.where((kept == 0) | (kept == PIT_POINTS - 1), 0.0, distance[kept])
+    return np.asarray(np.interp(points, kept, values)) if every > 1 else distance
+
+
+def _density(density: Array, total: int) -> Array:
+    """The picture by index in columns that enough canaries share."""
+    columns, rows = HEXAGONS
+    width = min(columns, math.ceil(columns * _FEWEST_IN_COLUMN / total))
+    border = (columns + 1) * (rows + 1)
+    whole = density[:border].reshape(columns + 1, rows + 1)
+    half = density[border:].reshape(columns, rows)
+    return np.concatenate([_shared(whole, width).reshape(-1), _shared(half, width).reshape(-1)])
+
+
+def _to_its_error(scale: Array, low: Array, high: Array) -> Array:
+    """By what to multiply scales so that they stand on a grid as fine as their standard errors."""
+    factor = np.ones_like(scale)
+    known = (scale > 0.0) & (low > 0.0) & (high > low)
+    error = np.log(high[known] / low[known]) / (2.0 * _HALF_WIDTH)
+    level = np.log(scale[known])
+    factor[known] = np.exp(np.rint(level / error) * error - level)
+    return factor
+
+
+def _noise(noise: NoiseSummary) -> NoiseSummary:
+    factor = _to_its_error(noise.scale, noise.low, noise.high)
+    return replace(
+        noise, scale=noise.scale * factor, low=noise.low * factor, high=noise.high * factor
+    )
+
+
+def _tensors(tensors: TensorSummary) -> TensorSummary:
+    factor = _to_its_error(tensors.scale, tensors.low, tensors.high)
+    return replace(
+        tensors,
+        scale=tensors.scale * factor,
+        low=tensors.low * factor,
+        high=tensors.high * factor,
+        overall=float(f"{tensors.overall:.3g}"),
+    )
+
+
+def _gram(gram: GramSummary) -> GramSummary:
+    step = max(1.0, 100.0 * _COSINE_STEP / math.sqrt(gram.steps))
+    cosines = np.clip(np.rint(gram.cosines / step) * step, -100.0, 100.0)
+    # Where a step is wider than any cosine, those close to one still show.
+    certain = np.abs(gram.cosines) >= 95.0
+    return replace(gram, cosines=np.where(certain, np.rint(gram.cosines), cosines))

@@ -1,0 +1,291 @@
+"""What a published audit gives away: the attack that undoes the noise, on every document.
+
+The attacker has the released weights after every step. From a transcript they get the private sums
+at the canaries back, exactly; from what is published they must not get anything better than the
+noise leaves. The strongest of them is told the seed as well, and fits their guess on the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss.diagnostics.disclosure import publishable
+from askgauss.diagnostics.summary import HEXAGONS, PIT_POINTS, Summary, hexagon_centres, summarise
+
+SEED = 738_201_946_553
+CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=1.5, clip_norm=1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A training run with canaries; what it released, and what it must hide."""
+
+    canaries: ag.DiracCanaries
+    released: np.ndarray  # by step and parameter, as the differences of the weights tell
+    private: np.ndarray  # the other records' clean sums, by step and canary
+    transcript: ag.Transcript
+
+    @property
+    def at_canaries(self) -> np.ndarray:
+        return self.released[:, self.canaries.coordinates]
+
+
+def _run(*, steps: int, count: int, tensors: tuple[int, ...] = (3000,), seed: int = SEED) -> Run:
+    generator = np.random.default_rng(seed)
+    canaries = ag.DiracCanaries(count=count, tensors=tensors, seed=seed)
+    recorder = ag.Recorder(canaries, sampling_rate=0.1, clip_norm=1.0, noise_multiplier=1.5)
+    released, private = [], []
+    for _ in range(steps):
+        clean = generator.normal(0.0, 0.5, sum(tensors))
+        noisy = clean + generator.normal(0.0, 1.5, clean.size)
+        planted = recorder.sample()
+        noisy[canaries.coordinates[planted]] += 1.0
+        there = canaries.coordinates
+        recorder.observe(noisy[there], background=clean[there])
+        released.append(noisy)
+        private.append(clean[there])
+    return Run(canaries, np.array(released), np.array(private), recorder.transcript())
+
+
+@pytest.fixture(scope="module")
+def run():
+    return _run(steps=120, count=400, tensors=(2900, 90, 10))
+
+
+@pytest.fixture(scope="module")
+def result(run):
+    return ag.audit(run.transcript, claim=CLAIM)
+
+
+@pytest.fixture(scope="module")
+def documents(result, run):
+    scores = ag.audit(run.transcript.scores(), claim=CLAIM)
+    return {
+        "json": result.to_json(),
+        "html": result.to_html(),
+        "markdown": result.to_markdown(),
+        "junit": result.to_junit(),
+        "text": str(result),
+        "json of scores": scores.to_json(),
+        "html of scores": scores.to_html(),
+    }
+
+
+def _numbers(text: str) -> np.ndarray:
+    found = re.findall(r"-?\d+\.\d+(?:e[-+]?\d+)?", text)
+    return np.array([float(item) for item in found])
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def test_the_attack_works_on_a_transcript_and_on_scores(run):
+    """Why they are as private as the data: the sums come back as if there were no noise."""
+    secret, noise = run.private.sum(axis=0), 1.5 * np.sqrt(120)
+    released = run.at_canaries.sum(axis=0)
+    assert _rms(released - secret) > 0.9 * noise
+    # Scores of a transcript are its sums over the root of the number of steps.
+    known = run.transcript.scores().score * np.sqrt(120)
+    assert _rms(released - known - secret) < 1e-6 * noise
+
+
+def test_nothing_published_names_a_canary(run, documents):
+    """No seed, no coordinate list, and no number that is some canary's."""
+    own = run.transcript.scores().score
+    foreign = _run(steps=120, count=400, tensors=(2900, 90, 10), seed=SEED + 1)
+    for name, text in documents.items():
+        assert str(SEED) not in text, name
+        assert "seed of the canaries" not in text, name
+        numbers = np.abs(_numbers(text))
+        numbers = numbers[numbers > 0.0]
+
+        def matches(values, numbers=numbers):
+            close = np.abs(np.abs(values)[:, None] / numbers - 1.0).min(axis=1)
+            return int(np.count_nonzero(close < 2e-5))
+
+        # As often as numbers of somebody else's run are met by chance.
+        totals = own * np.sqrt(120)
+        others = foreign.transcript.scores().score
+        expected = max(matches(others), matches(others * np.sqrt(120)))
+        assert max(matches(own), matches(totals)) <= 10 + 2 * expected, name
+
+
+def test_evidence_and_tables_have_no_cell_of_few_canaries(run, result):
+    content = json.loads(result.to_json())
+    assert "seed" not in content["metadata"]["run"] or content["metadata"]["run"]["seed"] is None
+    steps = run.transcript.number_of_steps
+    for stratum in content["evidence"]["strata"]:
+        observed = stratum["planted"]["count"] + stratum["other"]["count"]
+        assert observed >= 30 * steps, stratum["tensor"]
+
+
+# --- an attacker who knows the seed as well ----------------------------------------------------
+
+
+def _left(secret: np.ndarray, released: np.ndarray, guess: np.ndarray) -> float:
+    """How much of the noise still hides the secret: 1 where the guess adds nothing.
+
+    The guess and what was released are fitted to the truth, so this flatters the attacker.
+    """
+
+    def misfit(*columns):
+        table = np.column_stack([np.ones(secret.size), *(item.ravel() for item in columns)])
+        fitted = table @ np.linalg.lstsq(table, secret.ravel(), rcond=None)[0]
+        return _rms(secret.ravel() - fitted)
+
+    return misfit(released, guess) / misfit(released)
+
+
+def _by_index(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the picture by index: within each column, in the order of the weights."""
+    density, columns = summary.scores.density, HEXAGONS[0]
+    x, y = hexagon_centres()
+    place = np.rint(x * columns * 2.0).astype(int)
+    own = np.clip((np.arange(released.size) + 0.5) * (2 * columns) / released.size, 0, 2 * columns)
+    guess = np.zeros(released.size)
+    for start in range(0, 2 * columns, 2):
+        mine = np.flatnonzero((own >= start) & (own < start + 2))
+        cells = (place >= start) & (place < start + 2) & (density > 0.0)
+        if not mine.size or not cells.any():
+            continue
+        levels = np.sort(np.repeat(y[cells], np.maximum(1, np.rint(density[cells])).astype(int)))
+        ranks = np.argsort(np.argsort(released[mine]))
+        guess[mine] = np.interp(
+            (ranks + 0.5) / mine.size, (np.arange(levels.size) + 0.5) / levels.size, levels
+        )
+    return guess
+
+
+def _by_nearest_cell(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the picture by index where canaries are few: the cell they lie nearest."""
+    x, y = hexagon_centres()
+    own = (np.arange(released.size) + 0.5) / released.size
+    distance = (x[None, :] - own[:, None]) * HEXAGONS[0]
+    weight = summary.scores.density * np.exp(-4.0 * distance**2)
+    return (weight @ y) / weight.sum(axis=1)
+
+
+def _by_rank(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the distribution of the scores, in the order of the weights."""
+    at = (np.arange(PIT_POINTS) + 0.5) / PIT_POINTS
+    pit = summary.scores.absent_pit
+    cumulative = np.maximum.accumulate(at + (pit if pit.size else 0.0))
+    ranks = np.argsort(np.argsort(released))
+    level = np.interp((ranks + 0.5) / ranks.size, cumulative, at)
+    from scipy.special import ndtri
+
+    return ndtri(np.clip(level, 1e-3, 1.0 - 1e-3))
+
+
+def _by_cosines(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the Gram matrix: its vectors, turned to lie along the weights."""
+    gram = summary.gram
+    matrix = np.eye(gram.size)
+    upper = np.triu_indices(gram.size, 1)
+    matrix[upper] = gram.cosines / 100.0
+    matrix.T[upper] = matrix[upper]
+    values, vectors = np.linalg.eigh(matrix)
+    steps = len(released)
+    kept = min(steps, gram.size)
+    points = vectors[:, -kept:] * np.sqrt(np.clip(values[-kept:], 0.0, None))
+    left, _, right = np.linalg.svd(points.T @ released.T, full_matrices=False)
+    turned = (points @ left @ right).T
+    return turned * (turned * released).sum(axis=0)
+
+
+@pytest.mark.parametrize(("count", "runs"), [(20, 20), (200, 4), (2000, 1)])
+def test_tables_of_scores_help_nobody_who_knows_the_seed(count, runs):
+    """Over the absent canaries of several runs, whose scores are noise alone."""
+    cases = [_run(steps=60, count=count, seed=SEED + index) for index in range(runs)]
+
+    def left(attack, prepare):
+        parts = []
+        for run in cases:
+            absent = ~run.transcript.member
+            released = run.at_canaries.sum(axis=0)
+            guess = attack(prepare(summarise(run.transcript)), released)
+            parts.append([item[absent] for item in (run.private.sum(axis=0), released, guess)])
+        return _left(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    assert left(_by_index, publishable) > 0.95
+    assert left(_by_rank, publishable) > 0.95
+    assert left(_by_nearest_cell, publishable) > 0.95
+    if count == 20:
+        assert left(_by_nearest_cell, lambda summary: summary) < 0.9  # the attack itself works
+
+
+@pytest.mark.parametrize("steps", [12, 48, 200])
+def test_cosines_help_nobody_who_knows_the_seed(steps):
+    run = _run(steps=steps, count=200)
+    kept = run.transcript.kept_values.shape[1]
+    which = np.unique(np.linspace(0, kept - 1, min(kept, 64)).astype(int))
+    values = run.transcript.kept_values[:, which] - run.transcript.kept_planted[:, which]
+    whole = summarise(run.transcript)
+    # Which canaries were kept is part of what the seed tells; here it is found by looking.
+    released, secret = _kept(run, values)
+    told, published = (
+        _left(secret, released, _by_cosines(item, released)) for item in (whole, publishable(whole))
+    )
+    assert published > 0.95
+    if steps <= 48:
+        assert told < 0.75  # what stood before: the attack itself works
+
+
+def _kept(run: Run, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What was released about the canaries behind these values, plantings taken out, and the
+    secret there."""
+    noise = run.at_canaries - run.private
+    columns = []
+    for column in values.T:
+        miss = np.minimum(np.abs(noise - column[:, None]), np.abs(noise - 1.0 - column[:, None]))
+        columns.append(int(miss.sum(axis=0).argmin()))
+    secret = run.private[:, columns]
+    return secret + values, secret
+
+
+def test_a_scale_says_no_more_than_its_error():
+    """One record more or less moves a scale by far less than the grid it is published on."""
+    run = _run(steps=120, count=400, tensors=(2900, 90, 10))
+    exact = summarise(run.transcript)
+    rough = publishable(exact)
+    for part in ("noise", "tensors"):
+        before, after = getattr(exact, part), getattr(rough, part)
+        error = np.log(before.high / before.low) / (2.0 * 2.5758)
+        moved = np.abs(np.log(after.scale / before.scale))
+        assert (moved <= 0.5 * error + 1e-9).all()
+        grid = np.log(after.scale) / error
+        np.testing.assert_allclose(grid, np.rint(grid), atol=1e-6)
+        assert ((after.low < after.scale) & (after.scale < after.high)).all()
+
+
+def test_what_is_published_counts_every_canary_and_shows_what_is_broken(run):
+    exact = summarise(run.transcript)
+    rough = publishable(exact)
+    for name in ("present_counts", "absent_counts", "density"):
+        before, after = getattr(exact.scores, name), getattr(rough.scores, name)
+        assert after.sum() == pytest.approx(before.sum())
+    # Noise that two canaries share stands out as before.
+    twin = replace(exact.gram, cosines=np.full(exact.gram.cosines.size, 97.0))
+    assert publishable(replace(exact, gram=twin)).gram.cosines.min() >= 95.0
+
+
+def test_without_the_seed_the_canaries_are_a_mask():
+    """Of a mean over unknown coordinates their choice hides as much as the noise did.
+
+    One record more shifts the mean of the noise at the canaries, which a result tells exactly.
+    Whoever knows everything else but not where the canaries are sees that shift through the spread
+    of means over all choices of as many coordinates.
+    """
+    generator = np.random.default_rng(3)
+    dimension, count = 3000, 300
+    noise = generator.normal(0.0, 1.0, dimension)
+    means = [noise[generator.permutation(dimension)[:count]].mean() for _ in range(4000)]
+    left = np.std(means) / (1.0 / np.sqrt(count))
+    assert left == pytest.approx(np.sqrt(1.0 - count / dimension), rel=0.05)
