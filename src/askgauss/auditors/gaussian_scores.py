@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -51,6 +52,9 @@ _SMALLEST_REGION_ERROR = 1e-15
 _ENOUGH_TO_RESAMPLE = 100
 # What is so many standard errors away happens always or never.
 _CERTAIN = 8.0
+# Where the ratio of two measured variances is averaged over, in standard errors.
+_RATIO_NODES, _RATIO_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
+_RATIO_WEIGHTS = _RATIO_WEIGHTS / _RATIO_WEIGHTS.sum()
 # A Gaussian pair that reports more than this many times the exact law's epsilon is not usable.
 _PAIR_TOLERANCE = 1.01
 
@@ -372,8 +376,11 @@ class _RegionAuditor(Auditor[Evidence]):
         """The moments in the evidence."""
 
     @abc.abstractmethod
-    def _expected(self, evidence: Evidence, shift: float) -> Evidence:
-        """The evidence a long-run average audit with these counts would have at a shift."""
+    def _expected(self, evidence: Evidence, shift: float, variance: float) -> Evidence:
+        """The evidence of an audit of these counts with a shift and a variance of present scores.
+
+        In units of the noise of the absent ones.
+        """
 
     def epsilon_point(self, evidence: Evidence, *, delta: float) -> float:
         """Epsilon of the fitted pair; noisy, and too high on average where variances are free."""
@@ -401,22 +408,39 @@ class _RegionAuditor(Auditor[Evidence]):
         delta: float,
         error: float,
     ) -> float:
-        """Power from the shift at which an average audit would just reject; an approximation."""
+        """Power from the shifts at which audits would just reject, one for each ratio of variances.
+
+        The bound depends on the shift and on the two variances as measured. Their logarithms are
+        taken for Gaussian, and the average over their difference is by Gauss and Hermite.
+        """
         pair = self._pair(evidence)
         true_shift = shift_of_mechanism(pair, true_epsilon, delta)
-
-        def margin(shift: float) -> float:
-            expected = self._expected(evidence, shift)
-            return epsilon - self.epsilon_lower(expected, delta=delta, confidence=1.0 - error)
-
-        error_of_shift = math.sqrt(1.0 / pair.present.count + 1.0 / pair.absent.count)
-        # Sampling widens present scores with the shift, so that an average audit may never reject.
-        far = true_shift + _CERTAIN * error_of_shift
-        at_far = margin(far)
-        if at_far > 0.0:
+        if math.isinf(true_shift):
             return 0.0
-        critical = close_bracket(margin, 0.0, margin(0.0), far, at_far, 1e-4)
-        return float(ndtr((true_shift - critical) / error_of_shift))
+        ratio = 1.0 + pair.kappa * true_shift**2
+        of_absent, of_present = (0.5 / (group.count - 1) for group in (pair.absent, pair.present))
+        of_ratio = of_absent + of_present
+        gap_variance = 1.0 / pair.absent.count + ratio / pair.present.count
+        power, guess = 0.0, true_shift
+        for node, weight in zip(_RATIO_NODES, _RATIO_WEIGHTS, strict=True):
+            log_ratio = math.sqrt(of_ratio) * float(node)
+            variance = ratio * math.exp(2.0 * log_ratio)
+
+            def margin(shift: float, variance: float = variance) -> float:
+                expected = self._expected(evidence, shift, variance)
+                return epsilon - self.epsilon_lower(expected, delta=delta, confidence=1.0 - error)
+
+            critical = _critical_shift(
+                margin, guess, true_shift + _CERTAIN * math.sqrt(gap_variance + true_shift**2)
+            )
+            if math.isinf(critical):
+                continue
+            guess = max(critical, 1e-3)
+            # What the ratio says of the absent scores' own deviation, and what it leaves open.
+            deviation = 1.0 - of_absent / of_ratio * log_ratio
+            left = gap_variance + critical**2 * of_absent * of_present / of_ratio
+            power += float(weight * ndtr((true_shift - critical * deviation) / math.sqrt(left)))
+        return power
 
     def findings(
         self, evidence: Evidence, *, delta: float, confidence: float
@@ -440,6 +464,22 @@ class _RegionAuditor(Auditor[Evidence]):
         return _constant_scores(pair) + _pair_exceeds_law(pair, delta)
 
 
+def _critical_shift(margin: Callable[[float], float], guess: float, far: float) -> float:
+    """Where a falling margin stops being positive, looked for near a guess; infinite beyond far."""
+    low = high = guess
+    at_low = at_high = margin(guess)
+    factor = 1.05
+    while at_low <= 0.0 and low > 1e-6:
+        high, at_high, low = low, at_low, low / factor
+        at_low, factor = margin(low), factor**2
+    while at_high > 0.0:
+        if high > far:
+            return math.inf
+        low, at_low, high = high, at_high, high * factor
+        at_high, factor = margin(high), factor**2
+    return low if at_low <= 0.0 else close_bracket(margin, low, at_low, high, at_high, 1e-3)
+
+
 def _without_spread(pair: PairEvidence) -> float | None:
     """The bound where a group does not vary, and so has no variance to fit; None where both do."""
     if pair.absent.sum_of_squares == 0.0:
@@ -447,14 +487,14 @@ def _without_spread(pair: PairEvidence) -> float | None:
     return 0.0 if pair.present.sum_of_squares == 0.0 else None
 
 
-def _expected_pair(pair: PairEvidence, shift: float) -> PairEvidence:
-    """Moments at their long-run averages, with unit noise."""
+def _expected_pair(pair: PairEvidence, shift: float, variance: float) -> PairEvidence:
+    """Moments as they are on average, with unit noise."""
     present, absent = pair.present.count, pair.absent.count
     return PairEvidence(
         present=GroupMoments(
             count=present,
             mean=shift,
-            sum_of_squares=(present - 1) * (1.0 + pair.kappa * shift**2),
+            sum_of_squares=(present - 1) * variance,
         ),
         absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=absent - 1.0),
         steps=pair.steps,
@@ -514,8 +554,8 @@ class GaussianRectangle(_RegionAuditor[PairEvidence]):
     def _pair(self, evidence: PairEvidence) -> PairEvidence:
         return evidence
 
-    def _expected(self, evidence: PairEvidence, shift: float) -> PairEvidence:
-        return _expected_pair(evidence, shift)
+    def _expected(self, evidence: PairEvidence, shift: float, variance: float) -> PairEvidence:
+        return _expected_pair(evidence, shift, variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,15 +650,17 @@ class GaussianEllipsoid(_RegionAuditor[EllipsoidEvidence]):
     def _pair(self, evidence: EllipsoidEvidence) -> PairEvidence:
         return evidence.pair
 
-    def _expected(self, evidence: EllipsoidEvidence, shift: float) -> EllipsoidEvidence:
-        pair = _expected_pair(evidence.pair, shift)
+    def _expected(
+        self, evidence: EllipsoidEvidence, shift: float, variance: float
+    ) -> EllipsoidEvidence:
+        pair = _expected_pair(evidence.pair, shift, variance)
         absent, present = pair.absent, pair.present
         if self.pooled:
             freedom = absent.count + present.count - 2
-            variance = (absent.sum_of_squares + present.sum_of_squares) / freedom
-            center: tuple[float, ...] = (0.0, shift, math.sqrt(variance))
+            both = (absent.sum_of_squares + present.sum_of_squares) / freedom
+            center: tuple[float, ...] = (0.0, shift, math.sqrt(both))
             spreads: tuple[float, ...]
-            spreads = (variance / absent.count, variance / present.count, variance / (2 * freedom))
+            spreads = (both / absent.count, both / present.count, both / (2 * freedom))
         else:
             center = (0.0, absent.standard_deviation, shift, present.standard_deviation)
             spreads = (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
-import itertools
 import math
 import types
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from opacus.accountants import IAccountant
 from opacus.optimizers import (
     AdaClipDPOptimizer,
@@ -23,7 +22,7 @@ from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
 )
-from torch import distributed, nn
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -34,9 +33,10 @@ from torch.utils.data import (
 )
 
 from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError, RecordingError, UnsupportedError
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 
 __all__ = [
+    "OutsideParameters",
     "Sampling",
     "adapts_clipping",
     "audited_parameters",
@@ -45,8 +45,6 @@ __all__ = [
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
-    "meet",
-    "outside_parameters",
     "tensor_names",
     "unaudited_parameters",
     "unwrapped",
@@ -54,9 +52,8 @@ __all__ = [
 
 # Wrappers around an optimizer, and hooks around a hook, that are looked through.
 _DEEPEST = 4
-# Seconds that ranks wait for each other before one says who is missing.
-PATIENCE = 300.0
-_meetings = itertools.count()
+# Values of a parameter that are compared to see whether it moves.
+_SAMPLED = 1024
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -86,29 +83,6 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
             "plant. Use ExampleCanaries, which go through the loss, or inject='sum'."
         )
-
-
-def meet(rank: int, world: int) -> None:
-    """Wait until every rank is here: a collective call that some of them leave out never ends.
-
-    Raises:
-        RecordingError: Some rank did not come, since no audit is made or attached there.
-    """
-    if world == 1:
-        return
-    store = distributed.distributed_c10d._get_default_store()
-    names = [
-        f"askgauss/{number}/{other}" for number in (next(_meetings),) for other in range(world)
-    ]
-    store.set(names[rank], "here")
-    try:
-        store.wait(names, datetime.timedelta(seconds=PATIENCE))
-    except RuntimeError as error:
-        missing = [other for other, name in enumerate(names) if not store.check([name])]
-        raise RecordingError(
-            f"Expected an audit on each of {world} ranks, waited {PATIENCE:.0f} seconds for ranks "
-            f"{missing}. Make and enter the same CanaryAudit on every rank, not on the first only."
-        ) from error
 
 
 def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
@@ -333,16 +307,42 @@ def unaudited_parameters(optimizer: Any, audited: list[nn.Parameter]) -> int:
     return sum(id(item) not in known for item in optimizer.params)
 
 
-def outside_parameters(optimizer: Any, model: nn.Module | None) -> dict[str, nn.Parameter]:
-    """Parameters of the model that could train and that the optimizer does not have, by name."""
-    if model is None:
-        return {}
-    inside = {id(item) for group in optimizer.param_groups for item in group["params"]}
-    return {
-        name.removeprefix("_module."): item
-        for name, item in model.named_parameters()
-        if item.requires_grad and id(item) not in inside
-    }
+class OutsideParameters:
+    """Parameters of the model that could train and that the private optimizer does not have.
+
+    Args:
+        optimizer: The private optimizer.
+        model: The model; None where it is not known.
+    """
+
+    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
+        inside = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        self._outside = {
+            name.removeprefix("_module."): item
+            for name, item in (() if model is None else model.named_parameters())
+            if item.requires_grad and id(item) not in inside
+        }
+        self._looked = model is not None
+        self._before = {name: _sample(item) for name, item in self._outside.items()}
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Their names; None where nobody looked."""
+        return tuple(self._outside) if self._looked else None
+
+    def moved(self) -> tuple[str, ...]:
+        """Those that are no longer what they were: something trains them."""
+        return tuple(
+            name
+            for name, item in self._outside.items()
+            if not torch.equal(self._before[name], _sample(item))
+        )
+
+
+def _sample(parameter: nn.Parameter) -> torch.Tensor:
+    """Some of the values of a parameter, to tell later whether it has moved."""
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
 def adapts_clipping(optimizer: Any) -> bool:

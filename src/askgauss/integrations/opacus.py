@@ -17,11 +17,10 @@ touched.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _locks, _plain, _validate
+from askgauss import _files, _plain, _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
@@ -52,17 +51,14 @@ from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe, ProbeProgress
 from askgauss.integrations._ledger import Ledger, LedgerState, accounting_notes
 from askgauss.integrations._noise_watch import NoiseWatch
+from askgauss.integrations._ranks import agree, meet
+from askgauss.integrations._restarts import check_weights, digest, only_copy
+from askgauss.integrations._rows import send_through_clipping
 
 __all__ = ["CanaryAudit"]
 
 _KIND = "askgauss-opacus-audit"
 _SCHEMA = 1
-# Rows that go through the clipper together: each is as large as the whole model.
-_ROWS = 8
-# A canary's row before clipping, in clip norms at each of its coordinates.
-_FAR_ABOVE = 100.0
-# Values of a parameter that are compared to see whether it moves.
-_SAMPLED = 1024
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),
@@ -208,13 +204,12 @@ class CanaryAudit(AuditedRun):
                 "A store keeps the steps of one process, and this run has several: leave store= "
                 "out and read the transcript, which every rank has."
             )
-        run.meet(self._rank, self._world)
+        meet(self._rank, self._world)
         self._locked = contextlib.ExitStack()
-        self._shared = [Path(item) for item in (checkpoint, store) if item is not None]
+        written = (checkpoint, store) if self._rank == 0 else ()
+        self._shared = [Path(item) for item in written if item is not None]
         self._parameters = run.audited_parameters(optimizer)
-        self._model_given = model is not None
-        self._outside = run.outside_parameters(optimizer, model)
-        self._before = {name: _sample(item) for name, item in self._outside.items()}
+        self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
@@ -241,7 +236,7 @@ class CanaryAudit(AuditedRun):
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
         self._store = store
-        with self._only_copy():
+        with only_copy(self._shared):
             self._recorder = self._make_recorder(self._sampling.rate)
         self._probe: ExampleProbe | None = None
         if isinstance(self._canaries, ExampleCanaries):
@@ -270,7 +265,7 @@ class CanaryAudit(AuditedRun):
         self._previous: Any = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
-            with self._only_copy():
+            with only_copy(self._shared):
                 self.load(self._checkpoint)
 
     def _make_recorder(self, rate: float) -> Recorder:
@@ -281,21 +276,6 @@ class CanaryAudit(AuditedRun):
             noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
             store=self._store,
         )
-
-    @contextlib.contextmanager
-    def _only_copy(self) -> Iterator[None]:
-        """Hold the files this audit writes, or say that a live run has them."""
-        with contextlib.ExitStack() as held:
-            for path in self._shared if self._rank == 0 else ():
-                try:
-                    held.enter_context(_locks.locked(f"{path}.lock"))
-                except _locks.RunFolderBusyError as error:
-                    raise RecordingError(
-                        f"Expected {str(path)!r} to belong to no live run, got one that another "
-                        "audit writes to. Two copies of a run would overwrite each other: stop "
-                        "one, or give each files of its own."
-                    ) from error
-            yield
 
     def _records(self) -> float:
         """About how many records the run trains on."""
@@ -342,10 +322,11 @@ class CanaryAudit(AuditedRun):
                 "Expected the optimizer as the audit left it, got one whose add_noise something "
                 "else has wrapped since. Start a new audit and load this one's state_dict()."
             )
-        run.meet(self._rank, self._world)
-        self._check_ranks()
+        meet(self._rank, self._world)
+        facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
+        agree(facts, self._world, self._parameters[0].device)
         self._ledger.check_total(self.steps, now=False)
-        self._locked.enter_context(self._only_copy())
+        self._locked.enter_context(only_copy(self._shared))
         self._ledger.listen()
         self._previous = vars(optimizer).get("add_noise")
         self._add_noise = optimizer.add_noise
@@ -382,20 +363,6 @@ class CanaryAudit(AuditedRun):
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
 
-    def _check_ranks(self) -> None:
-        """All ranks must plant and watch alike, or the sums they share mean nothing."""
-        if self._world == 1:
-            return
-        facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
-        value = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
-        extremes = torch.tensor([value, -value], device=self._parameters[0].device)
-        torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX)
-        if int(extremes[0]) != -int(extremes[1]):
-            raise RecordingError(
-                "Expected every rank to attach the same audit, got different ones. Give all ranks "
-                "the same canaries, seed, sampling rate and checkpoint."
-            )
-
     def _plant_then_add_noise(self) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
         if self._entered:
@@ -430,7 +397,9 @@ class CanaryAudit(AuditedRun):
             if self._inject == "sum":
                 self._coordinates.plant(sums, self._planted, clip_norm)
             else:
-                self._send_through_clipping(self._planted, clip_norm)
+                send_through_clipping(
+                    optimizer, self._parameters, self._coordinates, self._planted, clip_norm
+                )
         self._step = _Step(
             clip_norm=clip_norm,
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
@@ -448,21 +417,8 @@ class CanaryAudit(AuditedRun):
     def _check_same_step(self) -> None:
         """After loading: whether model, accountant and audit are of one step."""
         self._ledger.check_total(self.steps, now=True)
-        if self._weights and self._weights != self._digest():
-            raise RecordingError(
-                f"Expected the weights that the audit's checkpoint was written with, after "
-                f"{self.steps:,} observed steps, got others. Model and audit are not of the same "
-                "step: go on from a pair of checkpoints written together (put audit.state_dict() "
-                "into the model's file), or start a new audit without this checkpoint."
-            )
+        check_weights(self._weights, self._places, self._parameters, self.steps)
         self._weights = ""
-
-    def _digest(self) -> str:
-        """A short digest of some of the weights."""
-        if self._places is None:
-            return ""
-        weights = self._places.read(self._parameters).cpu().double().numpy()
-        return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
 
     def _count_batches(self) -> None:
         """Canaries stand for a record of the step, which may be made of several batches."""
@@ -488,27 +444,6 @@ class CanaryAudit(AuditedRun):
                 )
             sums.append(value)
         return sums
-
-    def _send_through_clipping(self, planted: NDArray[np.int64], clip_norm: float) -> None:
-        """Let the optimizer clip and add the planted canaries as it does any gradient."""
-        optimizer = self._optimizer
-        parameters = list(optimizer.params)
-        place = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        saved = [parameter.grad_sample for parameter in parameters]
-        try:
-            for start in range(0, planted.size, _ROWS):
-                chunk = planted[start : start + _ROWS]
-                rows: dict[int, torch.Tensor] = {}
-                for parameter, sample in zip(parameters, saved, strict=True):
-                    like = sample[0] if isinstance(sample, list) else sample
-                    parameter.grad_sample = like.new_zeros((chunk.size, *parameter.shape))
-                    rows[place.get(id(parameter), -1)] = parameter.grad_sample
-                ours = [rows[index] for index in range(len(self._parameters))]
-                self._coordinates.fill_rows(ours, chunk, _FAR_ABOVE * clip_norm)
-                optimizer.clip_and_accumulate()
-        finally:
-            for parameter, sample in zip(parameters, saved, strict=True):
-                parameter.grad_sample = sample
 
     def _observe(self, *_: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
@@ -578,12 +513,8 @@ class CanaryAudit(AuditedRun):
             accounted_steps=None if entries is None else self._ledger.total,
             accounted=() if entries is None else self._ledger.history(),
             epsilon_reads=self._ledger.reads,
-            outside=tuple(self._outside) if self._model_given else None,
-            outside_moved=tuple(
-                name
-                for name, item in self._outside.items()
-                if not torch.equal(self._before[name], _sample(item))
-            ),
+            outside=self._outside.names,
+            outside_moved=self._outside.moved(),
             watch_background="known" if self._watched_all else None,
             accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
             unnoised_steps=self._unnoised,
@@ -672,7 +603,7 @@ class CanaryAudit(AuditedRun):
             discarded=self._discarded,
             ledger=self._ledger.state(),
             examples=None if self._probe is None else self._probe.progress,
-            weights=self._digest(),
+            weights=digest(self._places, self._parameters),
             accumulated=tuple(sorted(self._accumulated)),
         )
 
@@ -754,12 +685,6 @@ def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
         )
     if seed is not None:
         raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
-
-
-def _sample(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Some of the values of a parameter, to tell later whether it has moved."""
-    flat = parameter.detach().reshape(-1)
-    return flat[:: -(-flat.numel() // _SAMPLED) or 1].clone()
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -1,0 +1,61 @@
+"""Whether a run that goes on is the run that stopped, and the only one that does."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from askgauss import _locks
+from askgauss.exceptions import RecordingError
+from askgauss.integrations._coordinates import CanaryCoordinates
+
+__all__ = ["check_weights", "digest", "only_copy"]
+
+
+@contextlib.contextmanager
+def only_copy(paths: Sequence[Path]) -> Iterator[None]:
+    """Hold the files an audit writes, or say that a live run has them.
+
+    Raises:
+        RecordingError: Another audit writes to one of them.
+    """
+    with contextlib.ExitStack() as held:
+        for path in paths:
+            try:
+                held.enter_context(_locks.locked(f"{path}.lock"))
+            except _locks.RunFolderBusyError as error:
+                raise RecordingError(
+                    f"Expected {str(path)!r} to belong to no live run, got one that another audit "
+                    "writes to. Two copies of a run would overwrite each other: stop one, or give "
+                    "each files of its own."
+                ) from error
+        yield
+
+
+def digest(places: CanaryCoordinates | None, weights: Sequence[Tensor]) -> str:
+    """A short digest of the weights at some places; empty where there are none."""
+    if places is None:
+        return ""
+    values = places.read(weights).cpu().double().numpy()
+    return hashlib.sha256(values.tobytes()).hexdigest()[:32]
+
+
+def check_weights(
+    expected: str, places: CanaryCoordinates | None, weights: Sequence[Tensor], steps: int
+) -> None:
+    """Refuse weights other than those an audit's checkpoint was written with.
+
+    Raises:
+        RecordingError: Model and audit are not of the same step.
+    """
+    if expected and expected != digest(places, weights):
+        raise RecordingError(
+            f"Expected the weights that the audit's checkpoint was written with, after {steps:,} "
+            "observed steps, got others. Model and audit are not of the same step: go on from a "
+            "pair of checkpoints written together (put audit.state_dict() into the model's file), "
+            "or start a new audit without this checkpoint."
+        )

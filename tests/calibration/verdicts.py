@@ -1,0 +1,402 @@
+"""Whole verdicts on correct runs, and on leaks: what ``audit`` says, by cause, and its power.
+
+A *cell* describes a correct run: how its data is drawn, what it claims, and the truth of what its
+canaries show. `tally` calls ``audit`` on it many times and counts
+
+- false alarms, VIOLATION and INVALID, by what caused them;
+- bounds above the truth;
+- the power that correct runs print, beside the alarms of the same cell with a true epsilon of 1.25
+  times the claim.
+
+A cell needs `draw`, `claim` and `truth`, and `leaking` where it has power to compare. Cells of other
+kinds of data (transcripts, linear transcripts, examples) are more classes with these four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import stats
+from scipy.special import expit
+
+import askgauss as ag
+from askgauss import accounting
+from askgauss.auditing import audit
+from askgauss.auditors.base import Auditor
+from askgauss.exceptions import AskGaussError
+from askgauss.results import AuditResult, Consequence, Status, Verdict
+from askgauss.scores import CanaryScores
+from askgauss.stats import gaussian, order_statistics
+
+FAMILY_ERROR = 1e-4
+ALTERNATIVE = 1.25
+# Printed power may be off by this much, beside what chance allows the simulation.
+POWER_TOLERANCE = 0.05
+
+
+class Case(Protocol):
+    """A correct run that can be drawn again and again."""
+
+    @property
+    def claim(self) -> ag.PrivacyClaim:
+        """What the run claims, which is true."""
+
+    @property
+    def truth(self) -> float:
+        """The epsilon, at the claim's delta, that no bound on this data should exceed."""
+
+    @property
+    def leaking(self) -> Case | None:
+        """The same with a true epsilon of 1.25 times the claim; None where it is not defined."""
+
+    def draw(self, generator: np.random.Generator) -> Any:
+        """The data of one run."""
+
+
+@dataclass(frozen=True)
+class SampledScores:
+    """Scores of DP-SGD: binomial inclusions and Gaussian noise, as Model 1 has them.
+
+    Attributes:
+        present: Present canaries.
+        absent: Absent canaries.
+        steps: Steps.
+        sampling_rate: Sampling rate.
+        epsilon: What the run claims, and, by the accountant, has.
+        delta: At this delta.
+        told: Whether the scores know the steps and the rate.
+        leak: The true epsilon over the claim.
+        decimals: Scores are rounded to so many, in units of the noise.
+    """
+
+    present: int
+    absent: int
+    steps: int
+    sampling_rate: float
+    epsilon: float
+    delta: float = 1e-5
+    told: bool = True
+    leak: float = 1.0
+    decimals: int | None = None
+
+    @property
+    def claim(self) -> ag.PrivacyClaim:
+        return ag.PrivacyClaim(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def _signal(self) -> float:
+        return accounting.dpsgd_signal_to_noise(
+            epsilon=self.leak * self.epsilon,
+            delta=self.delta,
+            sampling_rate=self.sampling_rate,
+            steps=self.steps,
+        )
+
+    @property
+    def truth(self) -> float:
+        return ag.ScoreLaw(
+            steps=self.steps,
+            sampling_rate=self.sampling_rate,
+            noise_multiplier=1.0 / self._signal,
+        ).epsilon_at(self.delta)
+
+    @property
+    def leaking(self) -> SampledScores:
+        return replace(self, leak=ALTERNATIVE)
+
+    def draw(self, generator: np.random.Generator) -> CanaryScores:
+        counts = generator.binomial(self.steps, self.sampling_rate, self.present)
+        jump = self._signal / math.sqrt(self.steps)
+        present = jump * counts + generator.standard_normal(self.present)
+        absent = generator.standard_normal(self.absent)
+        if self.decimals is not None:
+            present, absent = present.round(self.decimals), absent.round(self.decimals)
+        facts: dict[str, Any] = {"noise": "gaussian"}
+        if self.told:
+            facts = {"steps": self.steps, "sampling_rate": self.sampling_rate}
+        return CanaryScores.from_groups(present=present, absent=absent, **facts)
+
+
+@dataclass(frozen=True)
+class PlainScores:
+    """One release of a known law, handed over as two groups of fixed size.
+
+    Attributes:
+        law: "gaussian", "laplace", "randomised response" or "discrete gaussian".
+        present: Present canaries.
+        absent: Absent canaries.
+        epsilon: What the release claims, and has.
+        delta: At this delta.
+        noise: What the scores declare.
+        leak: The true epsilon over the claim.
+    """
+
+    law: str
+    present: int
+    absent: int
+    epsilon: float
+    delta: float = 1e-5
+    noise: str | None = None
+    leak: float = 1.0
+
+    @property
+    def claim(self) -> ag.PrivacyClaim:
+        return ag.PrivacyClaim(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def truth(self) -> float:
+        """The claim; what rounding to whole numbers adds to a Gaussian leak is below 1 %."""
+        return self.epsilon * (1.01 if self.law == "discrete gaussian" else 1.0)
+
+    @property
+    def leaking(self) -> PlainScores:
+        return replace(self, leak=ALTERNATIVE)
+
+    def draw(self, generator: np.random.Generator) -> CanaryScores:
+        member = np.arange(self.present + self.absent) < self.present
+        epsilon, size = self.leak * self.epsilon, member.size
+        if self.law == "laplace":
+            score = generator.laplace(size=size) + _laplace_shift(epsilon, self.delta) * member
+        elif self.law == "randomised response":
+            score = (member == (generator.random(size) < expit(epsilon))).astype(np.float64)
+        else:
+            shift = gaussian.gdp_mu(epsilon, self.delta)
+            score = generator.standard_normal(size) + shift * member
+            if self.law == "discrete gaussian":
+                score = np.rint(10.0 * score)
+        return CanaryScores.from_groups(
+            present=score[member], absent=score[~member], noise=self.noise
+        )
+
+
+def _laplace_shift(epsilon: float, delta: float) -> float:
+    """The shift at which Laplace noise has this epsilon: a little above it, for delta."""
+    low, high = epsilon, epsilon + 1.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        above = order_statistics.Laplace(shift=middle).epsilon_at(delta) > epsilon
+        low, high = (low, middle) if above else (middle, high)
+    return low
+
+
+@dataclass
+class Tally:
+    """What so many audits of one cell said.
+
+    Attributes:
+        cell: The cell.
+        auditor: The method; None for the default.
+        audits: Number of audits.
+        gate_error: Their gate error.
+        confidence: Confidence of their bounds.
+        verdicts: Verdicts.
+        causes: What caused each alarm: a check, or the test of the claim.
+        above: Bounds above the truth that were not called INVALID.
+        printed: Mean of the power printed, where it was known.
+        noticed: Share of alarms among as many runs of 1.25 times the claim.
+        leaks: Number of those.
+    """
+
+    cell: Case
+    auditor: Auditor[Any] | None
+    audits: int
+    gate_error: float
+    confidence: float
+    verdicts: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    above: int = 0
+    printed: float | None = None
+    noticed: float | None = None
+    leaks: int = 0
+
+    @property
+    def alarms(self) -> int:
+        return self.verdicts["VIOLATION"] + self.verdicts["INVALID"]
+
+    def alarms_allowed(self, among: int = 1) -> int:
+        """The most that chance allows in some cell, were every gate exactly at its error."""
+        return int(stats.binom.isf(FAMILY_ERROR / among, self.audits, self.gate_error))
+
+    def above_allowed(self, among: int = 1) -> int:
+        """The same of bounds above the truth."""
+        return int(stats.binom.isf(FAMILY_ERROR / among, self.audits, 1.0 - self.confidence))
+
+    def power_is_right(self, among: int = 1) -> bool:
+        """Whether the power found is the power printed, to the tolerance and chance."""
+        if self.printed is None or self.noticed is None:
+            return True
+        low, high = (
+            min(max(self.printed + side * POWER_TOLERANCE, 0.0), 1.0) for side in (-1.0, 1.0)
+        )
+        found, tail = round(self.noticed * self.leaks), FAMILY_ERROR / (2 * among)
+        fewest = stats.binom.ppf(tail, self.leaks, low) if low > 0.0 else 0.0
+        most = stats.binom.isf(tail, self.leaks, high) if high < 1.0 else self.leaks
+        return bool(fewest <= found <= most)
+
+
+def causes(result: AuditResult) -> Iterator[str]:
+    """What made this result an alarm."""
+    failed = [
+        item.check
+        for item in result.findings
+        if item.status is Status.FAIL
+        and item.consequence in (Consequence.BREACH, Consequence.INVALIDATES)
+    ]
+    yield from failed or ["test of the claim"]
+
+
+def tally(
+    cell: Case,
+    audits: int,
+    *,
+    auditor: Auditor[Any] | None = None,
+    gate_error: float = 0.01,
+    confidence: float = 0.95,
+    leaks: int = 0,
+    seed: int = 0,
+) -> Tally:
+    """Audit a cell many times; an audit that is refused counts as its own verdict, by its error."""
+    generator = np.random.default_rng([seed, *repr((cell, auditor)).encode()])
+    options: dict[str, Any] = {"auditor": auditor, "gate_error": gate_error}
+    options["confidence"] = confidence
+    found = Tally(cell, auditor, audits, gate_error, confidence, leaks=leaks)
+    truth, printed = cell.truth * (1.0 + 1e-9), []
+    for _ in range(audits):
+        try:
+            result = audit(cell.draw(generator), claim=cell.claim, **options)
+        except AskGaussError as error:
+            found.verdicts[type(error).__name__] += 1
+            continue
+        assert result.verdict is not None
+        found.verdicts[result.verdict.value] += 1
+        if result.verdict in (Verdict.VIOLATION, Verdict.INVALID):
+            found.causes.update(causes(result))
+        # Of noise that nobody declared, the bound that needs no law is the one to rely on.
+        bound = result.epsilon_lower if result.declared else result.distribution_free
+        found.above += (bound or 0.0) > truth and result.verdict is not Verdict.INVALID
+        if result.power is not None:
+            printed.append(result.power)
+    if leaks and printed and cell.leaking is not None:
+        found.printed = float(np.mean(printed))
+        found.noticed = sum(_noticed(cell.leaking, generator, options) for _ in range(leaks)) / leaks
+    return found
+
+
+def _noticed(cell: Case, generator: np.random.Generator, options: dict[str, Any]) -> bool:
+    verdict = audit(cell.draw(generator), claim=cell.claim, **options).verdict
+    return verdict is Verdict.VIOLATION or verdict is Verdict.INVALID
+
+
+# Cells of the grid. Distinct ones only: each is there for something the others do not have.
+
+SAMPLED: tuple[SampledScores, ...] = (
+    SampledScores(2500, 2500, 2500, 0.08192, 1.0),
+    SampledScores(2500, 2500, 2500, 0.08192, 8.0),
+    SampledScores(100, 100, 2500, 0.08192, 4.0),
+    SampledScores(60, 1000, 400, 0.05, 6.7),
+    # More present than absent.
+    SampledScores(1000, 50, 400, 0.05, 4.0),
+    # Few inclusions.
+    SampledScores(2500, 2500, 1, 0.01, 1.5),
+    SampledScores(2500, 2500, 1, 0.02, 4.0),
+    SampledScores(2500, 2500, 10, 0.1, 1.0),
+    SampledScores(500, 500, 100, 0.1, 4.0),
+    SampledScores(500, 500, 5, 0.001, 4.0, delta=1e-3),
+    # Nearly always included.
+    SampledScores(1112, 1112, 1, 0.9, 15.0),
+    SampledScores(200, 200, 10, 0.9, 8.0),
+    SampledScores(200, 200, 3, 1.0, 4.0),
+    # Very few canaries.
+    SampledScores(2, 2, 100, 0.1, 4.0),
+    SampledScores(2, 500, 100, 0.1, 4.0),
+    SampledScores(5, 5, 1, 1.0, 2.0),
+    # Other deltas.
+    SampledScores(300, 300, 200, 0.1, 4.0, delta=1e-10),
+    SampledScores(300, 300, 200, 0.1, 4.0, delta=1e-2),
+    # Rate and steps unknown, and numbers that were rounded.
+    SampledScores(500, 500, 2500, 0.08192, 4.0, told=False),
+    SampledScores(500, 500, 2500, 0.08192, 4.0, decimals=1),
+    SampledScores(500, 500, 2500, 0.08192, 4.0, decimals=2),
+    SampledScores(500, 500, 2500, 0.08192, 4.0, decimals=4),
+)
+
+PLAIN: tuple[PlainScores, ...] = tuple(
+    PlainScores(law, present, absent, epsilon)
+    for law, epsilon in (("laplace", 1.0), ("randomised response", 1.0), ("discrete gaussian", 2.0))
+    for present, absent in ((2, 2), (30, 30), (100, 100), (2500, 2500), (400, 60))
+) + (
+    PlainScores("gaussian", 500, 500, 1.0),
+    PlainScores("gaussian", 2500, 2500, 0.5),
+    PlainScores("randomised response", 2500, 2500, 3.0),
+    PlainScores("discrete gaussian", 500, 500, 2.0, noise="gaussian"),
+    PlainScores("gaussian", 2, 2, 2.0, noise="gaussian"),
+)
+
+# Every auditor of scores: what it prints, where its power is neither none nor whole.
+POWERED: tuple[tuple[Auditor[Any] | None, Case], ...] = (
+    *(
+        (ag.GaussianShift(), cell)
+        for cell in (
+            SampledScores(10000, 10000, 100, 0.1, 4.0),
+            SampledScores(10000, 10000, 10, 0.1, 1.0),
+            SampledScores(2500, 2500, 2500, 0.08192, 1.0),
+            SampledScores(150, 300, 2500, 0.08192, 8.0),
+            SampledScores(500, 500, 3, 0.9, 4.0),
+            SampledScores(3000, 3000, 20, 0.5, 2.0),
+            SampledScores(100, 100, 3, 1.0, 8.0),
+        )
+    ),
+    (ag.GaussianRectangle(), SampledScores(1500, 1500, 2500, 0.08192, 8.0)),
+    (ag.GaussianEllipsoid(resamples=400), SampledScores(900, 900, 2500, 0.08192, 8.0)),
+    (ag.OneRun(), PlainScores("gaussian", 3000, 3000, 0.15)),
+    (ag.OneRunFDP(), SampledScores(6000, 6000, 2500, 0.08192, 4.0)),
+    (ag.AdaptiveOneRun(), PlainScores("gaussian", 3000, 3000, 0.15)),
+    (ag.OrderStatistics(), SampledScores(1200, 1200, 2500, 0.08192, 4.0)),
+    (ag.ClopperPearson(), PlainScores("gaussian", 3000, 3000, 0.15)),
+    (ag.GaussianDP(), SampledScores(3000, 3000, 2500, 0.08192, 4.0)),
+    (ag.Bayesian(), PlainScores("gaussian", 3000, 3000, 0.15)),
+    (None, PlainScores("gaussian", 4000, 4000, 0.1)),
+)
+
+
+def section(title: str, note: str, tallies: list[Tally]) -> Iterable[str]:
+    """The counts as Markdown."""
+    among = len(tallies)
+    loud = [item for item in tallies if item.alarms > item.alarms_allowed(among)]
+    high = [item for item in tallies if item.above > item.above_allowed(among)]
+    wrong = [item for item in tallies if not item.power_is_right(among)]
+    yield f"## {title}"
+    yield ""
+    yield note
+    yield ""
+    yield f"- {among} cells; {sum(item.alarms for item in tallies):,} alarms in "
+    yield f"  {sum(item.audits for item in tallies):,} audits of correct runs. Cells beyond what "
+    yield f"  chance allows at a family-wise error of {FAMILY_ERROR:g}: alarms **{len(loud)}**, "
+    yield f"  bounds above the truth **{len(high)}**, printed power **{len(wrong)}**."
+    yield ""
+    yield (
+        "| cell | auditor | audits | gate error | VIOLATION | INVALID | by | above the truth | "
+        "power printed | power found |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for item in tallies:
+        by = ", ".join(f"{name} {count}" for name, count in item.causes.most_common())
+        power = ["", ""] if item.printed is None else [f"{item.printed:.0%}", f"{item.noticed:.0%}"]
+        cells = (
+            f"`{item.cell}`",
+            "default" if item.auditor is None else f"`{item.auditor}`",
+            f"{item.audits:,}",
+            f"{item.gate_error:g}",
+            str(item.verdicts["VIOLATION"]),
+            str(item.verdicts["INVALID"]),
+            by,
+            f"{item.above / item.audits:.1%}" if item.audits else "",
+            *power,
+        )
+        yield f"| {' | '.join(cells)} |"
+    yield ""
