@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ from askgauss.results import (
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
-__all__ = ["audit"]
+__all__ = ["audit", "derived"]
 
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
@@ -108,17 +109,6 @@ def audit(
         findings += tuple(
             _as_it_concerns(item, method.assumption) for item in checks if item.check not in named
         )
-    bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
-    verdict, reason, power = _decide(
-        method, evidence, claim, bound, confidence, gate_error, findings
-    )
-    free = None
-    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
-        assert claim is not None
-        free, contradicted = _distribution_free(given, claim, confidence, 0.5 * gate_error)
-        if contradicted:
-            verdict = Verdict.VIOLATION
-            reason = f"by the distribution-free bound; and {reason}"
     result = AuditResult(
         auditor=method,
         evidence=evidence,
@@ -126,38 +116,82 @@ def audit(
         absent=data.member.size - present,
         delta=level,
         confidence=confidence,
-        epsilon_lower=bound,
-        epsilon_point=method.epsilon_point(evidence, delta=level),
-        ceiling=method.ceiling(evidence, delta=level, confidence=confidence),
-        distribution_free=free,
+        epsilon_lower=0.0,
+        epsilon_point=None,
+        ceiling=0.0,
         claim=claim,
         gate_error=gate_error,
-        verdict=verdict,
-        reason=reason,
-        power=power,
         findings=findings,
         metadata=summarise(given).to_metadata() if diagnostics else {},
         version=__version__,
+        run=_run(given),
+    )
+    return derived(result, lambda: _free_evidence(given, level, confidence))
+
+
+def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> AuditResult:
+    """A result with all that follows from its evidence, claim and findings, and nothing else.
+
+    Args:
+        result: A result of which those are believed.
+        free_evidence: Evidence of the distribution-free method, asked for where the assumptions of
+            the result's own failed; None where there is none.
+    """
+    method, evidence, claim = result.auditor, result.evidence, result.claim
+    delta, confidence = result.delta, result.confidence
+    bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)
+    verdict, reason, power = _decide(
+        method, evidence, claim, bound, confidence, result.gate_error, result.findings
+    )
+    free, free_bound = None, None
+    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
+        assert claim is not None
+        free = free_evidence()
+        if free is not None:
+            free_bound, contradicted = _distribution_free(
+                free, claim, confidence, 0.5 * result.gate_error
+            )
+            if contradicted:
+                verdict = Verdict.VIOLATION
+                reason = f"by the distribution-free bound; and {reason}"
+    result = replace(
+        result,
+        epsilon_lower=bound,
+        epsilon_point=method.epsilon_point(evidence, delta=delta),
+        ceiling=method.ceiling(evidence, delta=delta, confidence=confidence),
+        distribution_free=free_bound,
+        distribution_free_evidence=free,
+        verdict=verdict,
+        reason=reason,
+        power=power,
     )
     return replace(result, smallest_leak=smallest_leak(result))
 
 
-def _distribution_free(
-    data: CanaryScores | Transcript | LinearTranscript,
-    claim: PrivacyClaim,
-    confidence: float,
-    error: float,
-) -> tuple[float | None, bool]:
-    """The bound that needs no model of the scores, and whether it contradicts the claim."""
+def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
+    """The identity of the run that the data are of, where they say."""
+    return data.metadata.run if isinstance(data, CanaryScores) else data.facts.run
+
+
+def _free_evidence(
+    data: CanaryScores | Transcript | LinearTranscript, delta: float, confidence: float
+) -> Any | None:
+    """What the method that needs no model of the scores reads from them; None if it cannot."""
     if isinstance(data, Transcript) and not (data.finite and data.auditable):
-        return None, False
+        return None
     if not isinstance(data, CanaryScores):
         data = data.scores()
-    method = OneRun()
     try:
-        evidence = method.gather(data, delta=claim.delta, confidence=confidence)
+        return OneRun().gather(data, delta=delta, confidence=confidence)
     except ScoresError:
-        return None, False  # too few canaries to guess from
+        return None  # too few canaries to guess from
+
+
+def _distribution_free(
+    evidence: Any, claim: PrivacyClaim, confidence: float, error: float
+) -> tuple[float, bool]:
+    """The bound that needs no model of the scores, and whether it contradicts the claim."""
+    method = OneRun()
     bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
     return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
 

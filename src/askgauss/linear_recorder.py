@@ -8,6 +8,7 @@ level of the tree.
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ class _Progress:
     asked: bool
     background: Literal["known", "unknown"] | None
     open: int
+    run: str | None = None
 
 
 class LinearRecorder(Checkpointed):
@@ -75,7 +77,7 @@ class LinearRecorder(Checkpointed):
     """
 
     _checkpoint_kind = "askgauss-linear-recorder"
-    _checkpoint_schema = 1
+    _checkpoint_schema = 2
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class LinearRecorder(Checkpointed):
         self._absent = np.flatnonzero(~canaries.member)
         kept = random_stream(canaries.root_seed, Stream.KEPT)
         self._kept = np.sort(kept.permutation(self._absent)[:_KEPT])
+        self._run = secrets.token_hex(16)
         self._step = 0
         self._asked = False
         self._background: Literal["known", "unknown"] | None = None
@@ -123,6 +126,11 @@ class LinearRecorder(Checkpointed):
     def steps(self) -> int:
         """Number of steps observed so far."""
         return self._step
+
+    @property
+    def run(self) -> str:
+        """The identity of the run, drawn when it is begun and kept through checkpoints."""
+        return self._run
 
     @property
     def plan(self) -> TreePlan:
@@ -279,6 +287,7 @@ class LinearRecorder(Checkpointed):
                 ),
                 seed=self._canaries.root_seed,
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
+                run=self._run,
             ),
         )
 
@@ -326,6 +335,7 @@ class LinearRecorder(Checkpointed):
                 asked=self._asked,
                 background=self._background,
                 open=len(open_values),
+                run=self._run,
             )
         )
         return state
@@ -363,6 +373,10 @@ class LinearRecorder(Checkpointed):
         pieces = _part(state, "pieces", (len(state.get("pieces", ())), 5))
         kept_values = _part(state, "kept_values", (len(pieces), self._kept.size))
         cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
+        # Places of nodes are whole numbers below the steps, kept among the floats.
+        if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
+            raise FileFormatError("Expected pieces of the checkpoint to name nodes of the tree.")
+        self._run = progress.run or self._run
         self._sums, self._cosines, self._kept_values = sums, cosines, list(kept_values)
         self._pieces = [(int(a), int(b), int(c), d, e) for a, b, c, d, e in pieces.tolist()]
         self._reader.resume(progress.step, open_values)
