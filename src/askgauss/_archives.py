@@ -152,7 +152,7 @@ def _directory(stream: IO[bytes]) -> tuple[dict[str, _Member], int]:
         _END, tail[-_END.size :], b"PK\5\6", "its end"
     )
     end = size - _END.size
-    if tail[: 4] == b"PK\6\6" and tail[_END64.size :][:4] == b"PK\6\7":
+    if tail[:4] == b"PK\6\6" and tail[_END64.size :][:4] == b"PK\6\7":
         _, _, _, disk, first, here, count, length, start = _unpack(
             _END64, tail, b"PK\6\6", "its end"
         )
@@ -181,7 +181,13 @@ def _entries(data: bytes, count: int) -> Iterator[tuple[str, _Member]]:
         name, extra = data[at : at + name_length], data[at + name_length :][:extra_length]
         at += name_length + extra_length
         size, packed, offset = _large(extra, [size, packed, offset])
-        if at > len(data) or comment or disk or flags & ~0x800 or method not in (_STORED, _DEFLATED):
+        if (
+            at > len(data)
+            or comment
+            or disk
+            or flags & ~0x800
+            or method not in (_STORED, _DEFLATED)
+        ):
             raise _damaged("a part of it", "is encrypted or packed in a way numpy does not use")
         if method == _STORED and packed != size:
             raise _damaged("the size of a member")
@@ -205,7 +211,9 @@ def _large(extra: bytes, fields: list[int]) -> list[int]:
     wanted = struct.calcsize("<HH") + 8 * len(missing)
     if len(extra) != wanted or extra[:4] != struct.pack("<HH", 1, 8 * len(missing)):
         raise _damaged("an extra field")
-    for index, value in zip(missing, struct.unpack_from(f"<{len(missing)}Q", extra, 4), strict=True):
+    for index, value in zip(
+        missing, struct.unpack_from(f"<{len(missing)}Q", extra, 4), strict=True
+    ):
         fields[index] = value
     return fields
 

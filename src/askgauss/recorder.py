@@ -543,7 +543,6 @@ class Recorder(Checkpointed):
         self._flags[:] = False
         self._whole = True
 
-
     def _check_sums(
         self,
         sums: dict[str, NDArray[Any]],

@@ -269,7 +269,7 @@ class AuditResult:
         Raises:
             FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
         """
-        if not text.strip()[:1] in ("{", b"{", "", b""):
+        if text.strip()[:1] not in ("{", b"{", "", b""):
             raise FileFormatError(
                 f"Expected the text of a result, got {text[:80]!r}. To read a file, use "
                 "AuditResult.load(path)."
@@ -405,6 +405,12 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
     names = ["epsilon_lower", "epsilon_point", "ceiling"]
     if same_code:
         names += ["distribution_free", "power", "smallest_leak", "reason", "verdict"]
+        own = result.auditor.findings(
+            result.evidence, delta=result.delta, confidence=result.confidence
+        )
+        stated_checks = {(item.check, item.status) for item in result.findings}
+        if not {(item.check, item.status) for item in own} <= stated_checks:
+            raise _contradiction("findings", "others", ", ".join(map(str, own)))
     for name in names:
         stated, found = getattr(result, name), getattr(again, name)
         if not _agree(stated, found):

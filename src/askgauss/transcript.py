@@ -314,9 +314,7 @@ class Transcript:
 def _array_names() -> list[str]:
     """Names of the arrays of a file."""
     own = [
-        item.name
-        for item in fields(Transcript)
-        if item.name not in ("canaries", "steps", "facts")
+        item.name for item in fields(Transcript) if item.name not in ("canaries", "steps", "facts")
     ]
     return [
         *own,

@@ -51,7 +51,7 @@ from askgauss.integrations._examples import ExampleProbe, ProbeProgress
 __all__ = ["CanaryAudit"]
 
 _KIND = "askgauss-opacus-audit"
-_SCHEMA = 1
+_SCHEMA = 2
 # Rows that go through the clipper together: each is as large as the whole model.
 _ROWS = 8
 # A canary's row before clipping, in clip norms at each of its coordinates.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _validate
+from askgauss import _archives, _files, _schema, _validate
 from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
 from askgauss.paper import formats
 
@@ -33,7 +33,7 @@ __all__ = ["DataError", "ImageSet", "SetInfo", "available", "cache_folder", "fet
 Bytes = NDArray[np.uint8]
 
 _KIND = "askgauss-images"
-_SCHEMA = 1
+_SCHEMA = 2
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -199,7 +199,7 @@ def fetch(
         report(f"checking {name}")
         _check_digests(name, recipe, arrays)
         report(f"writing {target}")
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name})
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
     return target
 
 
@@ -222,11 +222,13 @@ def _from_source(recipe: _Recipe, source: Path) -> dict[str, Bytes]:
     if not source.is_file():
         raise DataError(f"There is no file or folder {str(source)!r}. Check source.")
     try:
-        with np.load(source, allow_pickle=False) as content:
-            arrays = {part: np.asarray(content[part]) for part in _PARTS}
-    except (KeyError, ValueError, OSError, EOFError) as error:
+        with source.open("rb") as stream:
+            archive = _archives.Archive(stream)
+            _schema.check_names(dict.fromkeys(archive.names), _PARTS, archive.names)
+            arrays = {part: archive.read(part).array for part in _PARTS}
+    except FileFormatError as error:
         raise FileFormatError(
-            f"Expected {str(source)!r} to be an npz file with {', '.join(_PARTS)}: {error}."
+            f"Expected {str(source)!r} to be an npz file with {', '.join(_PARTS)}: {error}"
         ) from error
     for part, array in arrays.items():
         axes = (3, 4) if part.endswith("images") else (1,)

@@ -20,6 +20,8 @@ __all__ = ["cifar_binary", "read_cifar_binary", "read_cifar_pickle", "read_idx",
 Bytes = NDArray[np.uint8]
 
 _CIFAR_ROW = 3073
+# The sets this reads unpack to 47 MB at most; more is taken for a decompression bomb.
+_LARGEST_IDX = 1 << 28
 # What an official batch is made of. Anything else a pickle asks for is refused by name.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
@@ -38,9 +40,15 @@ def read_idx(path: Path) -> Bytes:
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
         try:
-            raw = gzip.decompress(raw)
+            with gzip.open(io.BytesIO(raw)) as packed:
+                raw = packed.read(_LARGEST_IDX + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise FileFormatError(f"Cannot unpack {str(path)!r}: {error}.") from error
+        if len(raw) > _LARGEST_IDX:
+            raise FileFormatError(
+                f"Expected {str(path)!r} to unpack to at most {_LARGEST_IDX} bytes, got more. "
+                "Unpack it yourself if it is what you think."
+            )
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
         raise FileFormatError(f"Expected {str(path)!r} to be an IDX file of bytes.")
     shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
