@@ -33,6 +33,7 @@ _MEMBERS = 10_000
 _DIRECTORY = 1 << 22
 _CHUNK = 1 << 18
 _STORED, _DEFLATED = 0, 8
+_UTF8 = 0x800
 _NOWHERE = 0xFFFFFFFF
 
 _END = struct.Struct("<4s4H2IH")
@@ -43,7 +44,8 @@ _LOCAL = struct.Struct("<4s5H3I2H")
 
 # As numpy writes it, and nothing else: what a program might make of another spelling is not asked.
 _NPY = re.compile(
-    rb"\{'descr': '(<[iuf][248]|\|[biu]1|<U[0-9]{1,6}|\|S[0-9]{1,6})', 'fortran_order': (True|False), "
+    rb"\{'descr': '(<[iuf][248]|\|[biu]1|<U[0-9]{1,6}|\|S[0-9]{1,6})', "
+    rb"'fortran_order': (True|False), "
     rb"'shape': \(((?:[0-9]{1,18},)?|[0-9]{1,18}(?:, [0-9]{1,18}){1,7})\), \} *\n"
 )
 _NPY_HEADER = 1 << 12
@@ -174,20 +176,16 @@ def _directory(stream: IO[bytes]) -> tuple[dict[str, _Member], int]:
 def _entries(data: bytes, count: int) -> Iterator[tuple[str, _Member]]:
     at = 0
     for _ in range(count):
-        fields = _unpack(_ENTRY, data[at:], b"PK\1\2", "its directory")
+        fields = _unpack(_ENTRY, data[at : at + _ENTRY.size], b"PK\1\2", "its directory")
         _, _, flags, method, _, _, checksum, packed, size = fields[:9]
         name_length, extra_length, comment, disk, _, _, offset = fields[9:]
         at += _ENTRY.size
-        name, extra = data[at : at + name_length], data[at + name_length :][:extra_length]
+        name = data[at : at + name_length]
+        extra = data[at + name_length : at + name_length + extra_length]
         at += name_length + extra_length
         size, packed, offset = _large(extra, [size, packed, offset])
-        if (
-            at > len(data)
-            or comment
-            or disk
-            or flags & ~0x800
-            or method not in (_STORED, _DEFLATED)
-        ):
+        known = method in (_STORED, _DEFLATED) and not flags & ~_UTF8
+        if at > len(data) or comment or disk or not known:
             raise _damaged("a part of it", "is encrypted or packed in a way numpy does not use")
         if method == _STORED and packed != size:
             raise _damaged("the size of a member")
@@ -320,7 +318,8 @@ def _read_array(source: _MemberBytes, name: str) -> NDArray[Any]:
         )
     array = np.empty(shape[::-1] if transposed else shape, dtype)
     if count and dtype.itemsize:
-        source.fill(memoryview(array.reshape(-1).view(np.uint8)))
+        flat: Any = array.reshape(-1).view(np.uint8)
+        source.fill(memoryview(flat))
     if dtype == np.bool_ and count and array.view(np.uint8).max() > 1:
         raise _damaged(name, "holds a flag that is neither true nor false")
     return array.T if transposed else array

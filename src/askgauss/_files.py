@@ -64,7 +64,7 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
     mode = 0o600 if private else 0o666
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with open(os.open(part, flags, mode), "wb") as stream:
+        with os.fdopen(os.open(part, flags, mode), "wb") as stream:
             _locks.try_lock(stream)
             yield stream
             stream.flush()
@@ -85,10 +85,10 @@ def _remove_leftovers(target: Path) -> None:
                 continue
             with contextlib.suppress(OSError):
                 old = time.time() - entry.stat().st_mtime > _STALE_SECONDS
-                with open(entry.path, "r+b") as stream:
+                with Path(entry).open("r+b") as stream:
                     left = old and _locks.try_lock(stream)
                 if left:
-                    os.unlink(entry.path)
+                    Path(entry).unlink()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -70,8 +70,8 @@ def check_names(
     unknown = sorted(arrays.keys() - {*required, *optional})
     if unknown:
         raise FileFormatError(
-            f"Expected no arrays but those of its schema, got {unknown[0][:80]!r}. A newer askgauss "
-            "may know it."
+            f"Expected no arrays but those of its schema, got {unknown[0][:80]!r}. A newer "
+            "askgauss may know it."
         )
 
 

@@ -15,7 +15,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _schema, _validate
+from askgauss import _files, _plain, _validate
+from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
@@ -362,7 +363,7 @@ class LinearTranscript:
         own = {item.name for item in fields(cls)}
         own -= {"pieces", "plan", "facts", "largest_information"}
         cosines = {"cosine", "round_cosine"}
-        _schema.check_names(arrays, pieces | own - cosines, cosines)
+        check_names(arrays, pieces | own - cosines, cosines)
         try:
             transcript = cls(
                 pieces=PieceSums(**{name.removeprefix("pieces."): arrays[name] for name in pieces}),
@@ -383,10 +384,10 @@ class LinearTranscript:
         self.facts.check(self.plan)
         canaries, pieces = (self.member.size,), (self.pieces.tree.size,)
         participations = self.leaves.shape[-1] if self.leaves.ndim else 0
-        Field, steps = _schema.Field, self.plan.steps
+        steps = self.plan.steps
         number, place = Field(np.float64, canaries), Field(np.int64, pieces, 0, steps, open=True)
         cosine = Field(np.float64, canaries, low=-1.001, high=1.001)
-        _schema.check_arrays(
+        check_arrays(
             self._arrays(),
             {
                 "member": Field(np.bool_, canaries),

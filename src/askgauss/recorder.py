@@ -514,7 +514,8 @@ class Recorder(Checkpointed):
         likes["watch_values"] = np.empty((0, progress.watched or 0))
         steps = len(_part(state, "rows.clip_norm", likes["clip_norm"]))
         # Of a long run fewer canaries are kept: the first ones of the same order.
-        width = np.shape(state.get("rows.kept_values"))[-1:]
+        given: Any = state.get("rows.kept_values")
+        width = np.shape(given)[-1:]
         count = next((n for n in _halvings(self._kept_order.size) if (n,) == width), None)
         kept = np.sort(self._kept_order[:count])
         for name in ("kept_values", "kept_planted"):

@@ -366,10 +366,15 @@ class StepWriter:
         seal = seal and self._schema == _SCHEMA
         if self._end is None or not (self._pending or sync or (seal and not self._sealed)):
             return
+        # Whatever fails from here on may leave some bytes behind.
+        torn, self._torn = self._torn, True
         with self._path.open("r+b") as stream:
-            self._check_untouched(stream)
-            # Overwrites the seal, and whatever a write that failed half way left there.
-            self._torn = True
+            try:
+                self._check_untouched(stream, torn)
+            except RecordingError:
+                self._torn = torn
+                raise
+            # Overwrites the seal, and what a write that failed half way left there.
             stream.seek(self._end)
             stream.write(self._pending)
             if seal:
@@ -382,7 +387,7 @@ class StepWriter:
         self._written, self._sealed, self._torn = self._last, seal, False
         self._pending.clear()
 
-    def _check_untouched(self, stream: IO[bytes]) -> None:
+    def _check_untouched(self, stream: IO[bytes], torn: bool) -> None:
         """Refuse to write behind steps that are not the ones this run wrote."""
         assert self._end is not None
         size = stream.seek(0, os.SEEK_END)
@@ -393,9 +398,8 @@ class StepWriter:
                 "something else cut it. Load the last checkpoint."
             )
         stream.seek(self._end - len(self._written))
-        if (size != expected and not self._torn) or stream.read(
-            len(self._written)
-        ) != self._written:
+        written = stream.read(len(self._written))
+        if (size != expected and not torn) or written != self._written:
             raise RecordingError(
                 f"Expected store {str(self._path)!r} to end with the steps this run wrote, got "
                 "others: another copy of the run writes to it. Stop one of them, and load the last "
@@ -443,11 +447,14 @@ class StepWriter:
                         "got others: another copy of the run wrote to it. Restore the file, or "
                         "load the checkpoint it was written with."
                     )
-                stream.truncate(end)
+                stream.seek(end)
+                if schema == _SCHEMA:
+                    stream.write(_seal(last))
+                stream.truncate()
         else:
             self._path.unlink(missing_ok=True)
             end = None
         self._end, self._schema, self._steps = end, schema, steps
         self._last = self._written = last
-        self._sealed = self._torn = False
+        self._sealed, self._torn = bool(end) and schema == _SCHEMA, False
         self._pending.clear()

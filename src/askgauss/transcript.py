@@ -13,7 +13,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _schema
+from askgauss import _files, _plain
+from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
@@ -263,9 +264,8 @@ class Transcript:
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
         """Put a transcript together from the arrays of `arrays`."""
-
         required = [name for name in _array_names() if name != "gram"]
-        _schema.check_names(arrays, required, ("gram",))
+        check_names(arrays, required, ("gram",))
 
         def part(kind: type, prefix: str) -> dict[str, Any]:
             names = [item.name for item in fields(kind) if prefix + item.name in arrays]
@@ -295,7 +295,7 @@ class Transcript:
             "gram": min(len(self.gram) if self.gram.ndim else 0, self.kept.size),
             "tensors": len(self.facts.tensors),
         }
-        _schema.check_arrays(self.arrays(), _fields_of(**sizes))
+        check_arrays(self.arrays(), _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
         planted = self.canaries.planted
@@ -325,9 +325,9 @@ def _array_names() -> list[str]:
 
 def _fields_of(
     *, canaries: int, steps: int, columns: int, kept: int, watched: int, gram: int, tensors: int
-) -> dict[str, _schema.Field]:
+) -> dict[str, Field]:
     """What every array of a transcript of these sizes must be."""
-    each, rows, Field = (canaries,), (steps, columns), _schema.Field
+    each, rows = (canaries,), (steps, columns)
     # Sums of squares are not negative; they may be infinite or nan, and the transcript says so.
     square = Field(np.float64, each, low=0.0)
     step_square = Field(np.float64, rows, low=0.0)

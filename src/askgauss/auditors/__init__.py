@@ -76,8 +76,8 @@ def auditor_from_options(name: Any, options: Any) -> Auditor[Any]:
     types = auditor_types()
     if not isinstance(name, str) or name not in types:
         raise FileFormatError(
-            f"Expected auditor to be one of {', '.join(sorted(types))}, got {str(name)[:80]!r}. A newer "
-            "askgauss may know it."
+            f"Expected auditor to be one of {', '.join(sorted(types))}, got {str(name)[:80]!r}. A "
+            "newer askgauss may know it."
         )
     auditor: Auditor[Any] = _plain.from_plain(types[name], options, f"auditor {name}")
     return auditor

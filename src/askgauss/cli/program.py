@@ -144,11 +144,11 @@ def _warnings_as_notes() -> Iterator[None]:
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def show(message: Any, category: Any, *place: Any, **more: Any) -> None:
             if issubclass(category, AskGaussWarning):
                 note(f"warning: {message}")
             else:
-                shown(message, category, *place)
+                shown(message, category, *place, **more)
 
         warnings.showwarning = show
         yield

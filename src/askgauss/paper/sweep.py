@@ -366,7 +366,7 @@ def read_table(path: str | os.PathLike[str]) -> list[Row]:
     try:
         rows = _parquet_rows(content) if source.suffix == ".parquet" else _csv_rows(content)
         return _plain_rows(rows)
-    except (FileFormatError, ValueError, LookupError, OSError, csv.Error) as error:
+    except (FileFormatError, ValueError, TypeError, LookupError, OSError, csv.Error) as error:
         raise FileFormatError(
             f"{str(source)!r} is no table of a sweep, or damaged: {error}"
         ) from error
