@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration faults docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration faults fuzz docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -62,6 +62,9 @@ calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibra
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
 	$(BIN)/python -m tests.faults.table --output docs/faults.md
+
+fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
+	$(BIN)/python -m tests.fuzz --count 100000
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import askgauss as ag
+from askgauss import _plain
 from askgauss.auditors import auditor_types
 from askgauss.exceptions import (
     FileFormatError,
@@ -92,6 +93,12 @@ def test_a_transcript_is_audited_through_its_scores():
     assert by_transcript.epsilon_lower == by_scores.epsilon_lower
 
 
+def forged(content):
+    """JSON text of other content with a digest that fits it."""
+    content.pop("digest", None)
+    return json.dumps({**content, "digest": _plain.digest(content)})
+
+
 class TestQuestions:
     """A result answers more questions from the evidence it kept."""
 
@@ -119,14 +126,14 @@ class TestQuestions:
     def test_json_is_strict_and_says_what_it_is(self):
         content = json.loads(self.result.to_json(), parse_constant=pytest.fail)
         assert content["kind"] == "askgauss-result"
-        assert content["schema"] == 1
+        assert content["schema"] == 2
         assert content["assumption"] == "Gaussian scores"
         assert content["auditor"] == {"name": "gaussian-shift", "options": {}}
 
     @pytest.mark.parametrize(
         ("edit", "message"),
         [
-            (lambda c: c.update(schema=2), "newer askgauss"),
+            (lambda c: c.update(schema=3), "newer askgauss"),
             (lambda c: c.update(kind="other"), "kind 'askgauss-result'"),
             (lambda c: c.update(auditor={"name": "oracle"}), "auditor to be one of"),
             (lambda c: c.update(verdict="FINE"), "verdict"),
@@ -141,8 +148,59 @@ class TestQuestions:
     def test_broken_json(self, edit, message):
         content = json.loads(self.result.to_json())
         edit(content)
-        with pytest.raises(FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=r"does not fit its digest|kind|newer"):
             ag.AuditResult.from_json(json.dumps(content))
+        with pytest.raises(FileFormatError, match=message):
+            ag.AuditResult.from_json(forged(content))
+
+    @pytest.mark.parametrize(
+        ("edit", "message"),
+        [
+            (lambda c: c.update(verdict="VIOLATION"), "verdict is .*VIOLATION"),
+            (lambda c: c.update(epsilon_lower=c["epsilon_lower"] * 1.001), "epsilon_lower is"),
+            (lambda c: c.update(epsilon_point=0.1), "epsilon_point is"),
+            (lambda c: c.update(ceiling=3.0), "ceiling is"),
+            (lambda c: c.update(reason="all is well."), "reason is 'all is well.'"),
+            (lambda c: c.update(power=0.99), "power is"),
+            (lambda c: c.update(smallest_leak=1.0), "smallest_leak is"),
+            (lambda c: c.update(distribution_free=1.0), "distribution_free is"),
+            (lambda c: c.update(assumption="distribution-free"), "assumption is"),
+            (lambda c: c["evidence"]["present"].update(mean=0.0), "epsilon_lower is"),
+            (lambda c: c["evidence"]["present"].update(count=-5), "evidence|epsilon_lower"),
+            (lambda c: c["claim"].update(epsilon=500.0), "power is"),
+            (lambda c: c.update(confidence=7.0), r"confidence in \(0.5, 1\)"),
+            (lambda c: c.update(present=-5), "present to be a whole number >= 0"),
+            (lambda c: c.update(delta=1e-9), "claim's"),
+            (lambda c: c.update(gate_error=0.7), "gate_error"),
+        ],
+    )
+    def test_a_result_that_its_own_evidence_contradicts(self, edit, message):
+        """Whoever edits a file can also write the digest: the evidence still tells."""
+        content = json.loads(self.result.to_json())
+        edit(content)
+        with pytest.raises(FileFormatError, match=message):
+            ag.AuditResult.from_json(forged(content))
+
+    def test_the_last_digits_may_differ(self):
+        content = json.loads(self.result.to_json())
+        content["epsilon_lower"] *= 1 + 1e-9
+        assert ag.AuditResult.from_json(forged(content)).verdict is self.result.verdict
+
+    def test_what_another_version_says_stands_on_the_same_side(self):
+        content = json.loads(self.result.to_json()) | {"version": "9.9", "reason": "in new words."}
+        assert ag.AuditResult.from_json(forged(content)).reason == "in new words."
+        content["verdict"] = "VIOLATION"
+        with pytest.raises(FileFormatError, match="verdict"):
+            ag.AuditResult.from_json(forged(content))
+
+    def test_load_reads_a_path_and_from_json_says_so(self, tmp_path):
+        path = tmp_path / "result.json"
+        self.result.to_json(path)
+        assert ag.AuditResult.load(path) == self.result
+        with path.open("rb") as stream:
+            assert ag.AuditResult.load(stream) == self.result
+        with pytest.raises(FileFormatError, match=r"AuditResult\.load\(path\)"):
+            ag.AuditResult.from_json(str(path))
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", b"\xff\xfe", "[" * 100_000])
     def test_text_that_is_no_result(self, text):

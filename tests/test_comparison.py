@@ -119,7 +119,7 @@ class TestRendering:
     def test_json_is_strict(self):
         content = json.loads(TABLE.to_json(), parse_constant=pytest.fail)
         assert content["kind"] == "askgauss-comparison"
-        assert content["schema"] == 1
+        assert content["schema"] == 2
         assert [row["name"] for row in content["rows"]] == [row.name for row in TABLE.rows]
         assert content["rows"][0]["ceiling"] == "inf"
         assert content["rows"][0]["assumption"] == "Gaussian scores"

@@ -147,7 +147,7 @@ HOSTILE = {
     ),
     "a pickled header": (
         _archive({"askgauss.npy": _array("|O", "(1,)", pickle.dumps([1]))}),
-        "header is corrupt",
+        "nothing is unpickled",
     ),
     "a pickled array": (
         _archive(
@@ -157,7 +157,7 @@ HOSTILE = {
                 "member.npy": MEMBER,
             }
         ),
-        "allow_pickle=False",
+        "nothing is unpickled",
     ),
     "a bomb": (
         _archive({"askgauss.npy": SCORES, "score.npy": bytes(300 << 20)}, zipfile.ZIP_DEFLATED),

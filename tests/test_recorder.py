@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from askgauss import BlockCanaries, DiracCanaries, Recorder, _files
+from askgauss import BlockCanaries, DiracCanaries, Recorder, _archives, _files
 from askgauss import recorder as recorder_module
 from askgauss.exceptions import (
     FileFormatError,
@@ -101,9 +101,10 @@ runs = st.sampled_from(RUNS)
 
 
 def same(one, other):
-    """Nested dictionaries of arrays and plain values, equal to the last bit."""
+    """Nested dictionaries of arrays and plain values, equal to the last bit but for the run."""
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        keys = one.keys() - {"run", "stored_check"}
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in keys)
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     return one == other
@@ -719,9 +720,9 @@ ARRAYS = [
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
     del arrays[name]
-    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, f"{name} of the checkpoint .* got None.*older checkpoint")
 
 
@@ -738,14 +739,18 @@ def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
 )
 def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
     arrays[name] = change(arrays[name])
-    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     run = Run()
     recorder = run.recorder()
     if name == "drawn" and arrays[name].dtype == np.int64 and arrays[name].ndim == 1:
-        # Fewer or repeated coins are indices all the same; only strangers among them are refused.
-        recorder.load(path)
+        if np.unique(arrays[name]).size < arrays[name].size:
+            with pytest.raises(FileFormatError, match="each once"):
+                recorder.load(path)
+        else:
+            # Fewer coins are indices all the same.
+            recorder.load(path)
         return
     with pytest.raises(FileFormatError, match="of the checkpoint"):
         recorder.load(path)
@@ -767,29 +772,29 @@ def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_
 )
 def test_a_checkpoint_with_odd_plain_values_is_refused(change, message, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
-    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"] | change})
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
+    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"] | change})
     refused(path, message)
 
 
 def test_a_checkpoint_that_drew_an_absent_canary_is_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
     arrays["drawn"] = ABSENT[:1]
-    _files.write_arrays(path, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, "drawn to name present canaries")
 
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 1)
+    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
     odd = tmp_path / "odd.npz"
 
-    _files.write_arrays(odd, "askgauss-recorder", 2, arrays, {"state": content["state"]})
-    refused(odd, r"schema <= 1, got 2.*newer askgauss.*Update")
+    _files.write_arrays(odd, "askgauss-recorder", 3, arrays, {"state": content["state"]})
+    refused(odd, r"schema <= 2, got 3.*newer askgauss.*Update")
     _files.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
     refused(odd, "kind 'askgauss-recorder', got 'askgauss-scores'")
-    _files.write_arrays(odd, "askgauss-recorder", 1, arrays, {})
+    _files.write_arrays(odd, "askgauss-recorder", 2, arrays, {})
     refused(odd, "state to be an object")
     np.savez(odd, **arrays)
     refused(odd, "no header")
@@ -814,17 +819,17 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """Half of the new file is written when the disk is full, or the process is interrupted."""
     path = written(tmp_path)
     before = path.read_bytes()
-    save = np.savez
+    write = _archives.write
 
-    def half(stream, **arrays):
-        save(stream, **arrays)
+    def half(stream, *arguments):
+        write(stream, *arguments)
         stream.truncate(stream.tell() // 2)
         raise failure
 
     run = Run()
     recorder = run.recorder()
     run.record(recorder, 0, 9)
-    monkeypatch.setattr(np, "savez", half)
+    monkeypatch.setattr(_archives, "write", half)
     for failure in (OSError("No space left on device"), KeyboardInterrupt()):
         with pytest.raises(type(failure)):
             recorder.save(path)
@@ -942,13 +947,97 @@ def test_a_store_that_something_else_cut_is_noticed(tmp_path, monkeypatch):
     assert recorder.steps == 3
 
 
+def test_a_checkpoint_and_a_store_of_different_runs_are_refused(tmp_path):
+    """Of the same canaries, so that only the identity of the runs tells them apart."""
+    run, ours, theirs = Run(), tmp_path / "ours", tmp_path / "theirs"
+    checkpoint = written(tmp_path, 3, store=ours)
+    other = run.recorder(store=theirs)
+    run.record(other, 0, 5)
+    other.transcript()
+    before = theirs.read_bytes()
+    refused_by = run.recorder(store=theirs)
+    with pytest.raises(RecordingError, match=r"which the checkpoint is of, got run [0-9a-f]{32}"):
+        refused_by.load(checkpoint)
+    assert theirs.read_bytes() == before
+
+
+def test_a_run_keeps_its_identity_through_checkpoints(tmp_path):
+    run = Run()
+    recorder, again = run.recorder(), run.recorder()
+    assert len(recorder.run) == 32
+    assert recorder.run != again.run
+    run.record(recorder, 0, 2)
+    recorder.save(tmp_path / "checkpoint.npz")
+    again.load(tmp_path / "checkpoint.npz")
+    assert again.run == recorder.run == again.transcript().facts.run
+    assert again.transcript().scores().metadata.run == recorder.run
+
+
+def test_two_live_copies_of_a_run_do_not_mix_their_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("askgauss.step_store._PENDING", 1)
+    run, path = Run(), tmp_path / "steps"
+    checkpoint = written(tmp_path, 3, store=path, drawn=False)
+    one, other = run.recorder(store=path), run.recorder(store=path)
+    one.load(checkpoint)
+    other.load(checkpoint)
+    run.record(one, 3, 5)
+    whole = path.read_bytes()
+    for _ in range(2):  # the second try finds no excuse in the first
+        with pytest.raises(RecordingError, match="another copy of the run writes to it"):
+            run.record(other, 3, 4) if other._drawn is None else other.observe(**OWN)
+    assert path.read_bytes() == whole
+    assert other.steps == 3
+    run.record(one, 5, 6)
+    one.transcript()
+    assert StepStore(path).number_of_steps == 6
+
+
+def test_a_checkpoint_whose_store_went_another_way_is_refused(tmp_path):
+    """As many steps, of the same run, but others: a copy went on from an earlier checkpoint."""
+    run, path = Run(), tmp_path / "steps"
+    early = written(tmp_path, 2, store=path, drawn=False)
+    one, other = run.recorder(store=path), run.recorder(store=path)
+    one.load(early)
+    run.record(one, 2, 4)
+    late = tmp_path / "late.npz"
+    one.save(late)
+    other.load(early)
+    run.record(other, 10, 12)
+    other.transcript()
+    with pytest.raises(RecordingError, match="another copy of the run wrote to it"):
+        run.recorder(store=path).load(late)
+
+
+def test_very_long_runs_keep_fewer_canaries_and_the_same_ones_after_a_restart(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("askgauss.recorder._KEPT_VALUES", 300)
+    run = Run()
+    recorder = run.recorder()
+    steps = run.record(recorder, 0, 6)
+    assert recorder.kept.size == 41
+    run.record(recorder, 6, 8)
+    recorder.save(tmp_path / "checkpoint.npz")
+    steps += run.record(recorder, 8, 40)[0:0]
+    transcript = recorder.transcript()
+    assert transcript.kept_values.size <= 300
+    assert transcript.kept.size == 6
+    assert transcript.kept_values.shape == (40, 6)
+    again = run.recorder()
+    again.load(tmp_path / "checkpoint.npz")
+    assert again.kept.size == 21
+    run.record(again, 8, 40)
+    assert same_transcript(again.transcript(), transcript)
+    Transcript.from_arrays(transcript.arrays(), transcript.facts)
+
+
 def test_a_killed_run_leaves_a_torn_row_that_only_a_checkpoint_explains(tmp_path):
     run, path = Run(), tmp_path / "steps"
     checkpoint = written(tmp_path, 3, store=path)
     whole = path.read_bytes()
     values = np.array(StepStore(path).values)
     path.write_bytes(whole + whole[-57:])
-    with pytest.raises(FileFormatError, match=r"57 bytes more than 3 steps.*Pass steps="):
+    with pytest.raises(FileFormatError, match=r"89 bytes more than 3 steps.*Pass steps="):
         StepStore(path)
     np.testing.assert_array_equal(StepStore(path, steps=3).values, values)
     np.testing.assert_array_equal(StepStore(path, steps=2).values, values[:2])
@@ -963,7 +1052,7 @@ def test_a_store_that_lost_steps_of_its_checkpoint_is_refused(tmp_path):
     path = tmp_path / "steps"
     checkpoint = written(tmp_path, 3, store=path)
     whole = path.read_bytes()
-    for damage in (lambda: path.write_bytes(whole[:-1]), path.unlink):
+    for damage in (lambda: path.write_bytes(whole[:-33]), path.unlink):
         damage()
         recorder = Run().recorder(store=path)
         before = recorder.state_dict()
@@ -1062,7 +1151,11 @@ def test_killed_processes_resume_to_the_same_transcript(tmp_path):
     one, other = (Transcript.load(folder / "transcript.npz") for folder in (whole, killed))
     assert one.number_of_steps == 40
     assert same_transcript(one, other)
-    assert (whole / "steps").read_bytes() == (killed / "steps").read_bytes()
+    assert one.facts.run != other.facts.run
+    stores = [StepStore(folder / "steps") for folder in (whole, killed)]
+    assert [store.facts.run for store in stores] == [one.facts.run, other.facts.run]
+    np.testing.assert_array_equal(stores[0].values, stores[1].values)
+    np.testing.assert_array_equal(stores[0].planted, stores[1].planted)
 
 
 def test_a_checkpoint_is_a_plain_zip_without_pickles(tmp_path):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import binascii
+import hashlib
 import json
+import zlib
 
 import mpmath
 import numpy as np
 import pytest
 
-from askgauss import DiracCanaries, Recorder
+from askgauss import DiracCanaries, Recorder, _files, _plain
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -25,20 +26,29 @@ def stored(path, steps=20, **options):
     return StepStore(path)
 
 
+def digest(*parts):
+    return hashlib.sha256(b"".join(map(bytes, parts))).digest()
+
+
 def test_the_layout_of_a_store_is_as_described(tmp_path):
-    """Read with nothing but the sentence in the docstring."""
+    """Read with nothing but the sentences in the docstring."""
     transcript = recorded(5, store=tmp_path / "steps")
     line, rest = (tmp_path / "steps").read_bytes().split(b"\n", 1)
     header = json.loads(line)
-    assert (header["kind"], header["schema"], header["canaries"]) == ("askgauss-steps", 2, 60)
+    assert (header["kind"], header["schema"], header["canaries"]) == ("askgauss-steps", 3, 60)
+    assert header["private"] is True
+    assert header["facts"]["run"] == transcript.facts.run
     bits = np.unpackbits(np.frombuffer(rest[:8], np.uint8), bitorder="little")
     np.testing.assert_array_equal(bits[:60], CANARIES.member)
-    assert int.from_bytes(rest[8:12], "little") == binascii.crc32(line + b"\n" + rest[:8])
-    rows = np.frombuffer(rest[12:], np.uint8).reshape(5, 4 * 60 + 8 + 4)
+    check = digest(line, b"\n", rest[:8])
+    assert rest[8:40] == check
+    rows = np.frombuffer(rest[40:-32], np.uint8).reshape(5, 4 * 60 + 8 + 32)
+    for row in rows:
+        check = digest(check, row[:248])
+        assert bytes(row[248:]) == check
+    assert rest[-32:] == digest(b"end", check)
     values = rows[:, :240].copy().view("<f4")
     planted = np.unpackbits(rows[:, 240:248], axis=1, bitorder="little")
-    checks = rows[:, 248:].copy().view("<u4").ravel()
-    assert [binascii.crc32(row[:248], step) for step, row in enumerate(rows)] == checks.tolist()
     np.testing.assert_allclose(values.sum(axis=0), transcript.canaries.total, rtol=1e-5)
     np.testing.assert_array_equal(planted[:, :60].sum(axis=0), transcript.canaries.planted)
     assert not planted[:, 60:].any()
@@ -61,20 +71,21 @@ def test_rows_of_any_width_are_read_back(canaries, tmp_path):
 
 
 def with_header(path, **changes):
-    """Another header with the right checksum."""
+    """Another header with checks that fit."""
     line, rest = path.read_bytes().split(b"\n", 1)
     header = json.loads(line) | changes
+    del header["digest"]
+    header["digest"] = _plain.digest(header)
     whole = json.dumps(header).encode() + b"\n"
     count = header["canaries"]
     bits = 4 * -(-count // 32) if isinstance(count, int) and count < 1000 else 8
-    check = binascii.crc32(whole + rest[:bits]).to_bytes(4, "little")
-    path.write_bytes(whole + rest[:bits] + check + rest[bits + 4 :])
+    path.write_bytes(whole + rest[:bits] + digest(whole, rest[:bits]) + rest[bits + 32 :])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 3}, r"schema <= 2, got 3.*newer askgauss.*Update"),
+        ({"schema": 4}, r"schema <= 3, got 4.*newer askgauss.*Update"),
         ({"schema": "1"}, "schema to be a whole number"),
         ({"kind": "askgauss-scores"}, "kind 'askgauss-steps', got 'askgauss-scores'"),
         ({"canaries": 0}, "canaries >= 1"),
@@ -104,8 +115,8 @@ def test_damage_anywhere_is_noticed(tmp_path):
         recorder.observe(np.full(4, value))
     recorder.transcript()
     content = path.read_bytes()
-    row = 4 * 4 + 4 + 4
-    head = len(content) - 3 * row
+    row = 4 * 4 + 4 + 32
+    head = len(content) - 3 * row - 32
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
@@ -113,7 +124,10 @@ def test_damage_anywhere_is_noticed(tmp_path):
         with pytest.raises(FileFormatError):
             StepStore(path)
         sound = (place - head) // row
-        if sound >= 1:
+        if sound == 3:
+            # Only the seal: with the number of steps from elsewhere it is not needed.
+            assert StepStore(path, steps=3).number_of_steps == 3
+        elif sound >= 1:
             assert StepStore(path, steps=sound).number_of_steps == sound
             with pytest.raises(FileFormatError, match=f"Step {sound + 1} .* is damaged.*steps="):
                 StepStore(path, steps=sound + 1)
@@ -122,24 +136,36 @@ def test_damage_anywhere_is_noticed(tmp_path):
 def test_steps_that_changed_places_are_noticed(tmp_path):
     path = tmp_path / "steps"
     stored(path, 3)
-    content, row = path.read_bytes(), 4 * 60 + 8 + 4
-    head, rows = content[: -3 * row], [content[-k * row :][:row] for k in (3, 2, 1)]
-    path.write_bytes(head + rows[0] + rows[2] + rows[1])
+    content, row = path.read_bytes(), 4 * 60 + 8 + 32
+    head, seal = content[: -3 * row - 32], content[-32:]
+    rows = [content[len(head) + k * row :][:row] for k in range(3)]
+    path.write_bytes(head + rows[0] + rows[2] + rows[1] + seal)
     with pytest.raises(FileFormatError, match=r"Step 2 .* is damaged"):
         StepStore(path)
 
 
-def as_first_schema(path):
-    """The store as it was written before there were checksums."""
+def as_earlier_schema(path, schema):
+    """The store as it was written before there were digests, or checksums at all."""
     line, rest = path.read_bytes().split(b"\n", 1)
-    header = json.loads(line) | {"schema": 1}
+    header = json.loads(line) | {"schema": schema}
+    del header["digest"]
     count = header["canaries"]
     bits = 4 * -(-count // 32)
-    rows = np.frombuffer(rest[bits + 4 :], np.uint8).reshape(-1, 4 * count + bits + 4)
-    path.write_bytes(json.dumps(header).encode() + b"\n" + rest[:bits] + rows[:, :-4].tobytes())
+    start = json.dumps(header).encode() + b"\n" + rest[:bits]
+    rows = np.frombuffer(rest[bits + 32 : -32], np.uint8).reshape(-1, 4 * count + bits + 32)
+    contents = [bytes(row[:-32]) for row in rows]
+    if schema == 2:
+        start += zlib.crc32(start).to_bytes(4, "little")
+        contents = [
+            content + zlib.crc32(content, step).to_bytes(4, "little")
+            for step, content in enumerate(contents)
+        ]
+    path.write_bytes(start + b"".join(contents))
 
 
-def test_a_store_of_the_first_schema_is_read_and_taken_up_again(tmp_path):
+@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.filterwarnings("ignore::askgauss.exceptions.UnprotectedFileWarning")
+def test_a_store_of_an_earlier_schema_is_read_and_taken_up_again(schema, tmp_path):
     path, checkpoint = tmp_path / "steps", tmp_path / "checkpoint"
     generator = np.random.default_rng(0)
     released = generator.normal(size=(6, 60))
@@ -148,7 +174,10 @@ def test_a_store_of_the_first_schema_is_read_and_taken_up_again(tmp_path):
         recorder.sample()
         recorder.observe(row)
     recorder.save(checkpoint)
-    as_first_schema(path)
+    arrays, content = _files.read_arrays(checkpoint, "askgauss-recorder", 2)
+    content["state"]["stored_check"] = None
+    _files.write_arrays(checkpoint, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    as_earlier_schema(path, schema)
     np.testing.assert_array_equal(StepStore(path).values, released[:4].astype(np.float32))
     again = Recorder(CANARIES, sampling_rate=0.5, store=path)
     again.load(checkpoint)
@@ -157,7 +186,7 @@ def test_a_store_of_the_first_schema_is_read_and_taken_up_again(tmp_path):
         again.observe(row)
     again.transcript()
     np.testing.assert_array_equal(StepStore(path).values, released.astype(np.float32))
-    assert json.loads(path.read_bytes().split(b"\n", 1)[0])["schema"] == 1
+    assert json.loads(path.read_bytes().split(b"\n", 1)[0])["schema"] == schema
 
 
 def test_files_that_are_no_stores_are_refused(tmp_path):
@@ -176,14 +205,15 @@ def test_a_store_cut_short_anywhere_is_refused_or_asks_for_the_steps(tmp_path):
     path = tmp_path / "steps"
     values = np.array(stored(path, 4).values)
     content = path.read_bytes()
-    row = 4 * 60 + 8 + 4
-    head = len(content) - 4 * row
-    for length in range(0, len(content), 13):
+    row = 4 * 60 + 8 + 32
+    head = len(content) - 4 * row - 32
+    ends = [head + steps * row for steps in range(5)]
+    for length in sorted({*range(0, len(content), 13), *ends}):
         path.write_bytes(content[:length])
         steps = (length - head) // row
-        if steps < 1 or (length - head) % row:
-            with pytest.raises(FileFormatError):
-                StepStore(path)
+        # At the end of a step too: what is missing behind it would otherwise go unnoticed.
+        with pytest.raises(FileFormatError):
+            StepStore(path)
         if steps >= 1:
             np.testing.assert_array_equal(StepStore(path, steps=steps).values, values[:steps])
         with pytest.raises(FileFormatError):

@@ -1,13 +1,19 @@
-"""Reading and writing files: whole or not at all, and never executing what they contain."""
+"""Reading and writing files: whole or not at all, checked, and never executing what they contain.
+
+Arrays go into npz files, which plain numpy reads without askgauss, and which need no library of
+their own. What npz lacks is a check that covers it: its checksums stop at single members, and
+readers skip them. So a header, JSON in the member ``askgauss``, names the type, shape and SHA-256
+of every other member, and ends with a digest of itself. Every byte of content is behind it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 import secrets
-import zipfile
-import zlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,30 +21,51 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _plain
+from askgauss import _archives, _locks, _plain
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Source", "atomic_write", "read_arrays", "read_bytes", "write_arrays", "write_text"]
+__all__ = [
+    "Source",
+    "atomic_write",
+    "read_arrays",
+    "read_bytes",
+    "read_kind",
+    "write_arrays",
+    "write_text",
+]
 
 Source = str | os.PathLike[str] | IO[bytes]
 
-# A file may unpack to this much whatever its size; beyond it only to this many times its size.
-_PLAIN_BYTES = 1 << 28
-_EXPANSION = 50
+_HEADER = "askgauss"
+# The header of a file of ours is a few kilobytes of JSON.
+_HEADER_BYTES = 1 << 22
+# A save that has not been touched for so long, and whose writer is gone, is left over.
+_STALE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A binary file that takes its name only once it is whole and on disk."""
-    target = Path(path)
+def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A binary file that takes its name only once it is whole and on disk.
+
+    Of a link, the file behind it is written. What killed saves of the same file left is removed.
+
+    Args:
+        path: The file.
+        private: Whether only its owner may read it, whatever the umask says.
+    """
+    target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         # A device or a pipe has no whole to wait for, and must not be replaced by a file.
         with target.open("wb") as stream:
             yield stream
         return
+    _remove_leftovers(target)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    mode = 0o600 if private else 0o666
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with part.open("xb") as stream:
+        with os.fdopen(os.open(part, flags, mode), "wb") as stream:
+            _locks.try_lock(stream)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -46,6 +73,22 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove parts of this file whose writers died; those still being written are locked."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
+    # Whatever hinders it, tidying up is not what the caller asked for.
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if not pattern.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                old = time.time() - entry.stat().st_mtime > _STALE_SECONDS
+                with Path(entry).open("r+b") as stream:
+                    left = old and _locks.try_lock(stream)
+                if left:
+                    Path(entry).unlink()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -67,69 +110,104 @@ def write_arrays(
     schema: int,
     arrays: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, Any],
+    *,
+    private: bool = True,
 ) -> None:
-    """Arrays and JSON metadata as one npz file without pickles."""
-    header = np.frombuffer(_plain.dumps(kind, schema, metadata, None).encode("utf-8"), np.uint8)
+    """Arrays and JSON metadata as one npz file without pickles.
+
+    Args:
+        target: A file, or an open binary stream.
+        kind: What the file is.
+        schema: The schema of that kind it follows.
+        arrays: The arrays by name.
+        metadata: Plain values beside them.
+        private: Whether it must stay with those who may see the training data. The header says so,
+            and a file can then be read by its owner only.
+    """
+
+    def header(members: dict[str, dict[str, Any]]) -> bytes:
+        content = {**metadata, "private": private, "members": members}
+        return _plain.dumps(kind, schema, content, None).encode("utf-8")
+
     if isinstance(target, (str, os.PathLike)):
-        with atomic_write(target) as stream:
-            _savez(stream, header, arrays)
+        with atomic_write(target, private=private) as stream:
+            _archives.write(stream, arrays, _HEADER, header)
     else:
         # A pipe cannot seek back to write the zip directory, so it is put together in memory.
         buffer = io.BytesIO()
-        _savez(buffer, header, arrays)
-        target.write(buffer.getvalue())
-
-
-def _savez(stream: IO[bytes], header: NDArray[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    np.savez(stream, allow_pickle=False, askgauss=header, **arrays)
+        _archives.write(buffer, arrays, _HEADER, header)
+        target.write(buffer.getbuffer())
 
 
 def read_arrays(
     source: Source, kind: str, schema: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays and metadata of a file of this kind; `FileFormatError` if it is anything else."""
-    name = str(source) if isinstance(source, (str, os.PathLike)) else "the input stream"
-    stream = Path(source) if isinstance(source, (str, os.PathLike)) else io.BytesIO(source.read())
+    """Arrays and metadata of a file of this kind, as they were written.
+
+    Raises:
+        FileFormatError: It is anything else, or damaged anywhere.
+    """
+    with _opened(source) as stream, _explained(source):
+        archive = _archives.Archive(stream)
+        content = _plain.loads(_header(archive), kind, schema)
+        members = content.pop("members", None)
+        names = [name for name in archive.names if name != _HEADER]
+        # The first files list nothing: then each array is only what its own checksum says.
+        listed = content["schema"] > 1 or members is not None
+        if listed and (not isinstance(members, dict) or {*members} != {*names}):
+            raise FileFormatError("It holds other arrays than its header lists: it was damaged.")
+        arrays = {}
+        for name in names:
+            found = archive.read(name)
+            if listed and members[name] != found.described():
+                raise FileFormatError(f"Its {name} is not what the header says: it was damaged.")
+            arrays[name] = found.array
+    return arrays, content
+
+
+def read_kind(stream: IO[bytes], name: str) -> str:
+    """What kind of file an open npz file says it is, before its arrays are read.
+
+    Raises:
+        FileFormatError: It is damaged, or not one of ours.
+    """
+    with _explained(name):
+        content = _plain.parse(_header(_archives.Archive(stream)))
+        return str(content.get("kind") if isinstance(content, dict) else None)
+
+
+def _header(archive: _archives.Archive) -> bytes:
+    if _HEADER not in archive.names:
+        raise FileFormatError(
+            "It is an npz file, but not one of askgauss: it has no header. Make CanaryScores of "
+            "the arrays in Python and save() them."
+        )
+    if archive.size(_HEADER) > _HEADER_BYTES:
+        raise FileFormatError("Its header is too large to be one of ours.")
+    array = archive.read(_HEADER).array
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise FileFormatError("Its header is no text.")
+    return array.tobytes()
+
+
+@contextlib.contextmanager
+def _opened(source: Source) -> Iterator[IO[bytes]]:
+    if isinstance(source, (str, os.PathLike)):
+        with Path(source).open("rb") as stream:
+            yield stream
+    else:
+        yield io.BytesIO(source.read())
+
+
+@contextlib.contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Errors that name the file."""
+    name = "the input stream"
+    if isinstance(source, (str, os.PathLike)):
+        name = str(source)
     try:
-        with zipfile.ZipFile(stream) as archive:
-            _refuse_bomb(archive, name)
-        if isinstance(stream, io.BytesIO):
-            stream.seek(0)
-        with np.load(stream, allow_pickle=False) as content:
-            if "askgauss" not in content.files:
-                raise FileFormatError(
-                    f"{name} is an npz file, but not one of askgauss: it has no header. "
-                    "Read the arrays yourself and build the object from them."
-                )
-            metadata = _plain.loads(content["askgauss"].tobytes(), kind, schema)
-            arrays = {key: content[key] for key in content.files if key != "askgauss"}
+        yield
     except FileFormatError as error:
         raise FileFormatError(f"Cannot read {name}: {error}") from error
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        EOFError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        OSError,
-        zlib.error,
-    ) as error:
-        # A damaged directory of the archive surfaces as any of these.
-        raise FileFormatError(
-            f"Cannot read {name}: it is truncated, corrupt or not an npz file ({error}). "
-            f"Expected a file of kind {kind!r}."
-        ) from error
-    return arrays, metadata
-
-
-def _refuse_bomb(archive: zipfile.ZipFile, name: str) -> None:
-    packed = sum(member.compress_size for member in archive.infolist())
-    unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > max(_PLAIN_BYTES, _EXPANSION * packed):
-        raise FileFormatError(
-            f"{packed} bytes of {name} unpack to {unpacked}, far more than canary data would. "
-            "Refused as a likely decompression bomb."
-        )
+    except MemoryError as error:
+        raise FileFormatError(f"Cannot read {name}: it needs more memory than there is.") from error

@@ -11,11 +11,20 @@ from typing import IO
 
 from askgauss.exceptions import AskGaussError
 
-__all__ = ["RunFolderBusyError", "locked"]
+__all__ = ["RunFolderBusyError", "locked", "try_lock"]
 
 
 class RunFolderBusyError(AskGaussError):
     """Another process is using the folder."""
+
+
+def try_lock(stream: IO[bytes]) -> bool:
+    """Lock an open file until it is closed; False if another process has, or it cannot be."""
+    try:
+        _lock(stream)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -3,26 +3,36 @@
 Everything askgauss writes as JSON goes through here, so that there is one rule for infinity (the
 string ``"inf"``: strict JSON has no number for it), one for enumerations (their value) and one
 error for text that is not what it says it is.
+
+Text carries a digest over all it says, in one canonical spelling: whitespace and the order of keys
+may change, nothing else. It tells damage; who can write a file can also write its digest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import json
 import math
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import AskGaussError, FileFormatError, UnprotectedFileWarning
 
-__all__ = ["dumps", "from_plain", "loads", "to_plain"]
+__all__ = ["digest", "dumps", "from_plain", "loads", "parse", "to_plain", "warn_unprotected"]
 
 T = TypeVar("T")
+
+# Whole numbers of files are counts and seeds; far longer ones only cost time and memory.
+_DIGITS = 100
+# The first schema that has a digest. Files of the one before are read, and called unprotected.
+_PROTECTED = 2
 
 
 def to_plain(value: Any) -> Any:
@@ -93,11 +103,19 @@ def _from_scalar(hint: Any, value: Any, where: str) -> Any:
         if value in ("inf", "-inf", "nan"):
             return float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError as error:
+                raise _mismatch(where, value, "a number that a float can hold") from error
         raise _mismatch(where, value, "a number")
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
-    if hint in (str, bool) and isinstance(value, hint):
+    if hint is str and isinstance(value, str):
+        # Half of a pair of surrogates is no character: it could not be printed either.
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise _mismatch(where, value, "text")
+        return value
+    if hint is bool and isinstance(value, bool):
         return value
     if hint is type(None) and value is None:
         return None
@@ -128,7 +146,7 @@ def _from_mapping(cls: type[T], value: Any, where: str) -> T:
             )
     try:
         return cls(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, AskGaussError) as error:
         raise FileFormatError(f"Cannot read {where} as {cls.__name__}: {error}") from error
 
 
@@ -140,20 +158,90 @@ def _mismatch(where: str, value: Any, expected: str) -> FileFormatError:
     )
 
 
+def digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 over JSON content in its canonical spelling.
+
+    Raises:
+        ValueError: It holds a number that JSON has no spelling for.
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def dumps(kind: str, schema: int, content: Mapping[str, Any], indent: int | None = 2) -> str:
-    """JSON text that says what it is and which schema it follows."""
-    return json.dumps({"kind": kind, "schema": schema, **content}, indent=indent, allow_nan=False)
+    """JSON text that says what it is, which schema it follows, and a digest of all that."""
+    whole = {"kind": kind, "schema": schema, **content}
+    # As a reader will get it: keys that are no text are text by then.
+    seen = json.loads(json.dumps(whole, allow_nan=False))
+    return json.dumps({**whole, "digest": digest(seen)}, indent=indent, allow_nan=False)
 
 
-def loads(text: str | bytes, kind: str, schema: int) -> dict[str, Any]:
-    """The content of JSON text of this kind and of no newer schema."""
+def parse(text: str | bytes) -> Any:
+    """Strict JSON: no key twice, nothing infinite, no endless integers.
+
+    Raises:
+        FileFormatError: It is anything else.
+    """
     try:
-        content = json.loads(text)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_int=_short_integer,
+            parse_float=_finite,
+            parse_constant=_no_constant,
+        )
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"Not JSON: {error}. Expected a file of kind {kind!r}.") from error
+        raise FileFormatError(f"Not JSON: {error}.") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return content
+
+
+def _short_integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:80]} is beyond every float")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of strict JSON")
+
+
+def loads(
+    text: str | bytes, kind: str, schema: int, *, protected: int = _PROTECTED
+) -> dict[str, Any]:
+    """The content of JSON text of this kind and of no newer schema, as it was written.
+
+    Args:
+        text: What `dumps` made.
+        kind: The kind it must be of.
+        schema: The newest schema that is known.
+        protected: The first schema that must have a digest. Text of an older one may have none:
+            `UnprotectedFileWarning` says so.
+
+    Raises:
+        FileFormatError: It is something else, or its content does not fit its digest.
+    """
+    try:
+        content = parse(text)
+    except FileFormatError as error:
+        raise FileFormatError(f"{error} Expected a file of kind {kind!r}.") from error
     if not isinstance(content, dict) or content.get("kind") != kind:
         found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-        raise FileFormatError(f"Expected a file of kind {kind!r}, got {found!r}.")
+        raise FileFormatError(f"Expected a file of kind {kind!r}, got {str(found)[:80]!r}.")
     found = content.get("schema")
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise FileFormatError(f"Expected schema to be a whole number >= 1, got {found!r}.")
@@ -162,4 +250,22 @@ def loads(text: str | bytes, kind: str, schema: int) -> dict[str, Any]:
             f"Expected schema <= {schema}, got {found}: a newer askgauss wrote this file. "
             "Update askgauss to read it."
         )
+    stated = content.pop("digest", None)
+    if stated is None and found < protected:
+        warn_unprotected(kind)
+    elif stated != digest(content):
+        raise FileFormatError(
+            "Its content does not fit its digest: the file was damaged or edited. Restore it, or "
+            "write it again with askgauss."
+        )
     return content
+
+
+def warn_unprotected(kind: str) -> None:
+    """Say that a file has no digest of its content."""
+    warnings.warn(
+        f"A file of kind {kind!r} is unprotected: an earlier askgauss wrote it without a digest, "
+        "so that damage to it may go unnoticed. Save it again to protect what it says now.",
+        UnprotectedFileWarning,
+        stacklevel=2,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,13 +39,15 @@ from askgauss.scope import scope_of, untested
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
-__all__ = ["audit"]
+__all__ = ["audit", "derived"]
 
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
 _ENOUGH_POWER = 0.8
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
+# The test that needs no law of the scores.
+_LAWLESS = ClopperPearson()
 # Where the verdict depends on what nobody said.
 _AMBIGUOUS = (
     "were the noise Gaussian, these scores would contradict the claim; without a law of them there "
@@ -119,42 +121,25 @@ def audit(
         data = data.scores()
     _check_direction(data)
     evidence = method.gather(data, delta=level, confidence=confidence)
-    judge, heard, free = method, evidence, None
+    judged = None
     if not declared:
+        assert isinstance(data, CanaryScores)
         evidence = replace(evidence, declared=False)
-        judge = ClopperPearson()
-        heard, free = _model_free(judge, data, level, confidence)
+        judged = _gathered(_LAWLESS, data, level, confidence)
     present = int(np.count_nonzero(data.member))
     findings = method.findings(evidence, delta=level, confidence=confidence)
     if diagnostics:
         checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error)
         named = {item.check for item in findings}
         others = [item for item in checks if item.check not in named]
+        judge, heard = (method, evidence) if declared else (_LAWLESS, judged)
         findings += tuple(_as_it_concerns(item, judge, heard) for item in others)
         if (
             not declared
-            and heard is not None
+            and judged is not None
             and _doubtful(others, method, evidence, 1.0 - confidence)
         ):
-            method, evidence, free = judge, heard, None
-    bound = method.epsilon_lower(evidence, delta=level, confidence=confidence)
-    shown = bound if free is None else free
-    scope = scope_of(findings, _exercised(given)) if diagnostics else ()
-    verdict, reason, power = _decide(
-        judge, heard, claim, shown, confidence, gate_error, findings, scope
-    )
-    if verdict is Verdict.INVALID and judge.assumption is not Assumption.DISTRIBUTION_FREE:
-        assert claim is not None
-        free, contradicted = _distribution_free(given, claim, confidence, 0.5 * gate_error)
-        if contradicted:
-            verdict = Verdict.VIOLATION
-            reason = f"by the distribution-free bound; and {reason}"
-    if not declared and verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-        assert claim is not None
-        if method.rejects(evidence, epsilon=claim.epsilon, delta=level, error=0.5 * gate_error):
-            verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
-        if verdict is Verdict.INCONCLUSIVE:
-            reason = f"{reason} {_DECLARE}"
+            method, evidence, judged = _LAWLESS, judged, None
     result = AuditResult(
         auditor=method,
         evidence=evidence,
@@ -162,19 +147,67 @@ def audit(
         absent=data.member.size - present,
         delta=level,
         confidence=confidence,
-        epsilon_lower=bound,
-        epsilon_point=method.epsilon_point(evidence, delta=level),
-        ceiling=method.ceiling(evidence, delta=level, confidence=confidence),
-        distribution_free=free,
+        epsilon_lower=0.0,
+        epsilon_point=None,
+        ceiling=0.0,
         claim=claim,
         gate_error=gate_error,
+        findings=findings,
+        scope=scope_of(findings, _exercised(given)) if diagnostics else (),
+        metadata=publishable(summarise(given)).to_metadata() if diagnostics else {},
+        version=__version__,
+        law_declared=declared,
+        judged_evidence=judged,
+        run=_run(given),
+    )
+    return derived(result, lambda: _free_evidence(given, level, confidence))
+
+
+def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> AuditResult:
+    """A result with all that follows from its evidence, claim and findings, and nothing else.
+
+    Args:
+        result: A result of which those are believed.
+        free_evidence: Evidence of the distribution-free method, asked for where the assumptions of
+            the result's own failed; None where there is none.
+    """
+    method, evidence, claim = result.auditor, result.evidence, result.claim
+    delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
+    bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)
+    judge, heard, free_bound = method, evidence, None
+    if not result.law_declared and method != _LAWLESS:
+        judge, heard = _LAWLESS, result.judged_evidence
+        if heard is not None:
+            free_bound = judge.epsilon_lower(heard, delta=delta, confidence=confidence)
+    shown = bound if free_bound is None else free_bound
+    verdict, reason, power = _decide(
+        judge, heard, claim, shown, confidence, gate_error, result.findings, result.scope
+    )
+    free = None
+    if verdict is Verdict.INVALID and judge.assumption is not Assumption.DISTRIBUTION_FREE:
+        assert claim is not None
+        free = free_evidence()
+        if free is not None:
+            free_bound, contradicted = _distribution_free(free, claim, confidence, 0.5 * gate_error)
+            if contradicted:
+                verdict = Verdict.VIOLATION
+                reason = f"by the distribution-free bound; and {reason}"
+    if not result.law_declared and verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
+        assert claim is not None
+        if method.rejects(evidence, epsilon=claim.epsilon, delta=delta, error=0.5 * gate_error):
+            verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
+        if verdict is Verdict.INCONCLUSIVE:
+            reason = f"{reason} {_DECLARE}"
+    result = replace(
+        result,
+        epsilon_lower=bound,
+        epsilon_point=method.epsilon_point(evidence, delta=delta),
+        ceiling=method.ceiling(evidence, delta=delta, confidence=confidence),
+        distribution_free=free_bound,
+        distribution_free_evidence=free,
         verdict=verdict,
         reason=reason,
         power=power,
-        findings=findings,
-        scope=scope,
-        metadata=publishable(summarise(given)).to_metadata() if diagnostics else {},
-        version=__version__,
     )
     return replace(result, smallest_leak=smallest_leak(result))
 
@@ -185,17 +218,6 @@ def _exercised(data: CanaryScores | Transcript | LinearTranscript) -> tuple[str,
         return ()
     # Whatever else they met: what was recorded came after the noise.
     return ("noise", *data.facts.exercised)
-
-
-def _model_free(
-    judge: ClopperPearson, scores: CanaryScores, delta: float, confidence: float
-) -> tuple[Any, float | None]:
-    """Evidence and bound of the test that needs no law; none of too few canaries."""
-    try:
-        evidence = judge.gather(scores, delta=delta, confidence=confidence)
-    except ScoresError:
-        return None, None
-    return evidence, judge.epsilon_lower(evidence, delta=delta, confidence=confidence)
 
 
 def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, error: float) -> bool:
@@ -215,22 +237,37 @@ def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, er
     return min(told) < error / len(told)
 
 
-def _distribution_free(
-    data: CanaryScores | Transcript | LinearTranscript,
-    claim: PrivacyClaim,
-    confidence: float,
-    error: float,
-) -> tuple[float | None, bool]:
-    """The bound that needs no model of the scores, and whether it contradicts the claim."""
+def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
+    """The identity of the run that the data are of, where they say."""
+    return data.metadata.run if isinstance(data, CanaryScores) else data.facts.run
+
+
+def _free_evidence(
+    data: CanaryScores | Transcript | LinearTranscript, delta: float, confidence: float
+) -> Any | None:
+    """What the method that needs no model of the scores reads from them; None if it cannot."""
     if isinstance(data, Transcript) and not (data.finite and data.auditable):
-        return None, False
+        return None
     if not isinstance(data, CanaryScores):
         data = data.scores()
-    method = OneRun()
+    return _gathered(OneRun(), data, delta, confidence)
+
+
+def _gathered(
+    method: Auditor[Any], scores: CanaryScores, delta: float, confidence: float
+) -> Any | None:
+    """The evidence of a method; none of too few canaries to guess from."""
     try:
-        evidence = method.gather(data, delta=claim.delta, confidence=confidence)
+        return method.gather(scores, delta=delta, confidence=confidence)
     except ScoresError:
-        return None, False  # too few canaries to guess from
+        return None
+
+
+def _distribution_free(
+    evidence: Any, claim: PrivacyClaim, confidence: float, error: float
+) -> tuple[float, bool]:
+    """The bound that needs no model of the scores, and whether it contradicts the claim."""
+    method = OneRun()
     bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
     return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
 

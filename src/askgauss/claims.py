@@ -9,6 +9,9 @@ from askgauss import _validate
 
 __all__ = ["PrivacyClaim"]
 
+# A larger one allows whatever a float can tell apart: no audit could speak about it.
+_LARGEST_EPSILON = 1e9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyClaim:
@@ -18,7 +21,7 @@ class PrivacyClaim:
     part of the mechanism is not as claimed.
 
     Args:
-        epsilon: Claimed epsilon, above 0.
+        epsilon: Claimed epsilon, above 0 and at most 1e9.
         delta: Claimed delta, in (0, 1).
         noise_multiplier: Standard deviation of the noise on the sum, in units of ``clip_norm``.
         sampling_rate: Probability that one record is in a step's batch (Poisson sampling).
@@ -43,6 +46,7 @@ class PrivacyClaim:
 
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)
+        _validate.within(0, _LARGEST_EPSILON, closed="right", epsilon=self.epsilon)
         _validate.probability(delta=self.delta)
         if self.noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)

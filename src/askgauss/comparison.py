@@ -43,7 +43,7 @@ from askgauss.transcript import Transcript
 __all__ = ["Comparison", "ComparisonRow", "compare"]
 
 _KIND = "askgauss-comparison"
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
+    └── UnprotectedFileWarning                   a file of an earlier version has no digest
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "RecordingError",
     "ScoreDirectionError",
     "ScoresError",
+    "UnprotectedFileWarning",
     "UnsupportedError",
 ]
 
@@ -69,3 +71,7 @@ class MissingExtraError(AskGaussError, ImportError):
 
 class AskGaussWarning(UserWarning):
     """Something the user should know that does not stop the audit."""
+
+
+class UnprotectedFileWarning(AskGaussWarning):
+    """A file was written before files had a digest: damage to it may go unnoticed."""

@@ -6,16 +6,11 @@ import io
 import json
 import os
 import stat
-import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, TypeAlias
 
-import numpy as np
-
-from askgauss._files import Source
-from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
+from askgauss._files import Source, read_kind
+from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
@@ -50,8 +45,6 @@ _CHECKPOINT = "It is a checkpoint of an unfinished run: finish the run first."
 # The header of a file of ours is a few kilobytes of JSON.
 _HEADER = 1 << 22
 _ZIP = b"PK\x03\x04"
-# The ways numpy packs; the others only bring errors of their own.
-_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def load_audit_input(source: Source) -> AuditInput:
@@ -110,31 +103,15 @@ def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
 
 
 def _load(source: Path | io.BytesIO, name: str) -> AuditInput:
-    try:
-        if isinstance(source, io.BytesIO):
-            kind = _kind(source, name)
-        else:
-            with source.open("rb") as stream:
-                kind = _kind(stream, name)
-        if kind not in _READERS:
-            raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_advice(kind)}")
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
-        return _READERS[kind].load(source)
-    except AskGaussError:
-        raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        raise FileFormatError(
-            f"Cannot read {name}: it is truncated or corrupt ({error}). Write it again."
-        ) from error
+    if isinstance(source, io.BytesIO):
+        kind = _kind(source, name)
+        source.seek(0)
+    else:
+        with source.open("rb") as stream:
+            kind = _kind(stream, name)
+    if kind not in _READERS:
+        raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_advice(kind)}")
+    return _READERS[kind].load(source)
 
 
 def _advice(kind: str) -> str:
@@ -150,7 +127,7 @@ def _kind(stream: IO[bytes], name: str) -> str:
     start = stream.read(len(_ZIP))
     stream.seek(0)
     if start == _ZIP:
-        return _kind_of_archive(stream, name)
+        return read_kind(stream, name)
     text = stream.read(_HEADER).decode("utf-8", "replace") if start.startswith(b"{") else ""
     try:
         # The first thing in it: after the header of a step store come the steps.
@@ -163,28 +140,3 @@ def _kind(stream: IO[bytes], name: str) -> str:
         f"Cannot read {name}: it is no npz file. Expected what Transcript.save() or "
         "CanaryScores.save() wrote, or what askgauss simulate writes."
     )
-
-
-def _kind_of_archive(stream: IO[bytes], name: str) -> str:
-    with zipfile.ZipFile(stream) as archive:
-        for member in archive.infolist():
-            if member.compress_type not in _PACKINGS or member.flag_bits & 1:
-                raise FileFormatError(
-                    f"Cannot read {name}: a part of it is encrypted or packed in a way numpy does "
-                    "not use. Write it with askgauss."
-                )
-        if "askgauss.npy" not in archive.namelist():
-            raise FileFormatError(
-                f"Cannot read {name}: it is an npz file, but not one of askgauss: it has no "
-                "header. Make CanaryScores of the arrays in Python and save() them."
-            )
-        if archive.getinfo("askgauss.npy").file_size > _HEADER:
-            raise FileFormatError(f"Cannot read {name}: its header is too large to be one of ours.")
-        with archive.open("askgauss.npy") as header:
-            try:
-                content = json.loads(np.lib.format.read_array(header, allow_pickle=False).tobytes())
-            except ValueError as error:
-                raise FileFormatError(
-                    f"Cannot read {name}: its header is corrupt ({error}). Write it again."
-                ) from error
-    return str(content.get("kind") if isinstance(content, dict) else None)

@@ -8,6 +8,7 @@ level of the tree, and a few numbers a piece.
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ class _Progress:
     asked: bool
     background: Literal["known", "unknown"] | None
     open: int
+    run: str | None = None
 
 
 class LinearRecorder(Checkpointed):
@@ -81,7 +83,7 @@ class LinearRecorder(Checkpointed):
     """
 
     _checkpoint_kind = "askgauss-linear-recorder"
-    _checkpoint_schema = 1
+    _checkpoint_schema = 2
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class LinearRecorder(Checkpointed):
         self._absent = np.flatnonzero(~canaries.member)
         nodes = 2 * plan.steps
         self._keep(min(max(_KEPT_NUMBERS // nodes, _FEWEST_KEPT), _MOST_KEPT))
+        self._run = secrets.token_hex(16)
         self._step = 0
         self._asked = False
         self._background: Literal["known", "unknown"] | None = None
@@ -129,6 +132,11 @@ class LinearRecorder(Checkpointed):
     def steps(self) -> int:
         """Number of steps observed so far."""
         return self._step
+
+    @property
+    def run(self) -> str:
+        """The identity of the run, drawn when it is begun and kept through checkpoints."""
+        return self._run
 
     @property
     def plan(self) -> TreePlan:
@@ -303,6 +311,7 @@ class LinearRecorder(Checkpointed):
                 ),
                 seed=self._canaries.root_seed,
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
+                run=self._run,
             ),
         )
 
@@ -373,6 +382,7 @@ class LinearRecorder(Checkpointed):
                 asked=self._asked,
                 background=self._background,
                 open=len(open_values),
+                run=self._run,
             )
         )
         return state
@@ -416,6 +426,10 @@ class LinearRecorder(Checkpointed):
         open_values = [_part(state, f"open.{index}", (size,)) for index in range(progress.open)]
         kept_values = _part(state, "kept_values", (len(pieces), kept))
         cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
+        # Places of nodes are whole numbers below the steps, kept among the floats.
+        if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
+            raise FileFormatError("Expected pieces of the checkpoint to name nodes of the tree.")
+        self._run = progress.run or self._run
         self._sums, self._cosines, self._kept_values = sums, cosines, list(kept_values)
         self._pieces = [tuple(row) for row in pieces.tolist()]
         self._keep(kept)

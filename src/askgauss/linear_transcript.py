@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
+from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
 __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan"]
 
 _KIND = "askgauss-linear-transcript"
-_SCHEMA = 1
-_WHOLE_NUMBERS = ("tree", "level", "index", "planted")
+_SCHEMA = 2
+# No run takes so many steps; a file that says so would have arrays of that length made.
+_MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class LinearFacts:
         seed: Root of the canaries' random choices.
         notes: Anything a reader of the report should know.
         carried_shift: How much of what all nodes show of the record protected least a score shows.
+        run: The identity of the run, as in `askgauss.transcript.RunFacts`.
     """
 
     steps: int
@@ -113,6 +116,29 @@ class LinearFacts:
     seed: int | None = None
     notes: tuple[str, ...] = ()
     carried_shift: float | None = None
+    run: str | None = field(default=None, compare=False)
+
+    def check(self, plan: TreePlan) -> None:
+        """Refuse what no run is like, in facts that come from a file.
+
+        Raises:
+            FileFormatError: A number is out of its range.
+        """
+        if not (1 <= self.steps <= plan.steps <= _MOST_STEPS):
+            raise FileFormatError(
+                f"Expected facts.steps in [1, {plan.steps}], the steps of the plan, got "
+                f"{self.steps}."
+            )
+        if not 0.0 < self.clip_norm < math.inf:
+            raise FileFormatError(f"Expected facts.clip_norm > 0 and finite, got {self.clip_norm}.")
+        for name in ("noise_multiplier", "seed"):
+            number = getattr(self, name)
+            if number is not None and not number >= 0:
+                raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        if self.carried_shift is not None and not 0.0 < self.carried_shift <= 1.0:
+            raise FileFormatError(
+                f"Expected facts.carried_shift in (0, 1], got {self.carried_shift}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +266,7 @@ class LinearTranscript:
                 background=self.facts.background,
                 fair_coins=self.facts.fair_coins,
                 carried_shift=self.facts.carried_shift,
+                run=self.facts.run,
             ),
         )
 
@@ -267,6 +294,7 @@ class LinearTranscript:
                 noise_multiplier=self.facts.noise_multiplier,
                 background="unknown",
                 fair_coins=self.facts.fair_coins,
+                run=self.facts.run,
             ),
         )
 
@@ -318,7 +346,7 @@ class LinearTranscript:
         return replace(self, facts=facts)
 
     def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write an npz file (no pickles), whole or not at all."""
+        """Write an npz file (no pickles), whole or not at all, that only its owner may read."""
         metadata = {
             "plan": _plain.to_plain(self.plan),
             "facts": _plain.to_plain(self.facts),
@@ -343,16 +371,22 @@ class LinearTranscript:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
-        pieces = {
-            name.removeprefix("pieces."): array
-            for name, array in arrays.items()
-            if name.startswith("pieces.")
-        }
-        own = {item.name for item in fields(cls)} - {"pieces", "plan", "facts"}
-        known = {item.name for item in fields(PieceSums)}
+        own = {item.name: item for item in fields(cls)}
+        for name in ("pieces", "plan", "facts", "largest_information"):
+            del own[name]
+        named = own | {f"pieces.{item.name}": item for item in fields(PieceSums)}
+        # What has a default came later, or is not always there.
+        optional = {name for name, item in named.items() if item.default is not MISSING}
+        check_names(arrays, named.keys() - optional, optional)
         try:
             transcript = cls(
-                pieces=PieceSums(**{name: pieces[name] for name in known if name in pieces}),
+                pieces=PieceSums(
+                    **{
+                        name.removeprefix("pieces."): array
+                        for name, array in arrays.items()
+                        if name.startswith("pieces.")
+                    }
+                ),
                 largest_information=_plain.from_plain(
                     float, content.get("largest_information"), "largest_information"
                 ),
@@ -362,40 +396,45 @@ class LinearTranscript:
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check_shapes()
+        transcript._check()
         return transcript
 
-    def _check_shapes(self) -> None:
+    def _check(self) -> None:
         """What a file says fits together; arrays of the recorder always do."""
-        canaries, pieces = self.member.size, self.pieces.tree.size
-        shapes: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(
-                ("member", "score", "information", "cosine", "round_cosine", "noise_square"),
-                (canaries,),
-            ),
-            "leaves": (canaries, self.leaves.shape[-1] if self.leaves.ndim else 0),
-            **{f"pieces.{item.name}": (pieces,) for item in fields(PieceSums)},
-            "kept": (self.kept.size,),
-            "kept_values": (pieces, self.kept.size),
-        }
-        whole = ("leaves", "kept", *(f"pieces.{name}" for name in _WHOLE_NUMBERS))
-        kinds = {"member": "b"} | dict.fromkeys(whole, "i")
-        for name, array in self._arrays().items():
-            kind = kinds.get(name, "f")
-            if array.shape != shapes[name] or array.dtype.kind != kind:
-                raise FileFormatError(
-                    f"Expected {name} to have shape {shapes[name]} and numbers of kind {kind!r}, "
-                    f"got shape {array.shape} and dtype {array.dtype}."
-                )
-        for name, array, bound in (
-            ("kept", self.kept, canaries),
-            ("leaves", self.leaves, self.plan.steps),
-        ):
-            if array.size and not (array.min() >= 0 and array.max() < bound):
-                raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
+        self.facts.check(self.plan)
+        canaries, pieces = (self.member.size,), (self.pieces.tree.size,)
+        participations = self.leaves.shape[-1] if self.leaves.ndim else 0
+        steps = self.plan.steps
+        number, place = Field(np.float64, canaries), Field(np.int64, pieces, 0, steps, open=True)
+        cosine = Field(np.float64, canaries, low=-1.001, high=1.001)
+        check_arrays(
+            self._arrays(),
+            {
+                "member": Field(np.bool_, canaries),
+                "leaves": Field(np.int64, (*canaries, participations), 0, steps, open=True),
+                "score": number,
+                "information": Field(np.float64, canaries, low=0.0, finite=True),
+                "pieces.tree": place,
+                "pieces.level": Field(np.int64, pieces, low=-1, high=64),
+                "pieces.index": place,
+                "pieces.total": Field(np.float64, pieces),
+                "pieces.square": Field(np.float64, pieces, low=0.0),
+                "pieces.signal": Field(np.float64, pieces, low=0.0),
+                "pieces.gain": Field(np.float64, pieces, low=0.0),
+                "pieces.planted": Field(np.int64, pieces, low=0, high=self.member.size),
+                "pieces.planted_square": Field(np.float64, pieces, low=0.0),
+                "noise_square": Field(np.float64, canaries, low=0.0),
+                "kept": Field(np.int64, (self.kept.size,), 0, self.member.size, open=True),
+                "kept_values": Field(np.float64, (*pieces, self.kept.size)),
+                "cosine": cosine,
+                "round_cosine": cosine,
+            },
+        )
+        if np.any(np.diff(self.kept) <= 0) or self.member[self.kept].any():
+            raise FileFormatError("Expected kept to name absent canaries once each, in order.")
         # No record's score moves further than that of the one protected least.
         largest = float(self.information.max())
-        if not 0.0 <= self.information.min() <= largest <= self.largest_information * (1 + 1e-9):
+        if not largest <= self.largest_information * (1 + 1e-9) < math.inf:
             raise FileFormatError(
                 f"Expected information in [0, {self.largest_information:g}], the largest one, got "
                 f"{self.information.min():g} to {largest:g}."

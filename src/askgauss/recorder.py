@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -19,7 +20,9 @@ from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcr
 
 __all__ = ["Recorder"]
 
+# Canaries every step of which is kept; of very long runs fewer, so that this many values are.
 _KEPT = 256
+_KEPT_VALUES = 1 << 25
 # Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
 # products of so few are not handed to other threads.
 _CHUNK = 1 << 13
@@ -67,6 +70,10 @@ class _Rows:
         """The rows themselves, until the next one is added."""
         return self._array[: self._count]
 
+    def columns(self, chosen: NDArray[np.bool_]) -> _Rows:
+        """The same rows with some of their columns."""
+        return _Rows(self._array[: self._count, chosen])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
@@ -80,6 +87,8 @@ class _Progress:
     watched: int | None
     coin: dict[str, Any]
     stored: bool = False
+    run: str | None = None
+    stored_check: str | None = None
 
 
 class Recorder(Checkpointed):
@@ -89,7 +98,8 @@ class Recorder(Checkpointed):
     add its noise, then hand what it released to `observe`. A sampler of your own may choose
     instead; say then who was planted.
 
-    Memory is a few numbers a canary and a few rows a step.
+    Memory is a few numbers a canary and a few rows a step: every step is kept of 256 canaries, and
+    of half as many whenever the run grows beyond 33 million such values.
 
     Args:
         canaries: Who is planted where.
@@ -123,7 +133,7 @@ class Recorder(Checkpointed):
     """
 
     _checkpoint_kind = "askgauss-recorder"
-    _checkpoint_schema = 1
+    _checkpoint_schema = 2
 
     def __init__(
         self,
@@ -164,8 +174,10 @@ class Recorder(Checkpointed):
         self._varied = False
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
+        self._run = secrets.token_hex(16)
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
-        self._kept = np.sort(kept.permutation(size)[:_KEPT])
+        self._kept_order = kept.permutation(size)[:_KEPT]
+        self._kept = np.sort(self._kept_order)
         self._tensor = np.ascontiguousarray(canaries.tensor)
         self._tensors = tensors = int(self._tensor.max(initial=0)) + 1
         self._sums: dict[str, NDArray[Any]] = {
@@ -197,9 +209,23 @@ class Recorder(Checkpointed):
         return len(self._rows["clip_norm"])
 
     @property
+    def run(self) -> str:
+        """The identity of the run, drawn when it is begun and kept through checkpoints."""
+        return self._run
+
+    @property
     def kept(self) -> NDArray[np.int64]:
         """Indices of the canaries every step of which is kept."""
         return self._kept.copy()
+
+    def _keep_fewer(self) -> None:
+        """Let go of half of the kept canaries where the step to come would be one too many."""
+        while self._kept.size > 1 and (self.steps + 1) * self._kept.size > _KEPT_VALUES:
+            fewer = np.sort(self._kept_order[: list(_halvings(self._kept.size))[1]])
+            chosen = np.isin(self._kept, fewer)
+            for name in ("kept_values", "kept_planted"):
+                self._rows[name] = self._rows[name].columns(chosen)
+            self._kept = fewer
 
     def sample(self) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step, by an independent coin for each.
@@ -285,6 +311,7 @@ class Recorder(Checkpointed):
             if self._watched is None:
                 self._watched = watched.size
                 self._rows["watch_values"] = _Rows.empty(np.float64, watched.size)
+            self._keep_fewer()
             self._rows["clip_norm"].append(norm)
             self._rows["noise_multiplier"].append(np.nan if claimed is None else claimed)
             self._rows["watch_values"].append(watched / norm)
@@ -490,7 +517,7 @@ class Recorder(Checkpointed):
         """
         self._check_whole()
         if self._store is not None:
-            self._store.flush()
+            self._store.flush(seal=True)
         rows = {name: item.rows() for name, item in self._rows.items()}
         rows |= zip(_MARKS, np.ascontiguousarray(rows.pop("marks").T), strict=True)
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
@@ -521,6 +548,7 @@ class Recorder(Checkpointed):
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._records,
             seed=self._canaries.root_seed,
+            run=self._run,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -530,7 +558,7 @@ class Recorder(Checkpointed):
         """
         self._check_whole()
         if self._store is not None:
-            self._store.flush(sync=True)
+            self._store.flush(seal=True, sync=True)
         sums = {name: item.copy() for name, item in self._sums.items()} | self._whole_sums()
         state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
@@ -547,6 +575,8 @@ class Recorder(Checkpointed):
                 watched=self._watched,
                 coin=_integers_as_text(self._coin.bit_generator.state),
                 stored=self._store is not None,
+                run=self._run,
+                stored_check=None if self._store is None else self._store.last_check,
             )
         )
         return state
@@ -584,16 +614,25 @@ class Recorder(Checkpointed):
         drawn = None
         if "drawn" in state:
             drawn = _part(state, "drawn", self._present[:0])
-            if not np.isin(drawn, self._present).all():
-                raise FileFormatError("Expected drawn to name present canaries.")
+            if not np.isin(drawn, self._present).all() or np.any(np.diff(drawn) <= 0):
+                raise FileFormatError("Expected drawn to name present canaries, each once.")
         likes = {name: item.rows()[:0] for name, item in self._rows.items()}
         likes["watch_values"] = np.empty((0, progress.watched or 0))
         steps = len(_part(state, "rows.clip_norm", likes["clip_norm"]))
+        # Of a long run fewer canaries are kept: the first ones of the same order.
+        given: Any = state.get("rows.kept_values")
+        width = np.shape(given)[-1:]
+        count = next((n for n in _halvings(self._kept_order.size) if (n,) == width), None)
+        kept = np.sort(self._kept_order[:count])
+        for name in ("kept_values", "kept_planted"):
+            likes[name] = np.empty((0, kept.size), likes[name].dtype)
         rows = {name: _part(state, f"rows.{name}", like, steps) for name, like in likes.items()}
+        if steps:
+            self._check_sums(sums, rows, kept, progress)
         coin = random_stream(self._canaries.root_seed, Stream.PLANTING)
         try:
             coin.bit_generator.state = _text_as_integers(progress.coin)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(f"Expected the state of a generator: {error}.") from error
         if steps and progress.stored != (self._store is not None):
             raise RecordingError(
@@ -601,7 +640,9 @@ class Recorder(Checkpointed):
                 "store holds every step of its run."
             )
         if self._store is not None:
-            self._store.resume(steps)
+            self._store.resume(steps, run=progress.run, check=progress.stored_check)
+        self._run = progress.run or self._run
+        self._kept = kept
         self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
         self._rows = {name: _Rows(array) for name, array in rows.items()}
         declared = rows["noise_multiplier"]
@@ -611,6 +652,38 @@ class Recorder(Checkpointed):
         self._watched = progress.watched
         self._flags[:] = False
         self._whole = True
+
+    def _check_sums(
+        self,
+        sums: dict[str, NDArray[Any]],
+        rows: dict[str, NDArray[Any]],
+        kept: NDArray[np.int64],
+        progress: _Progress,
+    ) -> None:
+        """Refuse a checkpoint whose transcript would be refused."""
+        if None in (progress.background, progress.own_coin, progress.watched):
+            raise FileFormatError("Expected the checkpoint to say how its steps were recorded.")
+        watch = self._canaries.watch_tensor if progress.watched else np.zeros(0, dtype=np.int64)
+        arrays = {
+            "member": self._canaries.member,
+            "tensor": self._tensor,
+            "kept": kept,
+            "watch_tensor": watch,
+            **{f"canaries.{name}": array for name, array in sums.items()},
+            **{f"steps.{name}": rows[name] for name in _STEP_FIELDS},
+            **{name: array for name, array in rows.items() if name not in _STEP_FIELDS},
+        }
+        # Views, since a transcript makes what it is given read-only.
+        views = {name: array.view() for name, array in arrays.items()}
+        Transcript.from_arrays(views, self._facts(progress.background, progress.own_coin))
+
+
+def _halvings(count: int) -> Iterator[int]:
+    """A number, half of it, and so on down to one."""
+    while count > 1:
+        yield count
+        count = -(-count // 2)
+    yield count
 
 
 def _by_tensor(

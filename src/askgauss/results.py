@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 import textwrap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from askgauss import _files, _plain, _validate
 from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Part", "Status", "Verdict"]
 
 _KIND = "askgauss-result"
-_SCHEMA = 1
+_SCHEMA = 2
+# What is computed again on another processor may differ in the last digits.
+_ROUNDING = 1e-6
+_MOST_CANARIES = 10**9
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
 
@@ -155,6 +159,7 @@ class AuditResult:
         ceiling: The most this method could report from this many canaries.
         distribution_free: The bound of a method that needs no law of the scores, run beside one
             whose assumptions failed, or were not declared.
+        distribution_free_evidence: What the distribution-free method kept, where that was run.
         claim: What was claimed, if anything.
         gate_error: Probability that a correct run ends in VIOLATION or INVALID.
         verdict: The verdict on the claim; None where there is no claim.
@@ -166,6 +171,10 @@ class AuditResult:
         scope: Every part of the training: tested and fine, tested and broken, or not tested.
         metadata: Facts about the run, for the report.
         version: The askgauss that made the result.
+        law_declared: Whether the law of the noise was declared. If not, the verdict rests on a test
+            that needs none.
+        judged_evidence: What that test kept, where it is not the result's own method.
+        run: The identity of the run that was audited; None where its data do not say.
     """
 
     auditor: Auditor[Any]
@@ -188,6 +197,10 @@ class AuditResult:
     scope: tuple[Part, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     version: str = ""
+    distribution_free_evidence: Any = None
+    law_declared: bool = True
+    judged_evidence: Any = None
+    run: str | None = field(default=None, compare=False)
 
     @property
     def assumption(self) -> Assumption:
@@ -303,53 +316,34 @@ class AuditResult:
         return report.card(self)
 
     @classmethod
+    def load(cls, source: _files.Source) -> AuditResult:
+        """Read the file that `to_json` wrote.
+
+        Raises:
+            FileFormatError: As for `from_json`.
+            OSError: The file cannot be read.
+        """
+        return cls.from_json(_files.read_bytes(source))
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> AuditResult:
         """Read what `to_json` wrote.
 
-        Raises:
-            FileFormatError: The text is corrupt, foreign, or of a newer schema.
-        """
-        from askgauss.auditors import auditor_from_options
+        Bound, verdict, reason, power and smallest leak are not taken at its word: they are computed
+        again from the evidence, the claim and the findings, and must agree.
 
+        Raises:
+            FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
+        """
+        if text.strip()[:1] not in ("{", b"{", "", b""):
+            raise FileFormatError(
+                f"Expected the text of a result, got {text[:80]!r}. To read a file, use "
+                "AuditResult.load(path)."
+            )
         content = _plain.loads(text, _KIND, _SCHEMA)
-        description = content.get("auditor")
-        if not isinstance(description, dict) or "evidence" not in content:
-            raise FileFormatError("Expected the fields auditor and evidence in an audit result.")
-        auditor = auditor_from_options(description.get("name"), description.get("options", {}))
-        hints: dict[str, Any] = {
-            "present": int,
-            "absent": int,
-            "delta": float,
-            "confidence": float,
-            "epsilon_lower": float,
-            "epsilon_point": float | None,
-            "ceiling": float,
-            "distribution_free": float | None,
-            "claim": PrivacyClaim | None,
-            "gate_error": float,
-            "verdict": Verdict | None,
-            "reason": str,
-            "power": float | None,
-            "findings": tuple[Finding, ...],
-            "metadata": dict[str, Any],
-            "version": str,
-        }
-        # Fields that came later: results written before them do not say.
-        later: tuple[tuple[str, Any], ...] = (
-            ("smallest_leak", float | None),
-            ("scope", tuple[Part, ...]),
-        )
-        for name, hint in later:
-            if name in content:
-                hints[name] = hint
-        missing = hints.keys() - content.keys()
-        if missing:
-            raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
-        fields = {
-            name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()
-        }
-        evidence = _plain.from_plain(auditor.evidence_type, content["evidence"], "evidence")
-        return cls(auditor=auditor, evidence=evidence, **fields)
+        result = _from_content(content)
+        _check_derived(result, content)
+        return result
 
     def __str__(self) -> str:
         lines = []
@@ -394,6 +388,136 @@ class AuditResult:
                 subsequent_indent="      ",
             )
         return "\n".join(lines)
+
+
+def _from_content(content: dict[str, Any]) -> AuditResult:
+    """The result that JSON values describe, within the ranges of an audit."""
+    from askgauss.auditors import ClopperPearson, OneRun, auditor_from_options
+
+    description = content.get("auditor")
+    if not isinstance(description, dict) or "evidence" not in content:
+        raise FileFormatError("Expected the fields auditor and evidence in an audit result.")
+    auditor = auditor_from_options(description.get("name"), description.get("options", {}))
+    hints: dict[str, Any] = {
+        "present": int,
+        "absent": int,
+        "delta": float,
+        "confidence": float,
+        "epsilon_lower": float,
+        "epsilon_point": float | None,
+        "ceiling": float,
+        "distribution_free": float | None,
+        "claim": PrivacyClaim | None,
+        "gate_error": float,
+        "verdict": Verdict | None,
+        "reason": str,
+        "power": float | None,
+        "findings": tuple[Finding, ...],
+        "metadata": dict[str, Any],
+        "version": str,
+    }
+    # Fields that came later: results written before them do not say.
+    later = {
+        "smallest_leak": float | None,
+        "scope": tuple[Part, ...],
+        "distribution_free_evidence": OneRun.evidence_type | None,
+        "law_declared": bool,
+        "judged_evidence": ClopperPearson.evidence_type | None,
+        "run": str | None,
+    }
+    hints |= {name: hint for name, hint in later.items() if name in content}
+    missing = hints.keys() - content.keys()
+    if missing:
+        raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
+    fields = {name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()}
+    evidence = _plain.from_plain(auditor.evidence_type, content["evidence"], "evidence")
+    result = AuditResult(auditor=auditor, evidence=evidence, **fields)
+    _check_ranges(result)
+    return result
+
+
+def _check_ranges(result: AuditResult) -> None:
+    """Refuse numbers that no audit has."""
+    try:
+        _validate.within(0.5, 1, confidence=result.confidence)
+        _validate.within(0, 0.5, gate_error=result.gate_error)
+        _validate.probability(delta=result.delta)
+        _validate.integer(0, present=result.present, absent=result.absent)
+        if result.claim is not None and result.claim.delta != result.delta:
+            raise _validate.fail("delta", result.delta, f"to be the claim's {result.claim.delta}")
+        if max(result.present, result.absent) > _MOST_CANARIES:
+            raise _validate.fail("canaries", result.present, f"up to {_MOST_CANARIES}")
+        if not isinstance(result.metadata, dict):
+            raise _validate.fail("metadata", result.metadata, "to be an object")
+        for item in result.findings:
+            if item.p_value is not None and not 0.0 <= item.p_value <= 1.0:
+                raise _validate.fail(f"p_value of {item.check}", item.p_value, "in [0, 1]")
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"It is no result of an audit: {error}") from error
+
+
+def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
+    """Refuse a result that its own evidence, claim and findings contradict.
+
+    Of a result that another version wrote, or of one without a digest, words and powers may differ;
+    the bound may not, nor on which side the verdict stands.
+    """
+    from askgauss._version import __version__
+    from askgauss.auditing import derived
+
+    try:
+        again = derived(result, lambda: result.distribution_free_evidence)
+    except (AskGaussError, ArithmeticError, ValueError, TypeError, LookupError) as error:
+        raise FileFormatError(
+            f"Its evidence is none that an audit gathers: {error}. Audit the run again."
+        ) from error
+    same_code = content["schema"] == _SCHEMA and result.version == __version__
+    names = ["epsilon_lower", "epsilon_point", "ceiling"]
+    if same_code:
+        names += ["distribution_free", "power", "smallest_leak", "reason", "verdict"]
+        own = result.auditor.findings(
+            result.evidence, delta=result.delta, confidence=result.confidence
+        )
+        stated_checks = {(item.check, item.status) for item in result.findings}
+        if not {(item.check, item.status) for item in own} <= stated_checks:
+            raise _contradiction("findings", "others", ", ".join(map(str, own)))
+    for name in names:
+        stated, found = getattr(result, name), getattr(again, name)
+        if not _agree(stated, found):
+            raise _contradiction(name, stated, found)
+    if not same_code and _side(result) != _side(again):
+        if _side(again) is Verdict.INVALID and "distribution_free_evidence" not in content:
+            # Earlier results do not say what the method beside it saw.
+            return
+        raise _contradiction("verdict", result.verdict, again.verdict)
+    if "assumption" in content and content["assumption"] != result.assumption.value:
+        raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def _side(result: AuditResult) -> Verdict | None:
+    """Where a verdict stands; that of too weak an audit is with the claim."""
+    verdict = result.verdict
+    return Verdict.CONSISTENT if verdict is Verdict.INCONCLUSIVE else verdict
+
+
+def _agree(stated: Any, found: Any) -> bool:
+    if isinstance(stated, float) and isinstance(found, float):
+        return math.isclose(stated, found, rel_tol=_ROUNDING, abs_tol=1e-9)
+    if isinstance(stated, str) and isinstance(found, str):
+        return _words(stated) == _words(found)
+    return bool(stated == found)
+
+
+def _words(reason: str) -> str:
+    """A sentence without its numbers, whose last shown digit may be rounded the other way."""
+    return re.sub(r"[0-9][0-9.e+-]*", "#", reason)
+
+
+def _contradiction(name: str, stated: Any, found: Any) -> FileFormatError:
+    return FileFormatError(
+        f"Its {name} is {str(stated)[:80]!r} where its evidence, claim and findings give "
+        f"{str(found)[:80]!r}: it was damaged or edited. Audit the run again."
+    )
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
@@ -15,13 +14,13 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _files, _plain, _schema, _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
 
 __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
 _KIND = "askgauss-scores"
-_SCHEMA = 1
+_SCHEMA = 2
 # Beyond these the squares of scores would not be numbers any more, or zeros; no unit leads there.
 _LARGEST = 1e140
 _SMALLEST = 1e-140
@@ -45,6 +44,7 @@ class ScoreMetadata:
         noise: "gaussian" where the mechanism is known to add Gaussian noise. Steps or a noise
             multiplier say so too; where nothing does, a default audit's verdict rests on a test
             that needs no law of the noise.
+        run: The identity of the run, drawn when it was begun; no part of what is compared.
     """
 
     steps: int | None = None
@@ -55,6 +55,7 @@ class ScoreMetadata:
     fair_coins: bool | None = None
     carried_shift: float | None = None
     noise: Literal["gaussian"] | None = None
+    run: str | None = field(default=None, compare=False)
 
     @property
     def gaussian(self) -> bool:
@@ -284,7 +285,10 @@ class CanaryScores:
             yield 0, score[~member]
 
     def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write an npz file (no pickles), whole or not at all."""
+        """Write an npz file (no pickles), whole or not at all, that only its owner may read.
+
+        With known background, scores tell about the training data what the noise was to hide.
+        """
         arrays: dict[str, NDArray[Any]] = {"score": self.score, "member": self.member}
         if self.ids is not None:
             arrays["ids"] = self.ids
@@ -301,16 +305,26 @@ class CanaryScores:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
-        missing = {"score", "member"} - arrays.keys()
-        if missing:
-            raise FileFormatError(f"Expected the arrays score and member, missing {missing}.")
-        return cls(
-            score=arrays["score"],
-            member=arrays["member"],
-            ids=arrays.get("ids"),
-            relative_shift=arrays.get("relative_shift"),
-            metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
+        _schema.check_names(arrays, ("score", "member"), ("ids", "relative_shift"))
+        shape = (arrays["score"].size,)
+        numbers = {name: array for name, array in arrays.items() if name != "ids"}
+        _schema.check_arrays(
+            numbers,
+            {
+                "score": _schema.Field(np.float64, shape),
+                "member": _schema.Field(np.bool_, shape),
+                "relative_shift": _schema.Field(np.float64, shape),
+            },
         )
+        for array in arrays.values():
+            array.setflags(write=False)
+        try:
+            return cls(
+                metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
+                **arrays,
+            )
+        except ScoresError as error:
+            raise FileFormatError(f"Expected scores that can be audited: {error}") from error
 
     @classmethod
     def from_auditbench(
@@ -393,7 +407,7 @@ def _read_column(path: Path) -> NDArray[np.float64]:
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             return np.array([float(cell) for row in csv.reader(stream) for cell in row])
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, csv.Error) as error:
         raise FileFormatError(f"Expected one number a line in {str(path)!r}: {error}.") from error
 
 
@@ -401,9 +415,9 @@ def _read_hyperparameters(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}.") from error
+        content = _plain.parse(path.read_bytes())
+    except FileFormatError as error:
+        raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"Expected {str(path)!r} to hold an object.")
     return content

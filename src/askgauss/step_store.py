@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,9 @@ from askgauss.transcript import RunFacts
 __all__ = ["StepStore", "StepWriter"]
 
 _KIND = "askgauss-steps"
-_SCHEMA = 2
-# Rows and the header of a step store end with a checksum, since its second schema.
-_CHECK_BYTES = 4
+_SCHEMA = 3
+# Bytes of the check that ends the header and every row, by schema: none, a CRC-32, a SHA-256.
+_CHECK_BYTES = {1: 0, 2: 4, 3: 32}
 # The header of a step store is one line of JSON; a longer line is some other file.
 _LINE = 1 << 22
 # Values read at once when a step store is checked, or a score is summed over it.
@@ -33,14 +34,23 @@ _PENDING = 1 << 20
 
 
 def _row_type(canaries: int, schema: int = _SCHEMA) -> np.dtype[np.void]:
-    """One step in a step store: values, a bit for each planted canary, and a checksum of both."""
+    """One step in a step store: values, a bit for each planted canary, and a check of both."""
     parts: list[Any] = [("values", "<f4", (canaries,)), ("planted", "u1", (_packed(canaries),))]
-    return np.dtype(parts if schema == 1 else [*parts, ("check", "<u4")])
+    return np.dtype([*parts, ("check", "u1", (_CHECK_BYTES[schema],))])
 
 
-def _sealed(content: bytes, place: int = 0) -> bytes:
-    """The bytes and a checksum of them at their place: moved ones do not have it either."""
-    return content + zlib.crc32(content, place).to_bytes(_CHECK_BYTES, "little")
+def _check(content: bytes, place: int, previous: bytes, schema: int = _SCHEMA) -> bytes:
+    """What ends the header or a row; it depends on all that came before, or on the place alone."""
+    if schema == 1:
+        return b""
+    if schema == 2:
+        return zlib.crc32(content, place).to_bytes(_CHECK_BYTES[2], "little")
+    return hashlib.sha256(previous + content).digest()
+
+
+def _seal(last: bytes) -> bytes:
+    """What ends a store that is whole; without it steps may be missing at its end."""
+    return hashlib.sha256(b"end" + last).digest()
 
 
 def _packed(canaries: int) -> int:
@@ -60,18 +70,22 @@ def _header_bytes(member: NDArray[np.bool_], fingerprint: str, facts: RunFacts) 
         "canaries": member.size,
         "fingerprint": fingerprint,
         "facts": _plain.to_plain(facts),
+        "private": True,
     }
     line = _plain.dumps(_KIND, _SCHEMA, content, None).encode("utf-8")
     line += b" " * (-(len(line) + 1) % 64) + b"\n"
-    return _sealed(line + _pack(member).tobytes())
+    start = line + _pack(member).tobytes()
+    return start + _check(start, 0, b"")
 
 
 class StepStore:
     """Every step of a run as the recorder stored it, read through a memory map.
 
     The file is a line of JSON, the membership bits, then one row a step: a little-endian float32 a
-    canary, and a bit a canary for whether it was planted. Header and rows end with a CRC-32 each,
-    all of which are checked when the file is opened.
+    canary, and a bit a canary for whether it was planted. The header ends with its SHA-256, every
+    row with the SHA-256 of the check before it and itself, and a whole store with that of ``end``
+    and the last check. All of them are checked when the file is opened, so that no step can change,
+    move or go missing. Like a transcript, it is as private as the training data.
 
     Args:
         path: What was given to ``Recorder(store=)``.
@@ -121,11 +135,12 @@ class StepStore:
         self.member, self.facts, self.fingerprint = header.member, header.facts, header.fingerprint
         row = _row_type(self.member.size, header.schema)
         whole, torn = divmod(self._path.stat().st_size - header.end, row.itemsize)
-        if steps is None and (torn or not whole):
+        ending = _CHECK_BYTES[3] if header.schema == 3 else 0
+        if steps is None and (torn != ending or not whole):
             raise FileFormatError(
-                f"Expected {str(path)!r} to end with a whole step, got {torn} bytes more than "
-                f"{whole} steps: the run that wrote it was killed. Pass steps= to read the ones "
-                "its checkpoint counted."
+                f"Expected {str(path)!r} to end with a whole step{' and its seal' * bool(ending)}, "
+                f"got {torn} bytes more than {whole} steps: the run that wrote it was killed, or "
+                "the end of it was lost. Pass steps= to read the ones its checkpoint counted."
             )
         if steps is not None and whole < steps:
             raise FileFormatError(
@@ -135,23 +150,36 @@ class StepStore:
         rows = np.memmap(
             self._path, dtype=row, mode="r", offset=header.end, shape=(steps or whole,)
         )
-        self._check(rows)
+        last = self._check(rows, header)
+        if steps is None and ending and self._ending(ending) != _seal(last):
+            raise FileFormatError(
+                f"The seal of {str(path)!r} is damaged. Restore the file, or pass steps= to read "
+                "the ones its checkpoint counted."
+            )
         self.values, self._planted = rows["values"], rows["planted"]
 
-    def _check(self, rows: NDArray[np.void]) -> None:
+    def _check(self, rows: NDArray[np.void], header: _Header) -> bytes:
         """Refuse rows that are not as they were written; files of the first schema cannot tell."""
-        if "check" not in (rows.dtype.names or ()):
-            return
+        check, width = header.check, _CHECK_BYTES[header.schema]
+        if not width:
+            return check
         at_once = max(_CHUNK // self.member.size, 1)
         for start in range(0, len(rows), at_once):
             # Copied in one go: a memory map hands out single rows far more slowly.
             for step, row in enumerate(np.array(rows[start : start + at_once]), start):
                 content = row.tobytes()
-                if _sealed(content[:-_CHECK_BYTES], step) != content:
+                check = _check(content[:-width], step, check, header.schema)
+                if content[-width:] != check:
                     raise FileFormatError(
                         f"Step {step + 1} of {str(self._path)!r} is damaged: its checksum does not "
                         "fit. Restore the file, or read the steps before it with steps=."
                     )
+        return check
+
+    def _ending(self, count: int) -> bytes:
+        with self._path.open("rb") as stream:
+            stream.seek(-count, os.SEEK_END)
+            return stream.read()
 
     @property
     def number_of_steps(self) -> int:
@@ -221,7 +249,9 @@ class StepStore:
             score=scores,
             member=self.member,
             metadata=ScoreMetadata(
-                background=self.facts.background, fair_coins=self.facts.fair_coins
+                background=self.facts.background,
+                fair_coins=self.facts.fair_coins,
+                run=self.facts.run,
             ),
         )
 
@@ -235,6 +265,7 @@ class _Header:
     fingerprint: str
     end: int
     schema: int
+    check: bytes
 
 
 def _read_header(path: Path) -> _Header:
@@ -242,9 +273,9 @@ def _read_header(path: Path) -> _Header:
     with path.open("rb") as stream:
         line = stream.readline(_LINE)
         try:
-            content = _plain.loads(line, _KIND, _SCHEMA)
+            content = _plain.loads(line, _KIND, _SCHEMA, protected=3)
             schema: int = content["schema"]
-            tail = 0 if schema == 1 else _CHECK_BYTES
+            tail = _CHECK_BYTES[schema]
             count = _plain.from_plain(int, content.get("canaries"), "canaries")
             if count < 1:
                 raise FileFormatError(f"Expected canaries >= 1, got {count}.")
@@ -252,16 +283,19 @@ def _read_header(path: Path) -> _Header:
             if len(line) + _packed(count) + tail > path.stat().st_size:
                 raise FileFormatError(f"Expected the membership of {count} canaries, got its end.")
             bits, check = stream.read(_packed(count)), stream.read(tail)
-            if tail and _sealed(line + bits) != line + bits + check:
+            if check != _check(line + bits, 0, b"", schema):
                 raise FileFormatError("Its header is damaged: the checksum does not fit.")
+            facts: RunFacts = _plain.from_plain(RunFacts, content.get("facts"), "facts")
+            facts.check()
             member = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
             member.setflags(write=False)
             return _Header(
                 member=member.view(np.bool_),
-                facts=_plain.from_plain(RunFacts, content.get("facts"), "facts"),
+                facts=facts,
                 fingerprint=_plain.from_plain(str, content.get("fingerprint"), "fingerprint"),
                 end=len(line) + len(bits) + tail,
                 schema=schema,
+                check=check,
             )
         except FileFormatError as error:
             raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error
@@ -274,64 +308,113 @@ class StepWriter:
         self._path = Path(path)
         self._canaries = canaries
         self._row = np.zeros((), dtype=_row_type(canaries.size, schema=1))
-        self._row_bytes = _row_type(canaries.size).itemsize
+        self._schema = _SCHEMA
         self._pending = bytearray()
         self._end: int | None = None
         self._steps = 0
+        # The check of the last step, and of the last one that the file has.
+        self._last = self._written = b""
+        self._sealed = False
+        self._torn = False
+
+    @property
+    def last_check(self) -> str | None:
+        """The check of the last step in hexadecimal, which stands for all steps; None before."""
+        return self._last.hex() if self._steps else None
 
     def append(
         self, values: NDArray[np.float64], flags: NDArray[np.bool_], facts: Callable[[], RunFacts]
     ) -> None:
         """Add one step; ``facts`` is asked once, when the file is begun."""
         if self._end is None:
-            self._end = self._begin(facts())
+            self._begin(facts())
         self._row["values"] = values
         self._row["planted"] = _pack(flags)
-        self._pending += _sealed(self._row.tobytes(), self._steps)[: self._row_bytes]
+        content, before = self._row.tobytes(), self._last
+        self._last = _check(content, self._steps, before, self._schema)
+        self._pending += content + self._last
         self._steps += 1
         if len(self._pending) >= _PENDING:
             try:
                 self.flush()
             except BaseException:
                 # The caller is told that this step was not recorded; earlier ones were.
-                del self._pending[-self._row_bytes :]
+                del self._pending[-len(content) - len(self._last) :]
                 self._steps -= 1
+                self._last = before
                 raise
 
-    def _begin(self, facts: RunFacts) -> int:
+    def _begin(self, facts: RunFacts) -> None:
         if self._path.exists():
             raise RecordingError(
                 f"Expected store {str(self._path)!r} not to exist when a run begins. Load the "
                 "run's checkpoint to go on with it, or delete it, or store elsewhere."
             )
         header = _header_bytes(self._canaries.member, self._canaries.fingerprint(), facts)
-        with _files.atomic_write(self._path) as stream:
+        with _files.atomic_write(self._path, private=True) as stream:
             stream.write(header)
-        return len(header)
+        self._end, self._schema = len(header), _SCHEMA
+        self._last = self._written = header[-_CHECK_BYTES[_SCHEMA] :]
 
-    def flush(self, *, sync: bool = False) -> None:
-        """Hand what is pending to the file, and with ``sync`` to the disk."""
-        if self._end is None or not (self._pending or sync):
+    def flush(self, *, seal: bool = False, sync: bool = False) -> None:
+        """Hand what is pending to the file, with ``seal`` its end, and with ``sync`` to the disk.
+
+        Raises:
+            RecordingError: Something else wrote to the file meanwhile.
+            OSError: It cannot be written.
+        """
+        seal = seal and self._schema == _SCHEMA
+        if self._end is None or not (self._pending or sync or (seal and not self._sealed)):
             return
+        # Whatever fails from here on may leave some bytes behind.
+        torn, self._torn = self._torn, True
         with self._path.open("r+b") as stream:
-            if stream.seek(0, os.SEEK_END) < self._end:
-                raise RecordingError(
-                    f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
-                    "something else cut it. Load the last checkpoint."
-                )
-            # Overwrites whatever a write that failed half way left there.
+            try:
+                self._check_untouched(stream, torn)
+            except RecordingError:
+                self._torn = torn
+                raise
+            # Overwrites the seal, and what a write that failed half way left there.
             stream.seek(self._end)
             stream.write(self._pending)
+            if seal:
+                stream.write(_seal(self._last))
             stream.truncate()
             stream.flush()
             if sync:
                 os.fsync(stream.fileno())
         self._end += len(self._pending)
+        self._written, self._sealed, self._torn = self._last, seal, False
         self._pending.clear()
 
-    def resume(self, steps: int) -> None:
-        """Cut the file back to the steps of a checkpoint: the run goes on from there."""
-        end, row_bytes = None, _row_type(self._canaries.size).itemsize
+    def _check_untouched(self, stream: IO[bytes], torn: bool) -> None:
+        """Refuse to write behind steps that are not the ones this run wrote."""
+        assert self._end is not None
+        size = stream.seek(0, os.SEEK_END)
+        expected = self._end + (_CHECK_BYTES[3] if self._sealed else 0)
+        if size < self._end:
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
+                "something else cut it. Load the last checkpoint."
+            )
+        stream.seek(self._end - len(self._written))
+        written = stream.read(len(self._written))
+        if (size != expected and not torn) or written != self._written:
+            raise RecordingError(
+                f"Expected store {str(self._path)!r} to end with the steps this run wrote, got "
+                "others: another copy of the run writes to it. Stop one of them, and load the last "
+                "checkpoint."
+            )
+
+    def resume(self, steps: int, *, run: str | None, check: str | None) -> None:
+        """Cut the file back to the steps of a checkpoint: the run goes on from there.
+
+        Args:
+            steps: Steps of the checkpoint.
+            run: The run's identity; None where a checkpoint does not know.
+            check: The check of the last of these steps; None likewise.
+        """
+        end, schema, last = None, _SCHEMA, b""
         if self._path.exists():
             header = _read_header(self._path)
             if header.fingerprint != self._canaries.fingerprint():
@@ -339,19 +422,39 @@ class StepWriter:
                     f"Expected store {str(self._path)!r} to be of this run, got one of other "
                     "canaries. Give the path this run began with."
                 )
+            if steps and None not in (run, header.facts.run) and run != header.facts.run:
+                raise RecordingError(
+                    f"Expected store {str(self._path)!r} to be of run {run}, which the checkpoint "
+                    f"is of, got run {header.facts.run}. Give the store and the checkpoint of one "
+                    "run."
+                )
             if steps:
                 # A run that began when rows had no checksum goes on without.
-                row_bytes = _row_type(self._canaries.size, header.schema).itemsize
-            end = header.end + steps * row_bytes
+                schema = header.schema
+            end = header.end + steps * _row_type(self._canaries.size, schema).itemsize
         if steps and (end is None or self._path.stat().st_size < end):
             raise RecordingError(
                 f"Expected store {str(self._path)!r} to hold the {steps} steps of the checkpoint, "
                 "got fewer. Restore the file, or load an older checkpoint."
             )
         if steps and end is not None:
-            os.truncate(self._path, end)
+            with self._path.open("r+b") as stream:
+                stream.seek(end - _CHECK_BYTES[schema])
+                last = stream.read(_CHECK_BYTES[schema])
+                if check is not None and last.hex() != check:
+                    raise RecordingError(
+                        f"Expected store {str(self._path)!r} to hold the steps of the checkpoint, "
+                        "got others: another copy of the run wrote to it. Restore the file, or "
+                        "load the checkpoint it was written with."
+                    )
+                stream.seek(end)
+                if schema == _SCHEMA:
+                    stream.write(_seal(last))
+                stream.truncate()
         else:
             self._path.unlink(missing_ok=True)
             end = None
-        self._end, self._row_bytes, self._steps = end, row_bytes, steps
+        self._end, self._schema, self._steps = end, schema, steps
+        self._last = self._written = last
+        self._sealed, self._torn = bool(end) and schema == _SCHEMA, False
         self._pending.clear()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _files, _plain
+from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
@@ -23,7 +24,7 @@ __all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
 SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class RunFacts:
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
         notes: Anything a reader of the report should know.
+        run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
+            result of one run share it. No part of what is compared.
     """
 
     sampling_rate: float | None = None
@@ -87,6 +90,23 @@ class RunFacts:
     seed: int | None = None
     contribution: float | None = None
     notes: tuple[str, ...] = ()
+    run: str | None = field(default=None, compare=False)
+
+    def check(self) -> None:
+        """Refuse what no run is like, in facts that come from a file.
+
+        Raises:
+            FileFormatError: A number is out of its range.
+        """
+        for name in ("sampling_rate", "accounted_sampling_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0.0 <= rate <= 1.0:
+                raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
+        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "seed")
+        for name in (*counts, "noise_multiplier", "contribution"):
+            number = getattr(self, name)
+            if number is not None and not number >= 0:
+                raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
 
 
 def _unrecorded() -> NDArray[np.float64]:
@@ -182,10 +202,6 @@ _LATER = frozenset(
     for item in fields(part)
     if item.default_factory is not MISSING
 )
-# Fields of a step that have one number, and not one a tensor.
-_BY_STEP = frozenset({"clip_norm", "noise_multiplier"}) | {
-    name.removeprefix("steps.") for name in _LATER
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,6 +300,7 @@ class Transcript:
                 noise_multiplier=facts.noise_multiplier,
                 background=facts.background,
                 fair_coins=facts.fair_coins,
+                run=facts.run,
             ),
         )
 
@@ -292,7 +309,11 @@ class Transcript:
         return replace(self, facts=facts)
 
     def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write an npz file (no pickles), whole or not at all."""
+        """Write an npz file (no pickles), whole or not at all, that only its owner may read.
+
+        With the released weights and a known background it gives back the sums that the noise was
+        to hide: keep it with the training data.
+        """
         metadata = {"facts": _plain.to_plain(self.facts)}
         _files.write_arrays(target, _KIND, _SCHEMA, self.arrays(), metadata)
 
@@ -321,6 +342,8 @@ class Transcript:
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
         """Put a transcript together from the arrays of `arrays`."""
+        optional = {"gram", *_LATER}
+        check_names(arrays, [name for name in _array_names() if name not in optional], optional)
 
         def part(kind: type, prefix: str) -> dict[str, Any]:
             names = [item.name for item in fields(kind) if prefix + item.name in arrays]
@@ -335,46 +358,98 @@ class Transcript:
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check_shapes()
+        transcript._check()
         return transcript
 
-    def _check_shapes(self) -> None:
+    def _check(self) -> None:
         """What a file says fits together; arrays of the recorder always do."""
-        canaries, steps = self.member.size, self.number_of_steps
-        tensors = self.steps.planted.shape[-1] if self.steps.planted.ndim else 0
-        shapes: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(("member", "tensor"), (canaries,)),
-            **{f"canaries.{item.name}": (canaries,) for item in fields(CanarySums)},
-            **{
-                f"steps.{item.name}": (steps,) if item.name in _BY_STEP else (steps, tensors)
-                for item in fields(StepSums)
-            },
-            "kept": (self.kept.size,),
-            **dict.fromkeys(("kept_values", "kept_planted"), (steps, self.kept.size)),
-            "watch_values": (steps, self.watch_tensor.size),
-            "watch_tensor": (self.watch_tensor.size,),
-            "gram": (min(len(self.gram), self.kept.size),) * 2,
+        self.facts.check()
+        sizes = {
+            "canaries": self.member.size,
+            "steps": self.number_of_steps,
+            "columns": self.steps.planted.shape[-1] if self.steps.planted.ndim else 0,
+            "kept": self.kept.size,
+            "watched": self.watch_tensor.size,
+            "gram": min(len(self.gram) if self.gram.ndim else 0, self.kept.size),
+            "tensors": len(self.facts.tensors),
         }
-        kinds = {"member": "b", "kept_planted": "b"} | dict.fromkeys(
-            (
-                *("tensor", "kept", "watch_tensor"),
-                *("canaries.planted", "canaries.last_planted", "steps.planted", "steps.gaps"),
-            ),
-            "i",
-        )
         arrays = self.arrays()
         missing = sorted(_LATER - arrays.keys())
         if 0 < len(missing) < len(_LATER):
             raise FileFormatError(
                 f"Expected {missing[0]} beside the other arrays of its time, got none."
             )
-        for name, array in arrays.items():
-            kind = kinds.get(name, "f")
-            if array.shape != shapes[name] or array.dtype.kind != kind:
-                raise FileFormatError(
-                    f"Expected {name} to have shape {shapes[name]} and numbers of kind {kind!r}, "
-                    f"got shape {array.shape} and dtype {array.dtype}."
-                )
-        for name, array, bound in (("tensor", self.tensor, tensors), ("kept", self.kept, canaries)):
-            if array.size and not (array.min() >= 0 and array.max() < bound):
-                raise FileFormatError(f"Expected {name} in [0, {bound}), got other numbers.")
+        check_arrays(arrays, _fields_of(**sizes))
+        if np.any(np.diff(self.kept) <= 0):
+            raise FileFormatError("Expected kept to name each canary once, in order.")
+        planted = self.canaries.planted
+        if planted[~self.member].any():
+            raise FileFormatError("Expected absent canaries never to be planted.")
+        by_tensor = np.bincount(self.tensor, planted, sizes["columns"])
+        if not (
+            np.array_equal(by_tensor, self.steps.planted.sum(axis=0))
+            and np.array_equal(planted[self.kept], self.kept_planted.sum(axis=0))
+        ):
+            raise FileFormatError(
+                "Expected as many plantings over the steps as over the canaries, got other numbers."
+            )
+
+
+def _array_names() -> list[str]:
+    """Names of the arrays of a file."""
+    own = [
+        item.name for item in fields(Transcript) if item.name not in ("canaries", "steps", "facts")
+    ]
+    return [
+        *own,
+        *(f"canaries.{item.name}" for item in fields(CanarySums)),
+        *(f"steps.{item.name}" for item in fields(StepSums)),
+    ]
+
+
+def _fields_of(
+    *, canaries: int, steps: int, columns: int, kept: int, watched: int, gram: int, tensors: int
+) -> dict[str, Field]:
+    """What every array of a transcript of these sizes must be."""
+    each, rows = (canaries,), (steps, columns)
+    # Sums of squares are not negative; they may be infinite or nan, and the transcript says so.
+    square = Field(np.float64, each, low=0.0)
+    step_square = Field(np.float64, rows, low=0.0)
+    number, count = (
+        Field(np.float64, (steps,)),
+        Field(np.float64, (steps,), low=0.0, high=float(canaries)),
+    )
+    return {
+        "member": Field(np.bool_, each),
+        "tensor": Field(np.int64, each, low=0, high=columns, open=True),
+        "canaries.planted": Field(np.int64, each, low=0, high=steps),
+        "canaries.total": Field(np.float64, each),
+        "canaries.square": square,
+        "canaries.planted_total": Field(np.float64, each),
+        "canaries.planted_square": square,
+        "canaries.lag": Field(np.float64, each),
+        "canaries.other_total": Field(np.float64, each),
+        "canaries.other_square": square,
+        "canaries.last_planted": Field(np.int64, each, low=0, high=steps),
+        "steps.clip_norm": Field(np.float64, (steps,), low=0.0, finite=True),
+        "steps.noise_multiplier": Field(np.float64, (steps,), low=0.0),
+        "steps.planted": Field(np.int64, rows, low=0, high=canaries),
+        "steps.planted_total": Field(np.float64, rows),
+        "steps.planted_square": step_square,
+        "steps.total": Field(np.float64, rows),
+        "steps.square": step_square,
+        **dict.fromkeys(
+            ("steps.least", "steps.most", "steps.planted_least", "steps.planted_most"), number
+        ),
+        "steps.silent": count,
+        "steps.planted_silent": count,
+        "steps.carried": number,
+        "steps.gaps": Field(np.int64, (steps,), low=0),
+        "steps.batch_size": Field(np.float64, (steps,), low=0.0),
+        "kept": Field(np.int64, (kept,), low=0, high=canaries, open=True),
+        "kept_values": Field(np.float64, (steps, kept)),
+        "kept_planted": Field(np.bool_, (steps, kept)),
+        "watch_values": Field(np.float64, (steps, watched)),
+        "watch_tensor": Field(np.int64, (watched,), low=0, high=max(columns, tensors), open=True),
+        "gram": Field(np.float64, (gram, gram), low=0.0, high=1.001),
+    }

@@ -74,10 +74,10 @@ def auditor_from_options(name: Any, options: Any) -> Auditor[Any]:
         FileFormatError: There is no auditor of this name, or the options do not fit it.
     """
     types = auditor_types()
-    if name not in types:
+    if not isinstance(name, str) or name not in types:
         raise FileFormatError(
-            f"Expected auditor to be one of {', '.join(sorted(types))}, got {name!r}. A newer "
-            "askgauss may know it."
+            f"Expected auditor to be one of {', '.join(sorted(types))}, got {str(name)[:80]!r}. A "
+            "newer askgauss may know it."
         )
     auditor: Auditor[Any] = _plain.from_plain(types[name], options, f"auditor {name}")
     return auditor

@@ -26,7 +26,8 @@ def apply_file(context: typer.Context, path: Path) -> None:
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    # Bad TOML, bad UTF-8 and integers of thousands of digits are ValueErrors each.
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"Cannot read {str(path)!r} as TOML: {error}.") from error
     chain = _chain(context)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}

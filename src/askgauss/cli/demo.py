@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 _KIND = "askgauss-demo"
-_SCHEMA = 1
+_SCHEMA = 2
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 

@@ -102,8 +102,15 @@ def write_text(path: str, text: str) -> None:
     write_document(path, lambda stream: stream.write(text.encode("utf-8")))
 
 
-def write_document(path: str, write: Callable[[IO[bytes]], object]) -> None:
+def write_document(
+    path: str, write: Callable[[IO[bytes]], object], *, private: bool = False
+) -> None:
     """Let ``write`` fill a file, whole or not at all, or standard output.
+
+    Args:
+        path: The file, or ``-``.
+        write: Writes the document to a stream.
+        private: Whether only its owner may read the file.
 
     Raises:
         OutputError: The file cannot be written.
@@ -128,8 +135,7 @@ def write_document(path: str, write: Callable[[IO[bytes]], object]) -> None:
             with target.open("wb") as stream:
                 write(stream)
         else:
-            # Of a link the file behind it is replaced, not the link.
-            with _files.atomic_write(target.resolve()) as stream:
+            with _files.atomic_write(target, private=private) as stream:
                 write(stream)
     except OSError as error:
         raise OutputError(f"Cannot write {path!r}: {explain_os_error(error)}") from error

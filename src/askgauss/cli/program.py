@@ -7,7 +7,8 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from askgauss.cli.config import apply_file
 from askgauss.cli.terminal import note, one_line
-from askgauss.exceptions import AskGaussError
+from askgauss.exceptions import AskGaussError, AskGaussWarning
 
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
@@ -156,6 +157,22 @@ def _silence_stdout() -> None:
         os.close(nowhere)
 
 
+@contextlib.contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Say our own warnings in a line each, without the place in the code they come from."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Any, category: Any, *place: Any, **more: Any) -> None:
+            if issubclass(category, AskGaussWarning):
+                note(f"warning: {message}")
+            else:
+                shown(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 class Program(TyperGroup):
     """The whole program: the group of all commands."""
 
@@ -166,7 +183,7 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with _Failures(ctx):
+        with _Failures(ctx), _warnings_as_notes():
             result = super().invoke(ctx)
             # Here, so that a full disk or a closed pipe is met while it can still be reported.
             sys.stdout.flush()

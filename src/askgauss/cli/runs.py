@@ -16,7 +16,7 @@ from askgauss.exceptions import FileFormatError
 __all__ = ["Run", "RunFolder"]
 
 _KIND = "askgauss-cli-run"
-_SCHEMA = 1
+_SCHEMA = 2
 _LOCK = ".lock"
 
 

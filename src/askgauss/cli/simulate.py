@@ -102,7 +102,7 @@ def dpsgd(
         seed=seed,
         fault=None if fault is None else _named(fault, FAULTS),
     )
-    write_document(output, transcript.save)
+    write_document(output, transcript.save, private=True)
 
 
 @simulate.command(cls=Command)
@@ -141,7 +141,7 @@ def dpftrl(
         restart_every=restart_every,
         fault=None if fault is None else _named(fault, TREE_FAULTS),
     )
-    write_document(output, transcript.save)
+    write_document(output, transcript.save, private=True)
 
 
 @faults.command("list", cls=Command)

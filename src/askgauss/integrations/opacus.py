@@ -58,7 +58,7 @@ from askgauss.integrations._rows import send_through_clipping
 __all__ = ["CanaryAudit"]
 
 _KIND = "askgauss-opacus-audit"
-_SCHEMA = 1
+_SCHEMA = 2
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),

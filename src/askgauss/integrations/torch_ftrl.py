@@ -52,7 +52,7 @@ from askgauss.integrations._audited import AuditedRun
 
 __all__ = ["DPFTRL"]
 
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 class DPFTRL(AuditedRun):

@@ -33,7 +33,7 @@ __all__ = ["DataError", "ImageSet", "SetInfo", "available", "cache_folder", "fet
 Bytes = NDArray[np.uint8]
 
 _KIND = "askgauss-images"
-_SCHEMA = 1
+_SCHEMA = 2
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -199,7 +199,7 @@ def fetch(
         report(f"checking {name}")
         _check_digests(name, recipe, arrays)
         report(f"writing {target}")
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name})
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
     return target
 
 

@@ -30,7 +30,7 @@ from askgauss.paper.run_folder import RunFolder, process_rank
 __all__ = ["clipped_sum", "train_heads"]
 
 _KIND = "askgauss-paper-deep"
-_SCHEMA = 1
+_SCHEMA = 2
 _VIEWS = 100  # a random stream beside those of `Stream`
 _AVERAGING = 0.999
 
@@ -158,7 +158,7 @@ class _Run:
         accuracy: dict[str, float] = {}
         place = None if folder is None else folder.path / "checkpoints" / f"{name}.npz"
         if folder is not None and place is not None:
-            accuracy = folder.read_json(f"results/accuracy-{name}.json") or {}
+            accuracy = folder.read_json(f"results/accuracy-{name}.json", dict[str, float]) or {}
             if place.exists():
                 self._load(place)
         self._share()

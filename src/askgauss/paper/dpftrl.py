@@ -272,7 +272,7 @@ def train(
     Returns:
         Test accuracy by head.
     """
-    found: dict[str, float] | None = folder.read_json("results/accuracy.json")
+    found: dict[str, float] | None = folder.read_json("results/accuracy.json", dict[str, float])
     if found is not None:
         return found
     needed = plan.steps * plan.batch_size

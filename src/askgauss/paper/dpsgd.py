@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss import _files, _validate
+from askgauss import _files, _schema, _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.paper.linear import Heads, HeadsShape
@@ -31,7 +31,7 @@ __all__ = ["AuditedHead", "Head", "Plan", "Snapshot", "generator", "load_snapsho
 
 _KIND = "askgauss-paper-background"
 _STATE_KIND = "askgauss-paper-state"
-_SCHEMA = 1
+_SCHEMA = 2
 
 Progress = Callable[[int, int], None]
 
@@ -190,6 +190,7 @@ def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
     if not path.exists():
         raise FileFormatError(f"There is no {str(path)!r}: run the training again.")
     arrays, _ = _files.read_arrays(_background_path(path), _KIND, _SCHEMA)
+    _schema.check_names(arrays, ("background",))
     return Snapshot(transcript=Transcript.load(path), background=arrays["background"])
 
 
@@ -209,11 +210,13 @@ def train(
     Returns:
         Test accuracy by head, then by step of the snapshot.
     """
-    accuracies: dict[str, dict[str, float]] | None = folder.read_json("results/accuracy.json")
-    if accuracies is not None and str(plan.steps) in accuracies[plan.heads[0].name]:
+    accuracies: dict[str, dict[str, float]] | None = folder.read_json(
+        "results/accuracy.json", dict[str, dict[str, float]]
+    )
+    if accuracies is not None and str(plan.steps) in accuracies.get(plan.heads[0].name, {}):
         return accuracies
     run = _Run(features, plan)
-    accuracies = accuracies or {head.name: {} for head in plan.heads}
+    accuracies = {head.name: {} for head in plan.heads} | (accuracies or {})
     last = folder.last_checkpoint()
     if last is not None:
         run.load(last[1])

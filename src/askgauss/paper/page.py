@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from askgauss import _files
+from askgauss.exceptions import FileFormatError
 from askgauss.paper.run_folder import environment
 from askgauss.paper.tables import LEFT_IN, MODEL, TAKEN_OUT
 
@@ -30,8 +31,13 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
     for name, compare in _COMPARISONS.items():
         path = folder / "figures" / f"{name}.csv"
         if path.exists():
-            with path.open(newline="", encoding="utf-8") as stream:
-                lines += compare([{**row, "model": model} for row in csv.DictReader(stream)])
+            try:
+                with path.open(newline="", encoding="utf-8") as stream:
+                    lines += compare([{**row, "model": model} for row in csv.DictReader(stream)])
+            except (ValueError, LookupError, TypeError, ArithmeticError, csv.Error) as error:
+                raise FileFormatError(
+                    f"{str(path)!r} is damaged: {error}. Delete it, and it is made again."
+                ) from error
     here = environment()
     parts = [
         "# The paper, reproduced",

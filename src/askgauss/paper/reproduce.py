@@ -18,7 +18,7 @@ import numpy as np
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import MissingExtraError
+from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.mechanisms import tree
 from askgauss.paper import data
@@ -415,7 +415,13 @@ def _make(name: str, runs: tables.Runs | None, scale: Scale, folder: Path) -> No
 def _timed(place: Path) -> Iterator[list[float]]:
     """The minutes of every start so far, the present one among them once it is over."""
     path, started = place / "minutes.json", time.monotonic()
-    minutes: list[float] = json.loads(path.read_bytes()) if path.exists() else []
+    minutes: list[float] = []
+    if path.exists():
+        try:
+            found = _plain.from_plain(tuple[float, ...], _plain.parse(path.read_bytes()), "minutes")
+        except FileFormatError as error:
+            raise FileFormatError(f"{str(path)!r} is damaged: {error} Delete it.") from error
+        minutes = list(found)
     try:
         yield minutes
     finally:

@@ -29,7 +29,8 @@ from askgauss.exceptions import FileFormatError
 __all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked", "process_rank"]
 
 _KIND = "askgauss-run"
-_SCHEMA = 1
+_SCHEMA = 2
+_CONTENT_KIND = "askgauss-run-content"
 
 
 def environment() -> dict[str, Any]:
@@ -141,10 +142,15 @@ class RunFolder:
         """Plain values under a name in the folder, whole or not at all."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        _files.write_text(target, json.dumps(_plain.to_plain(content), indent=2))
+        text = _plain.dumps(_CONTENT_KIND, _SCHEMA, {"content": _plain.to_plain(content)})
+        _files.write_text(target, text)
 
-    def read_json(self, name: str) -> Any:
+    def read_json(self, name: str, hint: Any = Any) -> Any:
         """What `write_json` wrote; None if it did not.
+
+        Args:
+            name: The name it was written under.
+            hint: The type that it is.
 
         Raises:
             FileFormatError: The file is damaged.
@@ -153,9 +159,19 @@ class RunFolder:
         if not target.exists():
             return None
         try:
-            return json.loads(target.read_bytes())
-        except ValueError as error:
-            raise FileFormatError(f"{str(target)!r} is damaged: {error}. Delete it.") from error
+            found = _plain.parse(target.read_bytes())
+            if self._unprotected() and not (isinstance(found, dict) and "kind" in found):
+                _plain.warn_unprotected(_CONTENT_KIND)
+            else:
+                found = _plain.loads(target.read_bytes(), _CONTENT_KIND, _SCHEMA)["content"]
+            return _plain.from_plain(hint, found, name)
+        except (FileFormatError, KeyError) as error:
+            raise FileFormatError(f"{str(target)!r} is damaged: {error} Delete it.") from error
+
+    def _unprotected(self) -> bool:
+        """Whether the folder was made before files had a digest."""
+        config = _plain.parse((self.path / "config.json").read_bytes())
+        return isinstance(config, dict) and config.get("schema") == 1
 
     def checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         """Write a checkpoint of several files; it counts once all are there, and the older goes."""
@@ -173,5 +189,6 @@ class RunFolder:
 
     def last_checkpoint(self) -> tuple[int, Path] | None:
         """The step and folder of the last whole checkpoint."""
-        found = sorted((self.path / "checkpoints").glob("step-*"))
+        # As `checkpoint` names them, and nothing that only begins so.
+        found = sorted((self.path / "checkpoints").glob("step-" + 8 * "[0-9]"))
         return (int(found[-1].name.removeprefix("step-")), found[-1]) if found else None

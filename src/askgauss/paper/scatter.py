@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from askgauss import _files, _validate
+from askgauss import _files, _plain, _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.paper import data
 from askgauss.paper.run_folder import locked
@@ -127,7 +128,10 @@ def features(
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _fill(path, images, groups, (rows, size), progress)
-    stored = np.load(path, mmap_mode="r")
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
+        raise FileFormatError(f"{str(path)!r} is damaged: {error}. Delete it.") from error
     if stored.shape != (rows, size) or stored.dtype != np.float16:
         raise FileFormatError(f"Expected {str(path)!r} to hold these features. Delete it.")
     return Features(
@@ -151,7 +155,11 @@ def _fill(
     part, note = path.with_suffix(".part"), path.with_suffix(".json")
     done = 0
     if part.exists() and note.exists():
-        done = int(json.loads(note.read_text())["done"])
+        content = _plain.parse(note.read_bytes())
+        counted = content.get("done") if isinstance(content, dict) else None
+        if not isinstance(counted, int) or not 0 <= counted <= shape[0]:
+            raise FileFormatError(f"{str(note)!r} is damaged. Delete it.")
+        done = counted
     mode: Any = "r+" if done else "w+"
     stored = np.lib.format.open_memmap(
         part, mode=mode, dtype=np.float16, shape=None if done else shape

@@ -8,14 +8,16 @@ the folder; at the end they are gathered into one table.
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import itertools
-import json
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from askgauss import _files, _plain, _validate, accounting
 from askgauss.auditing import audit
@@ -33,6 +35,11 @@ RunKind = Literal["simulated", "full", "smoke"]
 
 _RETRIES = 3
 _TABLES = ("results.parquet", "results.csv")
+_CELL_KIND = "askgauss-sweep-cell"
+_SCHEMA = 2
+# What a row holds.
+_ROW = {"epsilon": float, "seed": int, "auditor": str, "bound": float, "above": bool}
+_MOST_ROWS = 10**7
 
 
 class SweepWorkerError(AskGaussError):
@@ -224,10 +231,12 @@ def run(
         tell = progress or (lambda done, of: None)
         tell(finished, len(cells))
         for cell, rows in _here(missing) if ray is None else _on_ray(missing, ray):
-            _files.write_text(parts / f"{cell.name}.json", json.dumps(_plain.to_plain(rows)))
+            text = _plain.dumps(_CELL_KIND, _SCHEMA, {"rows": _plain.to_plain(rows)}, None)
+            _files.write_text(parts / f"{cell.name}.json", text)
             finished += 1
             tell(finished, len(cells))
-        return _gather(place.path / "results", [parts / f"{cell.name}.json" for cell in cells])
+        rows = [row for cell in cells for row in _read_cell(parts / f"{cell.name}.json", cell)]
+        return _gather(place.path / "results", rows)
 
 
 def _here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
@@ -302,21 +311,31 @@ def _reach(address: str) -> None:
         ) from error
 
 
-def _gather(folder: Path, parts: Sequence[Path]) -> Path:
-    rows = [row for part in parts for row in _read(part)]
-    for row in rows:
-        row["bound"] = float(row["bound"])
+def _gather(folder: Path, rows: list[Row]) -> Path:
+    """Write the table, and beside it its SHA-256 as ``sha256sum --check`` reads it."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        path = folder / _TABLES[1]
-        _files.write_text(path, csv_text(rows))
-        return path
-    path = folder / _TABLES[0]
+        path, content = folder / _TABLES[1], csv_text(rows).encode("utf-8")
+    else:
+        buffer = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+        path, content = folder / _TABLES[0], buffer.getvalue()
+    # Removed first: a table without a digest is unprotected, one with another's is damaged.
+    _digest_path(path).unlink(missing_ok=True)
     with _files.atomic_write(path) as stream:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+        stream.write(content)
+    _files.write_text(_digest_path(path), _digest_line(path, content))
     return path
+
+
+def _digest_path(table: Path) -> Path:
+    return table.with_name(f"{table.name}.sha256")
+
+
+def _digest_line(table: Path, content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()}  {table.name}\n"
 
 
 def find_table(folder: str | os.PathLike[str]) -> Path | None:
@@ -329,33 +348,98 @@ def find_table(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def read_table(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a table that `run` wrote, Parquet or CSV."""
+    """The rows of a table that `run` wrote, Parquet or CSV.
+
+    Raises:
+        FileFormatError: It is damaged, or no such table.
+        MissingExtraError: It is Parquet, and pyarrow is not installed.
+    """
     source = Path(path)
-    if source.suffix == ".parquet":
-        try:
-            from pyarrow import parquet
-        except ImportError as error:
-            raise MissingExtraError("Parquet needs pyarrow: install askgauss[ray].") from error
-        found: list[Row] = parquet.read_table(source).to_pylist()
-        return found
-    with source.open(newline="", encoding="utf-8") as stream:
-        return [
-            {
-                "epsilon": float(row["epsilon"]),
-                "seed": int(row["seed"]),
-                "auditor": row["auditor"],
-                "bound": float(row["bound"]),
-                "above": row["above"] == "True",
-            }
-            for row in csv.DictReader(stream)
-        ]
-
-
-def _read(part: Path) -> list[Row]:
+    content, digest = source.read_bytes(), _digest_path(source)
+    if not digest.exists():
+        _plain.warn_unprotected("sweep table")
+    elif digest.read_bytes() != _digest_line(source, content).encode("utf-8"):
+        raise FileFormatError(
+            f"{str(source)!r} is damaged: its SHA-256 is not the one in {digest.name!r}. Run the "
+            "sweep again: finished cells are not done twice."
+        )
     try:
-        rows: list[Row] = json.loads(part.read_bytes())
-    except ValueError as error:
-        raise FileFormatError(f"{str(part)!r} is damaged: {error}. Delete it.") from error
+        rows = _parquet_rows(content) if source.suffix == ".parquet" else _csv_rows(content)
+        return _plain_rows(rows)
+    except (FileFormatError, ValueError, TypeError, LookupError, OSError, csv.Error) as error:
+        raise FileFormatError(
+            f"{str(source)!r} is no table of a sweep, or damaged: {error}"
+        ) from error
+
+
+def _parquet_rows(content: bytes) -> list[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("Parquet needs pyarrow: install askgauss[ray].") from error
+    try:
+        table = parquet.ParquetFile(
+            pyarrow.BufferReader(content), thrift_container_size_limit=1 << 20
+        )
+        if table.metadata.num_rows > _MOST_ROWS:
+            raise FileFormatError(f"it has {table.metadata.num_rows} rows.")
+        rows: list[Row] = table.read(columns=list(_ROW), use_threads=False).to_pylist()
+    except (pyarrow.ArrowException, MemoryError) as error:
+        raise FileFormatError(f"it is no Parquet file ({error}).") from error
+    return rows
+
+
+def _csv_rows(content: bytes) -> list[Row]:
+    lines = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""), strict=True)
+    return [
+        {
+            "epsilon": float(row["epsilon"]),
+            "seed": int(row["seed"]),
+            "auditor": row["auditor"],
+            "bound": float(row["bound"]),
+            "above": {"True": True, "False": False}[row["above"]],
+        }
+        for row in lines
+    ]
+
+
+def _plain_rows(found: Any) -> list[Row]:
+    """Rows of a table or a cell, each with all of its columns, within their ranges."""
+    if not isinstance(found, list):
+        raise FileFormatError("Expected a list of rows.")
+    rows = []
+    for number, item in enumerate(found):
+        if not isinstance(item, dict) or item.keys() != _ROW.keys():
+            raise FileFormatError(f"Expected the columns {', '.join(_ROW)} in row {number}.")
+        row = {
+            name: _plain.from_plain(hint, item[name], f"{name} of row {number}")
+            for name, hint in _ROW.items()
+        }
+        if not (row["epsilon"] > 0.0 and row["bound"] >= 0.0 and row["seed"] >= 0):
+            raise FileFormatError(f"Expected numbers of an audit in row {number}, got {row}.")
+        # Within rounding of the epsilon a table of few digits does not say which it was.
+        close = math.isclose(row["bound"], row["epsilon"], rel_tol=1e-9)
+        if not close and row["above"] != (row["bound"] > row["epsilon"]):
+            raise FileFormatError(f"Expected above to say whether the bound is, in row {number}.")
+        rows.append(row)
+    return rows
+
+
+def _read_cell(part: Path, cell: Cell) -> list[Row]:
+    try:
+        found = _plain.parse(part.read_bytes())
+        if isinstance(found, list):
+            _plain.warn_unprotected(_CELL_KIND)
+        else:
+            found = _plain.loads(part.read_bytes(), _CELL_KIND, _SCHEMA).get("rows")
+        rows = _plain_rows(found)
+        if [(row["epsilon"], row["seed"], row["auditor"]) for row in rows] != [
+            (cell.epsilon, cell.seed, name) for name in cell.auditors
+        ]:
+            raise FileFormatError("Expected a row for each auditor of its cell.")
+    except FileFormatError as error:
+        raise FileFormatError(f"{str(part)!r} is damaged: {error} Delete it.") from error
     return rows
 
 

@@ -158,7 +158,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         "reason": text.reason(result),
         "facts": facts,
         "scope": [
-            {"name": name, "words": clean(words, 600)} for name, words in result.scope_rows()
+            {"name": name, "words": one_line(words, 600)} for name, words in result.scope_rows()
         ],
         "axis": figure,
         "version": one_line(result.version, 40),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -129,7 +130,9 @@ def run_tree(
             cosines=np.array([_direction(prefix), _direction(prefix - before)]),
         )
         before = prefix
-    return recorder.transcript()
+    transcript = recorder.transcript()
+    # No run of its own: the same seed gives the same transcript, to the byte.
+    return transcript.with_facts(replace(transcript.facts, run=None))
 
 
 def _direction(vector: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -91,6 +91,8 @@ def simulate_dpsgd(
         accounted_steps=min(recorded.number_of_steps, steps),
         accounted_sampling_rate=sampling_rate,
         exercised=(*(() if own_coin else _BEFORE_THE_SUM), "noise", "reduction", "step count"),
+        # No run of its own: the same seed gives the same transcript, to the byte.
+        run=None,
     )
     return recorded.with_facts(facts)
 

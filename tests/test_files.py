@@ -1,0 +1,281 @@
+"""The container: every byte is checked, no size is believed, and files are whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss import _files, _plain
+from askgauss._archives import Archive
+from askgauss.exceptions import FileFormatError
+from askgauss.inputs import load_audit_input
+
+ARRAYS = {
+    "numbers": np.linspace(0.0, 1.0, 7),
+    "table": np.arange(12).reshape(3, 4),
+    "flags": np.array([True, False]),
+    "names": np.array(["a", "bc"]),
+    "nothing": np.zeros((0, 5)),
+    "scalar": np.array(3.0),
+}
+
+
+def written(arrays=None, **options):
+    stream = io.BytesIO()
+    _files.write_arrays(stream, "things", 2, ARRAYS if arrays is None else arrays, {}, **options)
+    return stream.getvalue()
+
+
+def read(content):
+    return _files.read_arrays(io.BytesIO(content), "things", 2)[0]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+        for a, b in ((one[name], other[name]) for name in one)
+    )
+
+
+def test_arrays_come_back_and_plain_numpy_reads_them():
+    content = written()
+    assert same(read(content), ARRAYS)
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        assert same({name: found[name] for name in ARRAYS}, ARRAYS)
+        header = json.loads(found["askgauss"].tobytes())
+    assert header["private"] is True
+    assert header["members"]["table"]["dtype"] == "<i8"
+    assert header["members"]["table"]["shape"] == [3, 4]
+
+
+def test_arrays_of_any_order_and_byte_order_come_back():
+    odd = {"a": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "b": np.arange(3, dtype=">i4")}
+    found = read(written(odd))
+    np.testing.assert_array_equal(found["a"], odd["a"])
+    np.testing.assert_array_equal(found["b"], odd["b"])
+    stream = io.BytesIO()
+    np.savez(stream, a=odd["a"])
+    np.testing.assert_array_equal(Archive(stream).read("a").array, odd["a"])
+
+
+def test_no_single_byte_can_change():
+    """Every bit of every byte: the same arrays, or an error."""
+    content, same_answers = written(), 0
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        try:
+            found = read(bytes(damaged))
+        except FileFormatError:
+            continue
+        assert same(found, ARRAYS)
+        same_answers += 1
+    # Times, versions and rights of the members, which say nothing about the content.
+    assert same_answers < 40 * (len(ARRAYS) + 1)
+
+
+def forged(change):
+    """The same file with members of a changed archive, each with a checksum that fits."""
+    with zipfile.ZipFile(io.BytesIO(written())) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def replaced(name, old, new):
+    def change(members):
+        assert old in members[name]
+        members[name] = members[name].replace(old, new)
+
+    return forged(change)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        replaced("table.npy", b"<i8", b"<i4"),
+        replaced("table.npy", b"(3, 4)", b"(4, 3)"),
+        replaced("table.npy", b"False", b"True "),
+        replaced("numbers.npy", b"(7,)", b"(6,)"),
+        replaced("numbers.npy", b"<f8", b"<i8"),
+        replaced("numbers.npy", b"}", b"("),
+        replaced("numbers.npy", b"\x93NUMPY", b"\x93NUMPI"),
+        replaced("flags.npy", b"\n\1\0", b"\n\2\0"),
+        replaced("askgauss.npy", b'"private": true', b'"private": null'),
+        forged(lambda members: members.pop("table.npy")),
+        forged(lambda members: members.update({"more.npy": members["table.npy"]})),
+        forged(lambda members: members.update({"note.txt": b"hello"})),
+        written() + b"trailing",
+        b"leading" + written(),
+    ],
+)
+def test_what_fits_its_checksum_must_also_fit_the_header(content):
+    with pytest.raises(FileFormatError):
+        read(content)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_member_that_is_there_twice_is_refused():
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.npy", b"one")
+        archive.writestr("a.npy", b"two")
+    with pytest.raises(FileFormatError, match="twice"):
+        Archive(stream)
+
+
+def test_sizes_are_bounded_before_anything_is_allocated():
+    """A directory, a packed member and an array header that each promise far too much."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(1000))
+    packed = stream.getvalue()
+    # The size of the packed member is made to look honest; its unpacked one is not.
+    entry = packed.index(b"PK\1\2")
+    lied = packed[: entry + 20] + struct.pack("<2I", 1 << 31, 1 << 31) + packed[entry + 28 :]
+    spaces = b" " * 11
+    promised = replaced("numbers.npy", b"(7,), }" + spaces, b"(700000000000,), }")
+    tracemalloc.start()
+    for name, content in (("a", lied), ("numbers", promised)):
+        with pytest.raises(FileFormatError):
+            Archive(io.BytesIO(content)).read(name)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+def test_a_transcript_cannot_ask_for_tensors_it_does_not_have(tmp_path):
+    """Sixty kilobytes that named tensor 700,000,000 took 17 gigabytes to audit."""
+    transcript = ag.simulate_dpsgd(
+        steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
+    )
+    arrays = {name: array.copy() for name, array in transcript.arrays().items()}
+    facts = {"facts": _plain.to_plain(transcript.facts)}
+    for wrong in (7 * 10**8, -1):
+        arrays["watch_tensor"][0] = wrong
+        for schema in (1, 2):
+            _files.write_arrays(tmp_path / "a", "askgauss-transcript", schema, arrays, facts)
+            with pytest.raises(FileFormatError, match=r"watch_tensor in \[0, 1\)"):
+                load_audit_input(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("canaries.planted", lambda a: a.__setitem__(0, 6), r"planted in \[0, 5\]"),
+        ("canaries.planted", lambda a: a.fill(1), "never to be planted"),
+        ("steps.planted", lambda a: a.__setitem__(0, a[0] + 1), "as many plantings"),
+        ("kept_planted", lambda a: np.logical_not(a, out=a), "as many plantings"),
+        ("steps.clip_norm", lambda a: a.__setitem__(0, np.nan), "clip_norm to be finite"),
+        ("steps.square", lambda a: a.__setitem__(0, -1.0), "steps.square in"),
+        ("kept", lambda a: a.__setitem__(1, a[0]), "once, in order"),
+    ],
+)
+def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
+    transcript = ag.simulate_dpsgd(
+        steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
+    )
+    arrays = {key: array.copy() for key, array in transcript.arrays().items()}
+    change(arrays[name])
+    facts = {"facts": _plain.to_plain(transcript.facts)}
+    _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, arrays, facts)
+    with pytest.raises(FileFormatError, match=message):
+        load_audit_input(tmp_path / "a")
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="rights and links of POSIX")
+
+
+@POSIX
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_private_files_are_their_owners_alone(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        scores = ag.CanaryScores.from_groups(present=[1.0, 2.0], absent=[0.0, 1.0])
+        scores.save(tmp_path / "scores.npz")
+        recorder = ag.Recorder(
+            ag.DiracCanaries(present=2, absent=2, dimension=50, seed=0),
+            sampling_rate=0.5,
+            store=tmp_path / "steps",
+        )
+        recorder.sample()
+        recorder.observe(np.zeros(4))
+        recorder.save(tmp_path / "checkpoint.npz")
+        recorder.transcript().save(tmp_path / "transcript.npz")
+        ag.audit(scores, delta=1e-5, auditor=ag.OneRun()).to_json(tmp_path / "result.json")
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        wanted = 0o666 & ~umask if path.name == "result.json" else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+@POSIX
+def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "scores.npz", tmp_path / "link.npz"
+    link.symlink_to(target)
+    scores = ag.CanaryScores.from_groups(present=[1.0, 2.0], absent=[0.0, 1.0])
+    for _ in range(2):  # at first there is nothing behind it
+        scores.save(link)
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        assert len(ag.CanaryScores.load(target)) == 4
+
+
+HALF = """
+import os, sys
+from askgauss import _files
+with _files.atomic_write(sys.argv[1]) as stream:
+    stream.write(b"half")
+    stream.flush()
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_killed_saves_leave_is_removed_and_what_others_write_is_not(tmp_path):
+    target = tmp_path / "scores.npz"
+    (tmp_path / ".other.npz.0123456789abcdef.part").write_bytes(b"of another file")
+    command = [sys.executable, "-c", HALF, str(target)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as killed, subprocess.Popen(command, **pipes) as alive:
+        for process in (killed, alive):
+            assert process.stdout.readline() == b"half\n"
+        killed.kill()
+        killed.wait()
+        hour = time.time() - 3600
+        for part in tmp_path.iterdir():
+            os.utime(part, (hour, hour))
+        _files.write_text(target, "new")
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert len(left) == 3
+        assert left[0].startswith(".other.npz.")
+        assert left[1].startswith(".scores.npz.")
+        alive.stdin.close()
+        assert alive.wait() == 0
+    assert target.read_bytes() == b"half"
+
+
+def test_a_part_that_is_young_is_left_alone(tmp_path):
+    part = tmp_path / ".a.0123456789abcdef.part"
+    part.write_bytes(b"")
+    _files.write_text(tmp_path / "a", "new")
+    assert part.exists()
