@@ -126,20 +126,16 @@ def audit(
         assert isinstance(data, CanaryScores)
         evidence = replace(evidence, declared=False)
         judged = _gathered(_LAWLESS, data, level, confidence)
-    present = int(np.count_nonzero(data.member))
+    checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
+    if diagnostics and judged is not None and _doubtful(checks, method, evidence, 1.0 - confidence):
+        method, evidence, judged = _LAWLESS, judged, None
     findings = method.findings(evidence, delta=level, confidence=confidence)
-    if diagnostics:
-        checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error)
-        named = {item.check for item in findings}
-        others = [item for item in checks if item.check not in named]
-        judge, heard = (method, evidence) if declared else (_LAWLESS, judged)
-        findings += tuple(_as_it_concerns(item, judge, heard) for item in others)
-        if (
-            not declared
-            and judged is not None
-            and _doubtful(others, method, evidence, 1.0 - confidence)
-        ):
-            method, evidence, judged = _LAWLESS, judged, None
+    named = {item.check for item in findings}
+    judge, heard = (method, evidence) if declared else (_LAWLESS, judged)
+    findings += tuple(
+        _as_it_concerns(item, judge, heard) for item in checks if item.check not in named
+    )
+    present = int(np.count_nonzero(data.member))
     result = AuditResult(
         auditor=method,
         evidence=evidence,

@@ -125,7 +125,11 @@ def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Par
         exercised: Parts the canaries went through; none where only scores are left of the run.
     """
     by_check = {item.check: item for item in findings}
-    return tuple(_part(kind, by_check, exercised) for kind in _KINDS)
+    # What neither canaries nor facts could tell is no part of this run.
+    met = [
+        kind for kind in _KINDS if kind.passed or any(name in by_check for name in kind.deciding)
+    ]
+    return tuple(_part(kind, by_check, exercised) for kind in met)
 
 
 def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -> Part:
