@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.stats.betting import (
+from askgauss.stats.draws import (
     Bets,
     extreme_p_value,
     mean_p_value,

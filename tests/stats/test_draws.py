@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats.betting import (
+from askgauss.stats.draws import (
     Bets,
     extreme_p_value,
     mean_p_value,
