@@ -1,0 +1,14 @@
+"""Audits of any mechanism, by running it on two neighbouring inputs."""
+
+from askgauss.mechanism_audit.auditing import audit_mechanism
+from askgauss.mechanism_audit.outputs import Mechanism, from_function
+from askgauss.mechanism_audit.result import MechanismResult
+from askgauss.mechanism_audit.scores import Classifier
+
+__all__ = [
+    "Classifier",
+    "Mechanism",
+    "MechanismResult",
+    "audit_mechanism",
+    "from_function",
+]
