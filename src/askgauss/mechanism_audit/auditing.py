@@ -26,6 +26,8 @@ __all__ = ["audit_mechanism"]
 # Had the event leaked this many times as much, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
 _ENOUGH_POWER = 0.8
+# What an event leaks is taken for as much as it may be, this many standard errors up.
+_LIKELY = 1.645
 # The first batch only teaches; every later one is this share of all before it.
 _FIRST = 120
 _GROWTH = 0.4
@@ -138,7 +140,7 @@ def audit_mechanism(
                 break
     evidence = _evidence(players)
     bound = 0.0 if coins else evidence.epsilon_lower(level, confidence)
-    verdict, reason, power = _decide(evidence, claim, share, contradicted, coins)
+    verdict, reason, power = _decide(evidence, claim, bound, share, contradicted, coins)
     last = evidence.players[-1][-1] if evidence.players else None
     trials = max(evidence.trials, 1)
     return MechanismResult(
@@ -232,7 +234,12 @@ def _shown_by(bet: Bet, delta: float) -> float:
 
 
 def _decide(
-    evidence: Evidence, claim: PrivacyClaim | None, share: float, contradicted: bool, coins: str
+    evidence: Evidence,
+    claim: PrivacyClaim | None,
+    bound: float,
+    share: float,
+    contradicted: bool,
+    coins: str,
 ) -> tuple[Verdict | None, str, float | None]:
     """The verdict, why, and the power behind it."""
     if claim is None:
@@ -247,6 +254,11 @@ def _decide(
         )
         return Verdict.VIOLATION, reason, None
     nothing = "no evidence against the claim on this pair"
+    if bound > claim.epsilon:
+        nothing = (
+            f"the bound of {number(bound)} is above the claimed {claim.epsilon:g} on this pair, "
+            f"but not at confidence {1.0 - share:g}, where the gate decides"
+        )
     if not evidence.players:
         reason = f"{nothing}, but every output of both sides was the same: nothing was tested."
         return Verdict.INCONCLUSIVE, reason, 0.0
@@ -257,15 +269,13 @@ def _decide(
             f"{number(max(0.0, most))}; raise max_samples."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
-    bet = evidence.players[-1][-1]
-    shown = max(0.0, min(_shown_by(bet, claim.delta), claim.epsilon))
-    power = _power(evidence, bet, shown, claim, share)
+    power, shown = max(_power(evidence, bets[-1], claim, share) for bets in evidence.players)
     if power >= _ENOUGH_POWER:
         return Verdict.CONSISTENT, f"{nothing}.", power
     if _ALTERNATIVE * shown <= claim.epsilon:
         reason = (
-            f"{nothing}, but the most suspicious event showed {number(shown)} of the claimed "
-            f"{claim.epsilon:g}: the mechanism leaks less than it may, or this is not the worst "
+            f"{nothing}, but the most suspicious event leaks at most {number(shown)} of the "
+            f"claimed {claim.epsilon:g}: the mechanism leaks less than it may, or this is not the worst "
             "pair, or the events that matter are too rare; try search_neighbours, or raise "
             "max_samples."
         )
@@ -278,24 +288,36 @@ def _decide(
 
 
 def _power(
-    evidence: Evidence, bet: Bet, shown: float, claim: PrivacyClaim, share: float
-) -> float:
-    """Chance of a VIOLATION had the event bet on last leaked 1.25 times what it showed.
+    evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float
+) -> tuple[float, float]:
+    """Chance of a VIOLATION had the event leaked 1.25 times as much; and how much it leaks.
 
-    Its frequency on the favoured side stays; the other side's is what that leak makes it. The
-    players may not all find it, so its own wealth has to do it alone.
+    There is no law of the outputs to scale up, so the question is put to the event bet on last. If
+    what it shows may be all of the claim, it leaks 1.25 claims in the alternative; if it shows
+    less, then less, for another mechanism that breaks the claim may well show as little there. Its
+    frequency on the favoured side stays. One player may have to do it alone.
     """
-    trials = sum(bet.trials) + 1.0
-    favoured = (sum(bet.favoured) + 0.5) / trials
+    trials = bet.known_trials + sum(bet.trials)
+    favoured = bet.known_favoured + sum(bet.favoured)
+    other = bet.known_other + sum(bet.other)
+    _, most = betting.wilson_limits(favoured, trials, _LIKELY)
+    least, _ = betting.wilson_limits(other, trials, _LIKELY)
+    rate = (favoured + 0.5) / (trials + 1.0)
+    if rate <= claim.delta:
+        return 0.0, 0.0
+    shown = claim.epsilon
+    if least > 0.0:
+        shown = min(shown, max(0.0, math.log((most - claim.delta) / least)))
     true_epsilon = _ALTERNATIVE * shown
-    if true_epsilon <= claim.epsilon or favoured <= claim.delta:
-        return 0.0
-    return betting.chance_to_win(
-        favoured,
-        (favoured - claim.delta) * math.exp(-true_epsilon),
+    if true_epsilon <= claim.epsilon:
+        return 0.0, shown
+    chance = betting.chance_to_win(
+        rate,
+        (rate - claim.delta) * math.exp(-true_epsilon),
         known=evidence.players[-1][0].known_trials,
         blocks=evidence.blocks,
         epsilon=claim.epsilon,
         delta=claim.delta,
         error=share / len(evidence.players),
     )
+    return chance, shown

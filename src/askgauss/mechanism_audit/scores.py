@@ -30,7 +30,7 @@ _VALUES = 6
 # Numbers beyond this many interquartile ranges say no more than that they are far out.
 _FAR = 8.0
 _LARGEST = 1e300
-_RIDGE = 1.0
+_RIDGE = 100.0
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -100,11 +100,12 @@ class Features:
         for index in range(self.width):
             yield (f"number {index}" if self.width > 1 else "the number"), values[:, index]
         yield "length", outputs.lengths.astype(np.float64)
-        if missing.any():
-            yield "count of nan", missing.sum(axis=1).astype(np.float64)
         if self.width == 1:
             return
-        whole = np.where(missing, -np.inf, outputs.widened(self.width))
+        end = self.width - np.argmin(missing[:, ::-1], axis=1)
+        yield "place of the last number", np.where(missing.all(axis=1), 0, end).astype(np.float64)
+        yield "last number", values[np.arange(len(values)), end - 1]
+        whole = np.where(missing, -np.inf, values)
         largest = whole.max(axis=1)
         yield "largest number", largest
         yield "place of the largest", whole.argmax(axis=1).astype(np.float64)
@@ -159,16 +160,16 @@ class _Column:
 
 
 def _edges(real: Array) -> Array:
-    """Edges of cells: between the values where they are few, else at quantiles."""
-    values = np.unique(real)
+    """Edges of cells: one for every value that is common, the others at quantiles."""
+    values, counts = np.unique(real, return_counts=True)
     cells = int(np.clip(np.sqrt(real.size) / 2.0, 4, 40))
+    common = counts > real.size / cells
     if values.size <= cells:
-        return values[:-1] / 2.0 + values[1:] / 2.0
-    return np.unique(np.quantile(values if values.size < 2 * cells else real, _shares(cells)))
-
-
-def _shares(cells: int) -> Array:
-    return np.arange(1, cells) / cells
+        common[:] = True
+    alone = values[common]
+    rest = real[~np.isin(real, alone)]
+    cuts = np.quantile(rest, np.arange(1, cells) / cells) if rest.size > cells else rest[:0]
+    return np.unique(np.concatenate((np.nextafter(alone, -np.inf), alone, cuts)))
 
 
 def _cells(column: Array, edges: Array) -> NDArray[np.int64]:
