@@ -272,9 +272,7 @@ CORRECT = (
     Case("histogram", laplace(1.0), [2.0, 1, 0, 0], [1.0, 1, 0, 0]),
     Case("votes of teachers", noisy_max("laplace", 2.0, "index"), [3.0, 3, 1], [4.0, 2, 1]),
     Case("prefix sums", prefix_sums(1.0), [0.0] * 10, [1.0] + [0.0] * 9),
-    Case(
-        "one-time RAPPOR", one_time_rappor(0.75), 0.0, 2.0, epsilon=rappor_epsilon(0.75)
-    ),
+    Case("one-time RAPPOR", one_time_rappor(0.75), 0.0, 2.0, epsilon=rappor_epsilon(0.75)),
     Case("synthetic data", synthetic_data(1.0), [3.0, 0, 0], [3.0, 1, 0]),
 )
 
@@ -294,11 +292,14 @@ BROKEN = (
     Case(
         "exponential mechanism without the half",
         exponential_mechanism(1.0),
-        [1.0, 1, 1],
-        [2.0, 0, 0],
+        [1.0] * 10,
+        [2.0] + [0.0] * 9,
     ),
     Case(
-        "noisy maximum, Laplace, the value", noisy_max("laplace", 2.0, "value"), [0.0] * 5, [1.0] * 5
+        "noisy maximum, Laplace, the value",
+        noisy_max("laplace", 2.0, "value"),
+        [0.0] * 5,
+        [1.0] * 5,
     ),
     Case(
         "noisy maximum, exponential, the value",

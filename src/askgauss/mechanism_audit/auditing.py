@@ -275,8 +275,8 @@ def _decide(
     if _ALTERNATIVE * shown <= claim.epsilon:
         reason = (
             f"{nothing}, but the most suspicious event leaks at most {number(shown)} of the "
-            f"claimed {claim.epsilon:g}: the mechanism leaks less than it may, or this is not the worst "
-            "pair, or the events that matter are too rare; try search_neighbours, or raise "
+            f"claimed {claim.epsilon:g}: the mechanism leaks less than it may, or this is not the "
+            "worst pair, or the events that matter are too rare; try search_neighbours, or raise "
             "max_samples."
         )
     else:
@@ -287,9 +287,7 @@ def _decide(
     return Verdict.INCONCLUSIVE, reason, power
 
 
-def _power(
-    evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float
-) -> tuple[float, float]:
+def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> tuple[float, float]:
     """Chance of a VIOLATION had the event leaked 1.25 times as much; and how much it leaks.
 
     There is no law of the outputs to scale up, so the question is put to the event bet on last. If

@@ -28,7 +28,7 @@ def same_coins(seen: list[list[Outputs]], fresh: list[Outputs], error: float) ->
                 f"two calls of sample gave the same outputs on {SIDES[side]}: they are no fresh "
                 "draws. Let the mechanism draw anew in every call, or take a parameter seed."
             )
-    if _coupled(*fresh, error):
+    if _coupled(fresh[0], fresh[1], error):
         return (
             "outputs of the two sides rise and fall together, so they were drawn with the same "
             "coins: a pair of them is not independent. Draw each side with a generator of its own, "

@@ -12,7 +12,7 @@ from askgauss.mechanism_audit.outputs import SIDES, Outputs
 from askgauss.mechanism_audit.scores import Classifier, Score, fitted_scores
 from askgauss.stats import betting
 
-__all__ = ["Candidates", "Event", "leak", "suspicion"]
+__all__ = ["Candidates", "Criterion", "Event", "leak", "separating_score", "suspicion"]
 
 Array = NDArray[np.float64]
 # How good an event looks: of hits on the favoured side, hits on the other, and outputs of each.
@@ -65,7 +65,7 @@ def suspicion(epsilon: float, delta: float) -> Criterion:
         a = np.clip(a, 1e-12, 1.0 - 1e-12)
         gap = a - np.exp(epsilon) * b - delta
         doubt = np.sqrt(a * (1.0 - a) + np.exp(2.0 * epsilon) * b * (1.0 - b))
-        value = np.minimum(gap / doubt, 0.0)
+        value: Array = np.minimum(gap / doubt, 0.0)
         broken = gap > 0.0
         value[broken] = betting.growth(a[broken], b[broken], epsilon, delta)
         return value
@@ -151,3 +151,23 @@ def _counts(ours: Array, theirs: Array) -> tuple[Array, Array, Array]:
         (ours.size - np.searchsorted(first, cuts, side="left")).astype(np.float64),
         (theirs.size - np.searchsorted(second, cuts, side="left")).astype(np.float64),
     )
+
+
+def separating_score(data: Outputs, neighbour: Outputs) -> tuple[str, Score]:
+    """The score, fitted to half of these outputs, that tells the other half apart best."""
+    half = len(data) // 2
+    fit, judge = slice(0, half), slice(half, None)
+    judged = Outputs.together((data.rows(judge), neighbour.rows(judge)))
+    count = len(data) - half
+    found = []
+    for name, score in fitted_scores(data.rows(fit), neighbour.rows(fit)):
+        _, places = np.unique(score(judged), return_inverse=True)
+        counts = np.bincount(places)
+        ranks = (np.cumsum(counts) - 0.5 * (counts - 1.0))[places]
+        # The area under the curve, by the sum of ranks; turned round where it is below a half.
+        area = (ranks[:count].mean() - 0.5 * (count + 1.0)) / count
+        found.append((abs(area - 0.5), name, 1.0 if area >= 0.5 else -1.0, score))
+    if not found:
+        return "none", lambda outputs: np.zeros(len(outputs))
+    _, name, sign, best = max(found, key=lambda item: item[0])
+    return name, lambda outputs: sign * best(outputs)

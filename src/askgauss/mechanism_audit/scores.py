@@ -26,6 +26,8 @@ Fitted = tuple[str, Score]
 
 # Columns of an output that are looked at one by one, and values that are told apart exactly.
 _COLUMNS = 64
+# Dimensions in which nearest neighbours are near.
+_FEW = 6
 _VALUES = 6
 # Numbers beyond this many interquartile ranges say no more than that they are far out.
 _FAR = 8.0
@@ -211,7 +213,8 @@ def fitted_scores(
         if np.unique(np.concatenate((column, theirs[name]))).size > 1
     ]
     scores: list[Fitted] = [] if given is None else [("the likelihood ratio given", given)]
-    scores += _atoms(data, neighbour, pooled)
+    atoms = _atoms(data, neighbour, pooled)
+    scores += atoms
     if not columns:
         return scores
     table = _Table(features, tuple(columns))
@@ -223,7 +226,8 @@ def fitted_scores(
         labels = np.repeat((1.0, 0.0), (len(data), len(neighbour)))
         weights = _logistic(inputs, labels)
         scores.append(("logistic regression", lambda outputs: table.inputs(outputs) @ weights))
-    if 1 < features.width <= 10 and pooled.values.shape[1] <= 10:
+    # Points that coincide are neighbours of nobody in particular; single outputs tell them apart.
+    if 1 < pooled.values.shape[1] <= _FEW and not atoms:
         scores.append(("nearest neighbours", _nearest(table, data, neighbour)))
     if classifier is not None:
         inputs = np.concatenate((table.inputs(data), table.inputs(neighbour)))

@@ -211,7 +211,10 @@ def chance_to_win(
     sizes = np.concatenate(([known], np.asarray(blocks, np.int64)))
     hits = rng.binomial(sizes, favoured, (draws, sizes.size))
     misses = rng.binomial(sizes, other, (draws, sizes.size))
-    before = [np.cumsum(item, axis=-1)[..., :-1] for item in (hits, misses, sizes)]
-    gains = _gains(hits[:, 1:], misses[:, 1:], sizes[1:], *before, epsilon, delta)
+    hits_before, misses_before, before = (
+        np.cumsum(item, axis=-1)[..., :-1] for item in (hits, misses, sizes)
+    )
+    fresh = (hits[:, 1:], misses[:, 1:], sizes[1:])
+    gains = _gains(*fresh, hits_before, misses_before, before, epsilon, delta)
     most = np.cumsum(gains, axis=1).max(axis=1)
     return float(np.mean(most >= -math.log(error)))
