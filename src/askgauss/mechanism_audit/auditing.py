@@ -269,7 +269,8 @@ def _decide(
             f"{number(max(0.0, most))}; raise max_samples."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
-    power, shown = max(_power(evidence, bets[-1], claim, share) for bets in evidence.players)
+    chances = [_power(evidence, bets[-1], claim, share) for bets in evidence.players]
+    power, shown = max(chance for chance, _ in chances), chances[-1][1]
     if power >= _ENOUGH_POWER:
         return Verdict.CONSISTENT, f"{nothing}.", power
     if _ALTERNATIVE * shown <= claim.epsilon:

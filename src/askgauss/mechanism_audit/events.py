@@ -73,12 +73,12 @@ def suspicion(epsilon: float, delta: float) -> Criterion:
     return judge
 
 
-def leak(delta: float) -> Criterion:
+def leak(delta: float, doubt: float = _DOUBT) -> Criterion:
     """The epsilon that an event shows, as far as it can be trusted."""
 
     def judge(favoured: Array, other: Array, trials: int) -> Array:
-        a, _ = betting.wilson_limits(favoured, trials, _DOUBT)
-        _, b = betting.wilson_limits(other, trials, _DOUBT)
+        a, _ = betting.wilson_limits(favoured, trials, doubt)
+        _, b = betting.wilson_limits(other, trials, doubt)
         return np.asarray(np.log(np.maximum(a - delta, 1e-12) / b))
 
     return judge

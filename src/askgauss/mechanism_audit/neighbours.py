@@ -13,13 +13,13 @@ from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.mechanism_audit.events import Candidates, leak
 from askgauss.mechanism_audit.outputs import Mechanism, Outputs, Sampler, check_pair
-from askgauss.stats import betting
 
 __all__ = ["NeighbourSearch", "search_neighbours"]
 
 # Fewer outputs of a pair rank it by chance alone.
 _LEAST = 60
-_DOUBT = 1.0
+# The best of many events is overrated, the more so the fewer outputs: rank by what surely remains.
+_DOUBT = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +123,9 @@ def search_neighbours(
 
 def _shown(outputs: list[Outputs], delta: float) -> float:
     """A cautious estimate of what a pair leaks, by the event that shows most of it."""
-    event = Candidates(*outputs).best(leak(delta))
+    judge = leak(delta, _DOUBT)
+    event = Candidates(*outputs).best(judge)
     if event is None:
         return 0.0
-    favoured, _ = betting.wilson_limits(event.hits[0], event.trials, _DOUBT)
-    _, other = betting.wilson_limits(event.hits[1], event.trials, _DOUBT)
-    return max(0.0, math.log(max(float(favoured) - delta, 1e-12) / float(other)))
+    favoured, other = (np.array([float(hits)]) for hits in event.hits)
+    return max(0.0, float(judge(favoured, other, event.trials)[0]))

@@ -300,7 +300,7 @@ def _atoms(data: Outputs, neighbour: Outputs, pooled: Outputs) -> list[Fitted]:
     """Outputs as categories, where some occur again and again."""
     width = pooled.values.shape[1]
     known, places = np.unique(keys(pooled, width), return_inverse=True)
-    if known.size > 0.9 * len(pooled):
+    if not 1 < known.size <= 0.9 * len(pooled):
         return []
     ratios = _log_ratios(places[: len(data)], places[len(data) :], known.size)
 
