@@ -190,13 +190,12 @@ def clipped_mean_of_own_range():
 
 
 def svt_of_lyu(number, queries_above):
-    """The algorithms 1 to 6 of Lyu et al., for epsilon 1."""
+    """The algorithms of Lyu et al. for epsilon 1; the third is `NumericSparseVector`."""
     e = EPSILON
     c = queries_above
     return {
         1: sparse_vector(threshold_scale=2 / e, query_scale=4 * c / e, most=c),
         2: sparse_vector(threshold_scale=2 * c / e, query_scale=4 * c / e, most=c, refresh=True),
-        3: sparse_vector(threshold_scale=2 / e, query_scale=2 * c / e, most=c, numbers=True),
         4: sparse_vector(threshold_scale=4 / e, query_scale=4 / (3 * e), most=c),
         5: sparse_vector(threshold_scale=2 / e, query_scale=0, most=math.inf),
         6: sparse_vector(threshold_scale=2 / e, query_scale=2 / e, most=math.inf),
@@ -206,10 +205,12 @@ def svt_of_lyu(number, queries_above):
 class NumericSparseVector:
     """Algorithm 3 of Lyu et al. with its likelihood: stops at the first answer above, with it."""
 
-    scale = 2 / EPSILON
+    def __init__(self, epsilon):
+        self.scale = 2 / epsilon
 
     def sample(self, data, n, seed):
-        return svt_of_lyu(3, 1).sample(data, n, seed)
+        noise = {"threshold_scale": self.scale, "query_scale": self.scale}
+        return sparse_vector(**noise, most=1, numbers=True).sample(data, n, seed)
 
     def log_likelihood_ratio(self, outputs, data, neighbour):
         return self._log_likelihood(outputs, data) - self._log_likelihood(outputs, neighbour)
@@ -321,9 +322,10 @@ BROKEN = (
     ),
     Case(
         "sparse vector, Lyu 3 (Roth; iSVT4)",
-        NumericSparseVector(),
-        [0.0] * 12 + [2.0],
-        [1.0] * 12 + [1.0],
+        NumericSparseVector(2.0),
+        [-1.0] * 20 + [2.0],
+        [0.0] * 20 + [1.0],
+        epsilon=2.0,
     ),
     Case("sparse vector, Lyu 4 (Lee and Clifton; iSVT3)", svt_of_lyu(4, 5), FIVE, FIVE[::-1]),
     Case("sparse vector, Lyu 5 (Stoddard; iSVT1)", svt_of_lyu(5, 1), FIVE, FIVE[::-1]),

@@ -269,27 +269,26 @@ def _decide(
             f"{number(max(0.0, most))}; raise max_samples."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
-    chances = [_power(evidence, bets[-1], claim, share) for bets in evidence.players]
-    power, shown = max(chance for chance, _ in chances), chances[-1][1]
+    power = max(_power(evidence, bets[-1], claim, share) for bets in evidence.players)
     if power >= _ENOUGH_POWER:
         return Verdict.CONSISTENT, f"{nothing}.", power
+    shown = max(0.0, _shown_by(evidence.players[-1][-1], claim.delta))
+    reason = (
+        f"{nothing}, but this audit had only a {power:.0%} chance of noticing a leak of "
+        f"{_ALTERNATIVE:g} times the claim; raise max_samples."
+    )
     if _ALTERNATIVE * shown <= claim.epsilon:
         reason = (
-            f"{nothing}, but the most suspicious event leaks at most {number(shown)} of the "
-            f"claimed {claim.epsilon:g}: the mechanism leaks less than it may, or this is not the "
-            "worst pair, or the events that matter are too rare; try search_neighbours, or raise "
+            f"{nothing}, but its most telling event shows about {number(shown)} of the claimed "
+            f"{claim.epsilon:g}: the mechanism leaks less than it may, or this is not the worst "
+            "pair, or the events that matter are too rare; try search_neighbours, or raise "
             "max_samples."
-        )
-    else:
-        reason = (
-            f"{nothing}, but this audit had only a {power:.0%} chance of noticing a leak of "
-            f"{_ALTERNATIVE * shown:.4g}; raise max_samples."
         )
     return Verdict.INCONCLUSIVE, reason, power
 
 
-def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> tuple[float, float]:
-    """Chance of a VIOLATION had the event leaked 1.25 times as much; and how much it leaks.
+def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> float:
+    """Chance of a VIOLATION had the event leaked 1.25 times as much.
 
     There is no law of the outputs to scale up, so the question is put to the event bet on last. If
     what it shows may be all of the claim, it leaks 1.25 claims in the alternative; if it shows
@@ -303,14 +302,14 @@ def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> t
     least, _ = betting.wilson_limits(other, trials, _LIKELY)
     rate = (favoured + 0.5) / (trials + 1.0)
     if rate <= claim.delta:
-        return 0.0, 0.0
+        return 0.0
     shown = claim.epsilon
     if least > 0.0:
         shown = min(shown, max(0.0, math.log((most - claim.delta) / least)))
     true_epsilon = _ALTERNATIVE * shown
     if true_epsilon <= claim.epsilon:
-        return 0.0, shown
-    chance = betting.chance_to_win(
+        return 0.0
+    return betting.chance_to_win(
         rate,
         (rate - claim.delta) * math.exp(-true_epsilon),
         known=evidence.players[-1][0].known_trials,
@@ -319,4 +318,3 @@ def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> t
         delta=claim.delta,
         error=share / len(evidence.players),
     )
-    return chance, shown
