@@ -60,23 +60,19 @@ def nearest_private(
         np.asarray(other, np.float64),
         np.asarray(epsilon, np.float64),
     )
-    ratio = np.exp(level)
-    broken = a > ratio * b + delta
-    low, high = np.where(broken, b, 0.25), np.where(broken, (a - delta) / ratio, 0.25)
+    broken = a > np.exp(level) * b + delta
+    near_a, near_b = a.copy(), b.copy()
+    a, b, ratio = a[broken], b[broken], np.exp(level[broken])
+    low, high = b, (a - delta) / ratio
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         edge = ratio * middle + delta
-        # The divergence falls while this is positive.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rising = ratio * (a - edge) * middle * (1.0 - middle) > (middle - b) * edge * (
-                1.0 - edge
-            )
-        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
-    nearest = 0.5 * (low + high)
-    return (
-        np.where(broken, np.clip(ratio * nearest + delta, 0.0, a), a),
-        np.where(broken, nearest, b),
-    )
+        # The divergence falls while this is so.
+        falling = ratio * (a - edge) * middle * (1.0 - middle) > (middle - b) * edge * (1.0 - edge)
+        low, high = np.where(falling, middle, low), np.where(falling, high, middle)
+    near_b[broken] = 0.5 * (low + high)
+    near_a[broken] = ratio * near_b[broken] + delta
+    return near_a, near_b
 
 
 def _log_ratio(hits: Any, trials: Any, claimed: Array, nearest: Array) -> Array:
