@@ -47,6 +47,7 @@ LAYERS = {
     "power": 5,
     "simulation": 5,
     "linear_recorder": 5,
+    "mechanism_audit": 5,
     "plots": 6,
     "report": 6,
     "integrations": 7,

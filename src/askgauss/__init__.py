@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from askgauss.comparison import compare
     from askgauss.linear_recorder import LinearRecorder
     from askgauss.linear_transcript import LinearTranscript
+    from askgauss.mechanism_audit import audit_mechanism
     from askgauss.recorder import Recorder
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
@@ -80,6 +81,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "Verdict",
     "__version__",
     "audit",
+    "audit_mechanism",
     "compare",
     "gaussian",
     "simulate_dpftrl",
@@ -108,6 +110,7 @@ _NAMES_OF = {
     "askgauss.comparison": ("compare",),
     "askgauss.linear_recorder": ("LinearRecorder",),
     "askgauss.linear_transcript": ("LinearTranscript",),
+    "askgauss.mechanism_audit": ("audit_mechanism",),
     "askgauss.recorder": ("Recorder",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),

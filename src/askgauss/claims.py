@@ -22,7 +22,7 @@ class PrivacyClaim:
 
     Args:
         epsilon: Claimed epsilon, above 0 and at most 1e9.
-        delta: Claimed delta, in (0, 1).
+        delta: Claimed delta, in [0, 1); 0 where a method allows it, as `audit_mechanism` does.
         noise_multiplier: Standard deviation of the noise on the sum, in units of ``clip_norm``.
         sampling_rate: Probability that one record is in a step's batch (Poisson sampling).
         steps: Number of noisy steps released.
@@ -47,7 +47,7 @@ class PrivacyClaim:
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)
         _validate.within(0, _LARGEST_EPSILON, closed="right", epsilon=self.epsilon)
-        _validate.probability(delta=self.delta)
+        _validate.within(0.0, 1.0, closed="left", delta=self.delta)
         if self.noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
         if self.sampling_rate is not None:

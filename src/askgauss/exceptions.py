@@ -10,6 +10,7 @@
     ├── NotDefinedError                          this method does not answer this question
     ├── UnsupportedError                         this cannot be audited the way it was asked
     ├── RecordingError                           a recorder was used out of order or lost its run
+    ├── MechanismError                           a mechanism under audit failed to give its outputs
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
@@ -23,6 +24,7 @@ __all__ = [
     "AskGaussWarning",
     "FileFormatError",
     "InvalidArgumentError",
+    "MechanismError",
     "MissingExtraError",
     "NotDefinedError",
     "RecordingError",
@@ -63,6 +65,10 @@ class UnsupportedError(AskGaussError):
 
 class RecordingError(AskGaussError):
     """A recorder was used out of order, or a checkpoint belongs to another run."""
+
+
+class MechanismError(AskGaussError):
+    """A mechanism under audit raised, or gave outputs that cannot be laid out as asked."""
 
 
 class MissingExtraError(AskGaussError, ImportError):

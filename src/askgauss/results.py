@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from askgauss import _files, _plain, _validate
 from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
+from askgauss.exceptions import (
+    AskGaussError,
+    FileFormatError,
+    InvalidArgumentError,
+    NotDefinedError,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from askgauss.auditors.base import Auditor
     from askgauss.comparison import Comparison
+    from askgauss.stats.meaning import GaussianPrivacy
     from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Part", "Status", "Verdict"]
@@ -240,6 +246,37 @@ class AuditResult:
         bound elsewhere ask `epsilon_at`.
         """
         return self.auditor.tradeoff(self.evidence, delta=self.delta, confidence=self.confidence)
+
+    def gdp(self) -> GaussianPrivacy:
+        """Measured and claimed privacy as mu: two unit Gaussians of the same epsilon at delta.
+
+        Raises:
+            NotDefinedError: The method does not take the curve for Gaussian.
+        """
+        from askgauss.stats.meaning import gaussian_privacy
+
+        if not self.assumption.rests_on(Assumption.GAUSSIAN_SCORES) or (
+            self.assumption is Assumption.ESTIMATE
+        ):
+            raise NotDefinedError(
+                f"{type(self.auditor).__name__} assumes {self.assumption.value}, under which one "
+                "epsilon does not make a Gaussian curve. Ask a method that assumes Gaussian scores."
+            )
+        ends = None
+        if self.auditor.name == "gaussian-shift":  # exact, so that its other tail is a bound too
+            tail = 0.5 * (1.0 - self.confidence)
+            low, high = (
+                self.auditor.epsilon_lower(self.evidence, delta=self.delta, confidence=level)
+                for level in (1.0 - tail, tail)
+            )
+            ends = (low, high)
+        return gaussian_privacy(
+            epsilon_lower=self.epsilon_lower,
+            epsilon_interval=ends,
+            delta=self.delta,
+            claimed=None if self.claim is None else (self.claim.epsilon, self.claim.delta),
+            confidence=self.confidence,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""

@@ -1,0 +1,254 @@
+"""The mechanism's outputs: asked for, checked, and laid out as numbers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _validate
+from askgauss.exceptions import InvalidArgumentError, MechanismError
+
+__all__ = ["Mechanism", "Outputs", "Sampler", "from_function"]
+
+Array = NDArray[np.float64]
+
+SIDES = ("data", "neighbour")
+# Words are numbered from here, so that a word is no number that is released beside it.
+_THIRD = 1.0 / 3.0
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """Anything that can be run on a data set as often as asked.
+
+    Two more things are used where they are offered: a parameter ``seed`` of ``sample`` gets a
+    fresh whole number in every call, and a method ``log_likelihood_ratio(outputs, data,
+    neighbour)`` becomes one more score to choose events by (it may be wrong: what is chosen by it
+    is tested on fresh outputs).
+    """
+
+    def sample(self, data: Any, n: int) -> Any:
+        """``n`` independent outputs, along the first axis or as a list."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _OneByOne:
+    release: Callable[..., Any]
+
+    def sample(self, data: Any, n: int, seed: int | None = None) -> list[Any]:
+        """As many releases, each with a generator of its own where the function takes one."""
+        with_generator = len(inspect.signature(self.release).parameters) > 1
+        outputs = []
+        for index, generator in enumerate(np.random.default_rng(seed).spawn(n)):
+            try:
+                output = self.release(data, generator) if with_generator else self.release(data)
+            except Exception as error:
+                raise MechanismError(f"release {index} raised {_shown(error)}") from error
+            outputs.append(output)
+        return outputs
+
+
+def from_function(release: Callable[..., Any]) -> Mechanism:
+    """A mechanism from a function that releases one output.
+
+    Args:
+        release: Called as ``release(data)``, or as ``release(data, generator)`` if it takes two
+            arguments; the generator is a fresh `numpy.random.Generator` every time.
+
+    Examples:
+        >>> noisy = from_function(lambda data, rng: sum(data) + rng.laplace())
+        >>> len(noisy.sample([1, 2], 3))
+        3
+    """
+    if not callable(release):
+        raise _validate.fail("release", release, "to be a function of the data")
+    return _OneByOne(release)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """Outputs as a matrix, one row each.
+
+    Attributes:
+        values: The numbers of each output, one after the other; nan beyond the end of short ones.
+        lengths: How many numbers each output has.
+    """
+
+    values: Array
+    lengths: NDArray[np.int64]
+
+    @staticmethod
+    def together(parts: Sequence[Outputs]) -> Outputs:
+        """All rows, in order."""
+        width = max(part.values.shape[1] for part in parts)
+        return Outputs(
+            np.concatenate([part.widened(width) for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+    def widened(self, width: int) -> Array:
+        """The values in this many columns; what lies beyond them is left out."""
+        missing = width - self.values.shape[1]
+        if missing <= 0:
+            return self.values[:, :width]
+        return np.pad(self.values, ((0, 0), (0, missing)), constant_values=np.nan)
+
+    def rows(self, chosen: slice) -> Outputs:
+        """Some of the outputs."""
+        return Outputs(self.values[chosen], self.lengths[chosen])
+
+    def __len__(self) -> int:
+        return int(self.lengths.size)
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Draws from a mechanism, each call with a seed of its own where the mechanism takes one."""
+
+    mechanism: Mechanism
+    seeds: np.random.Generator
+    drawn: list[int] = field(default_factory=lambda: [0, 0])
+    words: dict[str, float] = field(default_factory=dict)
+    dimensions: int | None = None
+    seedable: bool = False
+
+    def __post_init__(self) -> None:
+        sample = getattr(self.mechanism, "sample", None)
+        if not callable(sample):
+            raise _validate.fail(
+                "mechanism",
+                self.mechanism,
+                "with a method sample(data, n)",
+                "Wrap a function that releases one output with from_function.",
+            )
+        try:
+            self.seedable = "seed" in inspect.signature(sample).parameters
+        except (TypeError, ValueError):
+            self.seedable = False  # a compiled function that does not say
+
+    def draw(self, data: Any, side: int, count: int) -> Outputs:
+        """``count`` fresh outputs of one side."""
+        first = self.drawn[side]
+        where = f"on {SIDES[side]}, samples {first} to {first + count - 1}"
+        extra = {"seed": int(self.seeds.integers(2**63))} if self.seedable else {}
+        try:
+            answer = self.mechanism.sample(data, count, **extra)
+        except Exception as error:
+            raise MechanismError(
+                f"The mechanism raised {_shown(error)} ({where}). A release that fails is a "
+                "release too: catch it in the mechanism and return a value that stands for it, "
+                "or mend it."
+            ) from error
+        try:
+            got = len(answer)
+        except TypeError:
+            raise MechanismError(
+                f"Expected sample(data, n) to return {count} outputs along the first axis, got "
+                f"{_short(answer)} ({where})."
+            ) from None
+        if got != count:
+            raise MechanismError(
+                f"Expected sample(data, n) to return {count} outputs, got {got} ({where}). "
+                "Outputs left out by the mechanism's result would hide a leak: return every one."
+            )
+        self.drawn[side] += count
+        return self._laid_out(answer, where)
+
+    def _laid_out(self, answer: Any, where: str) -> Outputs:
+        try:
+            array = np.asarray(answer)
+            ragged = array.dtype == object
+        except ValueError:  # rows of several lengths
+            ragged = True
+        if not ragged:
+            self._check_dimensions(array.ndim - 1, where)
+            flat = array.reshape(len(array), -1)
+            return Outputs(self._numbers(flat, where), np.full(len(flat), flat.shape[1], np.int64))
+        rows = [np.atleast_1d(np.asarray(row)) for row in answer]
+        for row in rows:
+            if row.dtype == object and row.ndim == 1 and any(np.ndim(item) for item in row):
+                raise MechanismError(
+                    f"Expected outputs that are numbers, words or arrays, got {_short(row)} "
+                    f"({where}). Flatten each output into one vector."
+                )
+        self._check_dimensions(max(row.ndim for row in rows), where)
+        if len({row.ndim for row in rows}) > 1:
+            raise MechanismError(
+                f"Expected outputs of one number of dimensions, got "
+                f"{sorted({row.ndim for row in rows})} ({where}). Flatten each output into one "
+                "vector; its length may vary."
+            )
+        lengths = np.array([row.size for row in rows], np.int64)
+        values = np.full((len(rows), max(int(lengths.max()), 1)), np.nan)
+        for index, row in enumerate(rows):
+            values[index, : row.size] = self._numbers(row.reshape(1, -1), where)
+        return Outputs(values, lengths)
+
+    def _check_dimensions(self, dimensions: int, where: str) -> None:
+        # A list of numbers and a list of vectors of one number are one thing.
+        dimensions = max(dimensions, 1)
+        if self.dimensions is None:
+            self.dimensions = dimensions
+        if dimensions != self.dimensions:
+            raise MechanismError(
+                f"Expected outputs of {self.dimensions} dimensions as before, got {dimensions} "
+                f"({where}). Flatten each output into one vector; its length may vary."
+            )
+
+    def _numbers(self, array: NDArray[Any], where: str) -> Array:
+        """Real numbers as they are; words and other things by a number for each."""
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+        if array.dtype.kind in "USO":
+            flat = [
+                float(item)
+                if isinstance(item, (int, float, np.number))
+                else self.words.setdefault(repr(item), len(self.words) + _THIRD)
+                for item in array.ravel().tolist()
+            ]
+            return np.array(flat, np.float64).reshape(array.shape)
+        raise MechanismError(
+            f"Expected outputs of real numbers or words, got dtype {array.dtype} ({where}). "
+            "Return the real and imaginary parts, or the fields, as separate numbers."
+        )
+
+
+def check_pair(
+    data: Any, neighbour: Any, adjacent: Callable[[Any, Any], bool] | None = None
+) -> None:
+    """Refuse a pair that is one data set twice, or not adjacent by the caller's own word."""
+    if data is neighbour or _equal(data, neighbour):
+        raise InvalidArgumentError(
+            "Expected neighbour to differ from data, got two equal ones. Between equal inputs "
+            "every mechanism is private: pass the pair that one record tells apart."
+        )
+    if adjacent is not None and not adjacent(data, neighbour):
+        raise InvalidArgumentError(
+            "Expected data and neighbour to be neighbours, but adjacent(data, neighbour) says "
+            "they are not. A claim promises nothing about such a pair."
+        )
+
+
+def _equal(data: Any, neighbour: Any) -> bool:
+    try:
+        same = data == neighbour
+        if isinstance(same, (bool, np.bool_)):
+            return bool(same)
+        return np.shape(data) == np.shape(neighbour) and bool(np.all(same))
+    except (TypeError, ValueError):
+        return False  # things that cannot be compared are taken for different
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {_short(str(error))}"
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
