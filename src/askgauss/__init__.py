@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from askgauss.comparison import compare
     from askgauss.linear_recorder import LinearRecorder
     from askgauss.linear_transcript import LinearTranscript
+    from askgauss.monitor import Monitor
     from askgauss.recorder import Recorder
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
@@ -66,6 +67,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "LinearRecorder",
     "LinearTranscript",
     "MaxCosine",
+    "Monitor",
     "MultiSplit",
     "OneRun",
     "OneRunFDP",
@@ -108,6 +110,7 @@ _NAMES_OF = {
     "askgauss.comparison": ("compare",),
     "askgauss.linear_recorder": ("LinearRecorder",),
     "askgauss.linear_transcript": ("LinearTranscript",),
+    "askgauss.monitor": ("Monitor",),
     "askgauss.recorder": ("Recorder",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),

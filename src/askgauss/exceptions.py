@@ -10,12 +10,15 @@
     ├── NotDefinedError                          this method does not answer this question
     ├── UnsupportedError                         this cannot be audited the way it was asked
     ├── RecordingError                           a recorder was used out of order or lost its run
+    ├── PrivacyAlarm                             a monitor found that the claim cannot be right
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "AskGaussError",
@@ -24,6 +27,7 @@ __all__ = [
     "InvalidArgumentError",
     "MissingExtraError",
     "NotDefinedError",
+    "PrivacyAlarm",
     "RecordingError",
     "ScoreDirectionError",
     "ScoresError",
@@ -61,6 +65,18 @@ class UnsupportedError(AskGaussError):
 
 class RecordingError(AskGaussError):
     """A recorder was used out of order, or a checkpoint belongs to another run."""
+
+
+class PrivacyAlarm(AskGaussError):
+    """A monitor found that a run's claim cannot be right.
+
+    Attributes:
+        alarm: The `askgauss.monitor.Alarm`: step, cause, evidence and implied epsilon.
+    """
+
+    def __init__(self, message: str, alarm: Any = None) -> None:
+        super().__init__(message)
+        self.alarm = alarm
 
 
 class MissingExtraError(AskGaussError, ImportError):

@@ -14,6 +14,7 @@ from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.monitor import Monitor, ObservedStep
 from askgauss.step_store import StepWriter
 from askgauss.transcript import CanarySums, RunFacts, StepSums, Transcript
 
@@ -47,6 +48,9 @@ class _Rows:
     def __len__(self) -> int:
         return self._count
 
+    def last(self) -> Any:
+        return self._array[self._count - 1]
+
     def rows(self) -> NDArray[Any]:
         return self._array[: self._count].copy()
 
@@ -63,6 +67,7 @@ class _Progress:
     watched: int | None
     coin: dict[str, Any]
     stored: bool = False
+    monitor: dict[str, Any] | None = None
 
 
 class Recorder(Checkpointed):
@@ -85,6 +90,7 @@ class Recorder(Checkpointed):
             needs no word for it.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
+        monitor: Watches every step; its state is kept in the checkpoints.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -116,6 +122,7 @@ class Recorder(Checkpointed):
         noise_multiplier: float | None = None,
         poisson: bool = False,
         store: str | os.PathLike[str] | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
@@ -164,6 +171,9 @@ class Recorder(Checkpointed):
             "kept_planted": _Rows.empty(np.bool_, self._kept.size),
             "watch_values": _Rows.empty(np.float64, 0),
         }
+        self._monitor = monitor
+        if monitor is not None:
+            monitor.attach(canaries, self._kept, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
@@ -225,6 +235,7 @@ class Recorder(Checkpointed):
             InvalidArgumentError: An argument has the wrong shape, type or range.
             RecordingError: The step does not fit the ones before it.
             OSError: The store could not be written.
+            PrivacyAlarm: The monitor alarms; the step has been recorded.
         """
         self._check_whole()
         released = self._vector("noisy_sum", noisy_sum)
@@ -264,6 +275,23 @@ class Recorder(Checkpointed):
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
+        if self._monitor is not None:
+            self._monitor.observe(self._last_step(claimed))
+
+    def _last_step(self, claimed: float | None) -> ObservedStep:
+        """The step that was just recorded, for the monitor."""
+        rows = self._rows
+        return ObservedStep(
+            planted=rows["planted"].last(),
+            planted_total=rows["planted_total"].last(),
+            planted_square=rows["planted_square"].last(),
+            total=rows["total"].last(),
+            square=rows["square"].last(),
+            kept=rows["kept_values"].last(),
+            noise_multiplier=claimed,
+            known=self._background == "known",
+            own_coin=self._own_coin is True,
+        )
 
     def _add(self, values: NDArray[np.float64], planted: NDArray[np.int64]) -> None:
         """Add a step to the sums, and turn its values into what is left without the plantings."""
@@ -442,6 +470,7 @@ class Recorder(Checkpointed):
                 watched=self._watched,
                 coin=_integers_as_text(self._coin.bit_generator.state),
                 stored=self._store is not None,
+                monitor=None if self._monitor is None else self._monitor.state_dict(),
             )
         )
         return state
@@ -494,6 +523,13 @@ class Recorder(Checkpointed):
                 "Expected store to be given to the Recorder exactly if the run began with one: a "
                 "store holds every step of its run."
             )
+        if progress.monitor is not None and self._monitor is None:
+            raise RecordingError(
+                "Expected monitor to be given to the Recorder, the run began with one: its evidence "
+                "would be lost."
+            )
+        if self._monitor is not None and progress.monitor is not None:
+            self._monitor.load_state_dict(progress.monitor)
         if self._store is not None:
             self._store.resume(steps)
         self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin

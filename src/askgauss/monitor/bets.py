@@ -1,0 +1,358 @@
+"""The bets a monitor makes against a run's claim, and what they have won."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.canaries import Canaries, ExampleCanaries
+from askgauss.exceptions import FileFormatError
+from askgauss.stats import e_process
+
+__all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
+
+PARTS = ("noise", "contribution", "sampling rate", "repeated noise")
+# Alternatives to the claim. Whatever lies between two of them is seen by both, a little later.
+NOISE = np.array([0.995, 0.99, 0.975, 0.95, 0.9, 0.8, 0.5, 0.1])
+CONTRIBUTION = np.array([1.1, 1.25, 1.5, 2.0, 4.0, 16.0])
+ODDS = np.array([1.05, 1.1, 1.25, 1.5, 2.0, 4.0])
+CORRELATION = np.array([0.1, 0.3, 1.0, -0.1, -0.3, -1.0])
+# Where more than one tensor is seen, half of the noise's weight is on all of them together.
+_POOLED = 0.5
+# Earlier steps to compare with: the one before, the first, and for each power of two the last step
+# that it divides and twice of it does not, so that steps of every age are there.
+_PREVIOUS, _FIRST, _LEVELS = 0, 1, 8
+
+_Floats = NDArray[np.float64]
+
+
+class ObservedStep(NamedTuple):
+    """A step as a recorder saw it, in clip norms; arrays have an entry for each tensor.
+
+    Attributes:
+        planted: Number of canaries planted.
+        planted_total: Sum over them.
+        planted_square: Sum of squares.
+        total: Sum over the others.
+        square: Sum of squares over the others.
+        kept: Values of the kept canaries.
+        noise_multiplier: What the recorder was told of the step; None where nothing.
+        known: Whether the background has been taken off.
+        own_coin: Whether the recorder's coin planted.
+    """
+
+    planted: NDArray[np.int64]
+    planted_total: _Floats
+    planted_square: _Floats
+    total: _Floats
+    square: _Floats
+    kept: _Floats
+    noise_multiplier: float | None
+    known: bool
+    own_coin: bool
+
+
+class Layout:
+    """What is watched, as far as it is fixed before the run.
+
+    Args:
+        canaries: Who is planted where.
+        kept: Indices of the canaries whose values are seen one by one.
+    """
+
+    def __init__(self, canaries: Canaries, kept: NDArray[np.int64]) -> None:
+        tensor = np.asarray(canaries.tensor)
+        self.present = int(np.count_nonzero(canaries.member))
+        self.orthogonal = not isinstance(canaries, ExampleCanaries)
+        self.size = np.bincount(tensor, minlength=1).astype(np.float64)
+        self.count = int(canaries.size)
+        self.chi_mean = e_process.chi_mean(np.maximum(self.size, 1.0))
+        self.tensors = np.flatnonzero(self.size)
+        self.quiet = np.flatnonzero(~canaries.member[kept])
+        self.quiet_tensor = tensor[kept][self.quiet]
+        self.quiet_size = np.bincount(self.quiet_tensor, minlength=self.size.size).astype(float)
+        # Noise along an earlier step's: the direction's length is the root of a tensor's size, so
+        # that the shift is the correlation. One factor serves both rows of a product.
+        means = e_process.chi_mean(np.maximum(self.quiet_size, 1.0))
+        self.quiet_scale = np.sqrt(np.sqrt(self.quiet_size) * means)
+
+    def reasons(self, *, known: bool, own_coin: bool, declared: bool, rate: float | None) -> Any:
+        """Why each part cannot be watched, or nothing; never from what the run released."""
+        nobody = "" if self.present else "no canary is present"
+        hidden = "" if known else "the background is unknown"
+        silent = "" if declared else "no noise multiplier is declared or follows from the claim"
+        along = "" if self.orthogonal else "values along gradients are not independent"
+        coin = "the recorder's own coin plants" if own_coin else ""
+        unclaimed = "no sampling rate is claimed" if rate is None else ""
+        always = "every record is in every step" if rate == 1.0 else ""
+        alone = "" if self.quiet.size > 1 else "no absent canaries are kept"
+        return {
+            "noise": along or silent,
+            "contribution": along or hidden or nobody or silent,
+            "sampling rate": coin or nobody or unclaimed or always,
+            "repeated noise": along or hidden or alone,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetsState:
+    """The plain values of a checkpoint."""
+
+    parts: tuple[str, ...]
+    step: int
+    wealth: tuple[float, ...]
+    rows: tuple[tuple[float, ...], ...]
+    row_steps: tuple[int, ...]
+
+
+class Bets:
+    """One e-process for each part that is watched, and their mean.
+
+    Args:
+        layout: What is watched.
+        parts: The parts, of `PARTS`.
+        rate: The claimed sampling rate, where it is watched.
+    """
+
+    def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
+        self._layout, self._parts = layout, parts
+        self._rate = 0.5 if rate is None else rate
+        self._step = 0
+        self._slices: dict[str, slice] = {}
+        start, logs = 0, []
+        for name in parts:
+            weights = self._weights(name)
+            self._slices[name] = slice(start, start + weights.size)
+            start += weights.size
+            logs.append(np.log(weights / len(parts)))
+        self._log_weight = np.concatenate(logs) if logs else np.zeros(0)
+        self._wealth = np.full(start, -math.inf)
+        self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
+        self._row_steps = [0] * (2 + _LEVELS)
+        self._several = layout.quiet_size[layout.quiet_size > 0].size > 1
+        self._one_scale = float(layout.quiet_scale.max(initial=0.0))
+        self._filled: list[int] = []
+        self._pulls: tuple[_Floats, tuple[int, ...]] = (np.zeros(1), (0,))
+        # The bets on less noise are straight lines in its freedom and square.
+        self._noise = e_process.noise_log_e(1.0, 0.0, NOISE), -e_process.noise_log_e(0, 1.0, NOISE)
+        self._steps_above = CONTRIBUTION - 1.0
+
+    def _weights(self, name: str) -> _Floats:
+        if name == "noise" and self._layout.tensors.size > 1:
+            each = self._layout.tensors.size * NOISE.size
+            return np.repeat([_POOLED / NOISE.size, (1.0 - _POOLED) / each], [NOISE.size, each])
+        bets = {
+            "noise": NOISE.size,
+            "contribution": CONTRIBUTION.size,
+            "sampling rate": ODDS.size,
+            "repeated noise": 2 * CORRELATION.size,
+        }
+        return np.full(bets[name], 1.0 / bets[name])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are watched."""
+        return self._parts
+
+    def weigh(
+        self,
+        step: ObservedStep,
+        count: int,
+        noise: float | None,
+        freedom: _Floats,
+        square: _Floats,
+    ) -> float:
+        """Weigh one step; the logarithm of the joint e-process after it.
+
+        Args:
+            step: The step.
+            count: Number of planted canaries.
+            noise: The noise multiplier declared for it, above 0; None where none is.
+            freedom: Degrees of freedom of the noise, by tensor.
+            square: Its sum of squares, in units of what is declared.
+        """
+        self._step += 1
+        layout, planted = self._layout, step.planted
+        logs: list[_Floats] = []
+        for name in self._parts:
+            if name == "noise":
+                logs.append(self._noise_logs(freedom, square, declared=noise is not None))
+            elif name == "contribution":
+                excess = step.planted_total - planted
+                about_one = step.planted_square - step.planted_total - excess
+                every = step.square + about_one
+                pull = e_process.standardised_pull(excess, every, layout.chi_mean)
+                shift = self._steps_above / noise if noise else 0.0 * self._steps_above
+                logs.append(e_process.pull_log_e(float(np.add.reduce(pull)), count, shift))
+            elif name == "sampling rate":
+                logs.append(e_process.rate_log_e(count, layout.present, self._rate, ODDS))
+            else:
+                logs.append(self._likeness_logs(step.kept[layout.quiet]))
+        self._wealth = e_process.advance(self._wealth, self._step, np.concatenate(logs))
+        return e_process.log_evidence(self._wealth, self._log_weight, self._step)
+
+    def _noise_logs(self, freedom: _Floats, square: _Floats, *, declared: bool) -> _Floats:
+        size = self._slices["noise"]
+        if not declared:
+            return np.zeros(size.stop - size.start)
+        alone, half = self._noise
+        pooled: _Floats = np.add.reduce(freedom) * alone - np.add.reduce(square) * half
+        tensors = self._layout.tensors
+        if tensors.size == 1:
+            return pooled
+        each = np.outer(freedom[tensors], alone) - np.outer(square[tensors], half)
+        return np.concatenate([pooled, each.ravel()])
+
+    def _likeness_logs(self, values: _Floats) -> _Floats:
+        """Bets that this step's noise is like the one before, or like some earlier one."""
+        row = self._standardised(values)
+        pulls = self._rows @ row
+        self._pulls = (pulls, tuple(self._row_steps))
+        logs = np.zeros((2, CORRELATION.size))
+        filled = self._filled
+        if filled:
+            like = e_process.pull_log_e(pulls[filled, None], float(values.size), CORRELATION)
+            logs[0] = like[0]
+            if len(filled) > 1:
+                # Each of them is as good a guess as any other.
+                logs[1] = np.logaddexp.reduce(like[1:], axis=0) - math.log(len(filled) - 1)
+        level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
+        for index in (_PREVIOUS, level if filled else _FIRST):
+            self._rows[index], self._row_steps[index] = row, self._step
+        if len(filled) < len(self._rows):
+            self._filled = [place for place, number in enumerate(self._row_steps) if number]
+        return logs.ravel()
+
+    def _standardised(self, values: _Floats) -> _Floats:
+        """Values over the length of their tensor's, times the factor that both rows share."""
+        layout = self._layout
+        if self._several:
+            length = np.bincount(layout.quiet_tensor, values * values, layout.size.size)
+            factor = layout.quiet_scale / np.sqrt(np.where(length > 0.0, length, 1.0))
+            return np.asarray(values * factor[layout.quiet_tensor])
+        return values * (self._one_scale / math.sqrt(float(values @ values) or 1.0))
+
+    def likeness(self) -> tuple[int, float]:
+        """The earlier step whose noise the last one's is most like, and their correlation."""
+        pulls, steps = self._pulls
+        nearest = int(np.argmax(np.abs(pulls)))
+        same = float((self._layout.quiet_scale**2).sum())
+        return steps[nearest], float(pulls[nearest]) / same
+
+    def evidence(self, part: str | None = None) -> float:
+        """Logarithm of the e-process of a part, or of all together."""
+        if self._step == 0:
+            return 0.0
+        if part is None:
+            return e_process.log_evidence(self._wealth, self._log_weight, self._step)
+        chosen = self._slices[part]
+        weight = self._log_weight[chosen] + math.log(len(self._parts))
+        return e_process.log_evidence(self._wealth[chosen], weight, self._step)
+
+    def weakest_tensor(self) -> int | None:
+        """The tensor most of the noise's evidence is about; None where it is about all."""
+        logs = (self._wealth + self._log_weight)[self._slices["noise"]]
+        group = int(np.argmax(logs)) // NOISE.size
+        return None if group == 0 else int(self._layout.tensors[group - 1])
+
+    def state(self) -> BetsState:
+        """Everything that changes from step to step."""
+        return BetsState(
+            parts=self._parts,
+            step=self._step,
+            wealth=tuple(self._wealth.tolist()),
+            rows=tuple(tuple(row) for row in self._rows.tolist()),
+            row_steps=tuple(self._row_steps),
+        )
+
+    def load(self, state: BetsState) -> None:
+        """Go on from a state.
+
+        Raises:
+            FileFormatError: It is not one of these bets.
+        """
+        rows = np.asarray(state.rows, dtype=np.float64) if state.rows else self._rows[:0]
+        fits = state.parts == self._parts and len(state.wealth) == self._wealth.size
+        if not fits or rows.shape != self._rows.shape or len(state.row_steps) != len(rows):
+            raise FileFormatError(
+                "Expected the monitor's checkpoint to be of this run's canaries, got other sizes. "
+                "Load the checkpoint of this run."
+            )
+        self._step, self._wealth = state.step, np.array(state.wealth, dtype=np.float64)
+        self._rows, self._row_steps = rows, list(state.row_steps)
+        self._filled = [place for place, number in enumerate(self._row_steps) if number]
+
+
+class Tally:
+    """What was measured of the noise, the contribution and the rate: all along, and lately.
+
+    Lately is since `forget` was called last.
+
+    Args:
+        tensors: Number of tensors.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        # Rows: degrees of freedom and squares of the relative noise, by tensor.
+        self._noise = np.zeros((2, tensors))
+        # Plantings, the sum over them and how often a canary could have been planted.
+        self._signal = np.zeros(3)
+        self.forget()
+
+    def add(
+        self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]
+    ) -> None:
+        """Add a step."""
+        self._noise[0] += freedom
+        self._noise[1] += square
+        self._signal += signal
+
+    def forget(self) -> None:
+        """Begin anew with what is lately."""
+        self._noise_before, self._signal_before = self._noise.copy(), self._signal.copy()
+
+    def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
+        """Noise in units of what is declared; nan where none was seen."""
+        rows = self._noise - self._noise_before if lately else self._noise
+        freedom, square = rows.sum(axis=1) if tensor is None else rows[:, tensor]
+        return math.sqrt(max(square, 0.0) / freedom) if freedom > 0.0 else math.nan
+
+    def noise_sums(self) -> tuple[float, float]:
+        """Degrees of freedom and squares of all tensors and steps."""
+        freedom, square = self._noise.sum(axis=1).tolist()
+        return freedom, square
+
+    def _signals(self, lately: bool) -> _Floats:
+        return self._signal - self._signal_before if lately else self._signal
+
+    def contribution(self, *, lately: bool = False) -> float:
+        """What a planted canary adds, in clip norms; nan where none was planted."""
+        count, total, _ = self._signals(lately)
+        return float(total / count) if count else math.nan
+
+    def rate(self, *, lately: bool = False) -> float:
+        """How often a present canary was planted; nan where none is present."""
+        count, _, opportunities = self._signals(lately)
+        return float(count / opportunities) if opportunities else math.nan
+
+    def state(self) -> tuple[tuple[float, ...], ...]:
+        """All numbers, as rows."""
+        rows = (*self._noise, *self._noise_before, self._signal, self._signal_before)
+        return tuple(tuple(row.tolist()) for row in rows)
+
+    def load(self, state: tuple[tuple[float, ...], ...]) -> None:
+        """Go on from a state.
+
+        Raises:
+            FileFormatError: It has another shape.
+        """
+        width = self._noise.shape[1]
+        if [len(row) for row in state] != [width] * 4 + [3, 3]:
+            raise FileFormatError("Expected the monitor's tallies to have one entry a tensor.")
+        rows = [np.array(row, dtype=np.float64) for row in state]
+        self._noise, self._noise_before = np.stack(rows[:2]), np.stack(rows[2:4])
+        self._signal, self._signal_before = rows[4:]
