@@ -112,6 +112,9 @@ class BetsState:
 class Bets:
     """One e-process for each part that is watched, and their mean.
 
+    Given the alternative, all but one kind of bet is a straight line in a few statistics of the
+    step, so that a step is one product with the matrix of these lines.
+
     Args:
         layout: What is watched.
         parts: The parts, of `PARTS`.
@@ -120,38 +123,52 @@ class Bets:
 
     def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
         self._layout, self._parts = layout, parts
-        self._rate = 0.5 if rate is None else rate
         self._step = 0
+        self._wealth, self._log_weight = np.zeros(0), np.zeros(0)
         self._slices: dict[str, slice] = {}
-        start, logs = 0, []
-        for name in parts:
-            weights = self._weights(name)
+        lines = [self._lines(name, rate) for name in parts]
+        start = 0
+        for name, part in zip(parts, lines, strict=True):
+            weights = self._weights(name, len(part))
             self._slices[name] = slice(start, start + weights.size)
             start += weights.size
-            logs.append(np.log(weights / len(parts)))
-        self._log_weight = np.concatenate(logs) if logs else np.zeros(0)
+            self._log_weight = np.append(self._log_weight, np.log(weights / len(parts)))
+        self._matrix = np.concatenate(lines) if lines else np.zeros((0, 8))
         self._wealth = np.full(start, -math.inf)
+        self._many = "noise" in parts and layout.tensors.size > 1
+        self._watch_contribution = "contribution" in parts
+        self._watch_likeness = "repeated noise" in parts
+        self._several = np.count_nonzero(layout.quiet_size) > 1
+        self._one_scale = float(layout.quiet_scale.max(initial=0.0))
         self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
         self._row_steps = [0] * (2 + _LEVELS)
-        self._several = layout.quiet_size[layout.quiet_size > 0].size > 1
-        self._one_scale = float(layout.quiet_scale.max(initial=0.0))
         self._filled: list[int] = []
         self._pulls: tuple[_Floats, tuple[int, ...]] = (np.zeros(1), (0,))
-        # The bets on less noise are straight lines in its freedom and square.
-        self._noise = e_process.noise_log_e(1.0, 0.0, NOISE), -e_process.noise_log_e(0, 1.0, NOISE)
-        self._steps_above = CONTRIBUTION - 1.0
 
-    def _weights(self, name: str) -> _Floats:
+    def _lines(self, name: str, rate: float | None) -> _Floats:
+        """The bets of a part, a row each: what every statistic of `weigh` adds to them."""
+        if name == "noise":
+            first, size, line = 0, NOISE.size, lambda x, y: e_process.noise_log_e(x, y, NOISE)
+        elif name == "contribution":
+            shift = CONTRIBUTION - 1.0
+            first, size, line = 2, shift.size, lambda x, y: e_process.pull_log_e(x, y, shift)
+        elif name == "sampling rate":
+            known = 0.5 if rate is None else rate
+            first, size = 4, ODDS.size
+            line = lambda x, y: e_process.rate_log_e(x, y, known, ODDS)  # noqa: E731
+        else:
+            first, size = 6, CORRELATION.size
+            line = lambda x, y: e_process.pull_log_e(x, y, CORRELATION)  # noqa: E731
+        found = np.zeros((size, 8))
+        found[:, first], found[:, first + 1] = line(1.0, 0.0), line(0.0, 1.0)
+        return found
+
+    def _weights(self, name: str, lines: int) -> _Floats:
         if name == "noise" and self._layout.tensors.size > 1:
-            each = self._layout.tensors.size * NOISE.size
-            return np.repeat([_POOLED / NOISE.size, (1.0 - _POOLED) / each], [NOISE.size, each])
-        bets = {
-            "noise": NOISE.size,
-            "contribution": CONTRIBUTION.size,
-            "sampling rate": ODDS.size,
-            "repeated noise": 2 * CORRELATION.size,
-        }
-        return np.full(bets[name], 1.0 / bets[name])
+            each = self._layout.tensors.size * lines
+            return np.repeat([_POOLED / lines, (1.0 - _POOLED) / each], [lines, each])
+        bets = 2 * lines if name == "repeated noise" else lines
+        return np.full(bets, 1.0 / bets)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -176,56 +193,69 @@ class Bets:
             square: Its sum of squares, in units of what is declared.
         """
         self._step += 1
-        layout, planted = self._layout, step.planted
-        logs: list[_Floats] = []
-        for name in self._parts:
-            if name == "noise":
-                logs.append(self._noise_logs(freedom, square, declared=noise is not None))
-            elif name == "contribution":
-                excess = step.planted_total - planted
-                about_one = step.planted_square - step.planted_total - excess
-                every = step.square + about_one
-                pull = e_process.standardised_pull(excess, every, layout.chi_mean)
-                shift = self._steps_above / noise if noise else 0.0 * self._steps_above
-                logs.append(e_process.pull_log_e(float(np.add.reduce(pull)), count, shift))
-            elif name == "sampling rate":
-                logs.append(e_process.rate_log_e(count, layout.present, self._rate, ODDS))
-            else:
-                logs.append(self._likeness_logs(step.kept[layout.quiet]))
-        self._wealth = e_process.advance(self._wealth, self._step, np.concatenate(logs))
+        layout = self._layout
+        statistics = [0.0] * 8
+        statistics[4], statistics[5] = count, layout.present
+        if noise is not None:
+            statistics[0], statistics[1] = np.add.reduce(freedom), np.add.reduce(square)
+            if self._watch_contribution:
+                # The alternatives are in clip norms, and a pull is in deviations.
+                statistics[2] = self._planted_pull(step) / noise
+                statistics[3] = count / (noise * noise)
+        earlier = None
+        if self._watch_likeness:
+            statistics[6], statistics[7], earlier = self._likeness(step.kept[layout.quiet])
+        logs = self._matrix @ np.array(statistics)
+        if self._many or earlier is not None:
+            logs = self._with_the_rest(logs, noise, freedom, square, earlier)
+        self._wealth = e_process.advance(self._wealth, self._step, logs)
         return e_process.log_evidence(self._wealth, self._log_weight, self._step)
 
-    def _noise_logs(self, freedom: _Floats, square: _Floats, *, declared: bool) -> _Floats:
-        size = self._slices["noise"]
-        if not declared:
-            return np.zeros(size.stop - size.start)
-        alone, half = self._noise
-        pooled: _Floats = np.add.reduce(freedom) * alone - np.add.reduce(square) * half
-        tensors = self._layout.tensors
-        if tensors.size == 1:
-            return pooled
-        each = np.outer(freedom[tensors], alone) - np.outer(square[tensors], half)
-        return np.concatenate([pooled, each.ravel()])
+    def _planted_pull(self, step: ObservedStep) -> float:
+        """How far planted canaries lie above 1, in deviations, each tensor by its own."""
+        excess = step.planted_total - step.planted
+        about_one = step.planted_square - step.planted_total - excess
+        pulls = e_process.standardised_pull(excess, step.square + about_one, self._layout.chi_mean)
+        return float(np.add.reduce(pulls))
 
-    def _likeness_logs(self, values: _Floats) -> _Floats:
-        """Bets that this step's noise is like the one before, or like some earlier one."""
+    def _with_the_rest(
+        self,
+        logs: _Floats,
+        noise: float | None,
+        freedom: _Floats,
+        square: _Floats,
+        earlier: _Floats | None,
+    ) -> _Floats:
+        """The bets with those on single tensors, and those on earlier steps."""
+        parts = [logs]
+        if self._many:
+            tensors, pooled = self._layout.tensors, NOISE.size
+            each = np.zeros((tensors.size, pooled))
+            if noise is not None:
+                lines = self._matrix[:pooled, :2]
+                each = np.outer(freedom[tensors], lines[:, 0])
+                each += np.outer(square[tensors], lines[:, 1])
+            parts = [logs[:pooled], each.ravel(), logs[pooled:]]
+        if earlier is not None:
+            parts.append(earlier)
+        return np.concatenate(parts)
+
+    def _likeness(self, values: _Floats) -> tuple[float, float, _Floats]:
+        """How like this step's noise is to the one before; and the bets on an earlier one."""
         row = self._standardised(values)
         pulls = self._rows @ row
         self._pulls = (pulls, tuple(self._row_steps))
-        logs = np.zeros((2, CORRELATION.size))
-        filled = self._filled
-        if filled:
-            like = e_process.pull_log_e(pulls[filled, None], float(values.size), CORRELATION)
-            logs[0] = like[0]
-            if len(filled) > 1:
-                # Each of them is as good a guess as any other.
-                logs[1] = np.logaddexp.reduce(like[1:], axis=0) - math.log(len(filled) - 1)
+        filled, earlier = self._filled, np.zeros(CORRELATION.size)
+        if len(filled) > 1:
+            like = e_process.pull_log_e(pulls[filled[1:], None], values.size, CORRELATION)
+            # Each of them is as good a guess as any other.
+            earlier = np.logaddexp.reduce(like, axis=0) - math.log(len(like))
         level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
         for index in (_PREVIOUS, level if filled else _FIRST):
             self._rows[index], self._row_steps[index] = row, self._step
         if len(filled) < len(self._rows):
             self._filled = [place for place, number in enumerate(self._row_steps) if number]
-        return logs.ravel()
+        return float(pulls[_PREVIOUS]), float(values.size) if filled else 0.0, earlier
 
     def _standardised(self, values: _Floats) -> _Floats:
         """Values over the length of their tensor's, times the factor that both rows share."""
@@ -300,7 +330,7 @@ class Tally:
         # Rows: degrees of freedom and squares of the relative noise, by tensor.
         self._noise = np.zeros((2, tensors))
         # Plantings, the sum over them and how often a canary could have been planted.
-        self._signal = np.zeros(3)
+        self._signal = (0.0, 0.0, 0.0)
         self.forget()
 
     def add(
@@ -309,11 +339,12 @@ class Tally:
         """Add a step."""
         self._noise[0] += freedom
         self._noise[1] += square
-        self._signal += signal
+        old = self._signal
+        self._signal = (old[0] + signal[0], old[1] + signal[1], old[2] + signal[2])
 
     def forget(self) -> None:
         """Begin anew with what is lately."""
-        self._noise_before, self._signal_before = self._noise.copy(), self._signal.copy()
+        self._noise_before, self._signal_before = self._noise.copy(), self._signal
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
         """Noise in units of what is declared; nan where none was seen."""
@@ -326,8 +357,9 @@ class Tally:
         freedom, square = self._noise.sum(axis=1).tolist()
         return freedom, square
 
-    def _signals(self, lately: bool) -> _Floats:
-        return self._signal - self._signal_before if lately else self._signal
+    def _signals(self, lately: bool) -> tuple[float, ...]:
+        before = self._signal_before if lately else (0.0, 0.0, 0.0)
+        return tuple(now - then for now, then in zip(self._signal, before, strict=True))
 
     def contribution(self, *, lately: bool = False) -> float:
         """What a planted canary adds, in clip norms; nan where none was planted."""
@@ -341,8 +373,8 @@ class Tally:
 
     def state(self) -> tuple[tuple[float, ...], ...]:
         """All numbers, as rows."""
-        rows = (*self._noise, *self._noise_before, self._signal, self._signal_before)
-        return tuple(tuple(row.tolist()) for row in rows)
+        rows = (*self._noise.tolist(), *self._noise_before.tolist())
+        return (*map(tuple, rows), self._signal, self._signal_before)
 
     def load(self, state: tuple[tuple[float, ...], ...]) -> None:
         """Go on from a state.
@@ -353,6 +385,8 @@ class Tally:
         width = self._noise.shape[1]
         if [len(row) for row in state] != [width] * 4 + [3, 3]:
             raise FileFormatError("Expected the monitor's tallies to have one entry a tensor.")
-        rows = [np.array(row, dtype=np.float64) for row in state]
-        self._noise, self._noise_before = np.stack(rows[:2]), np.stack(rows[2:4])
-        self._signal, self._signal_before = rows[4:]
+        self._noise, self._noise_before = np.array(state[:2]), np.array(state[2:4])
+        first, second, third = state[4]
+        self._signal = (first, second, third)
+        first, second, third = state[5]
+        self._signal_before = (first, second, third)

@@ -333,9 +333,8 @@ class Monitor:
         assert layout is not None
         self._steps += 1
         self._count_declared(noise)
-        planted, total, squares = step.planted, step.planted_total, step.planted_square
-        count = int(np.add.reduce(planted))
-        pooled = [float(np.add.reduce(part)) for part in (total, squares, step.total, step.square)]
+        count = int(np.add.reduce(step.planted))
+        pooled = [float(np.add.reduce(part)) for part in step[1:5]]
         if not math.isfinite(pooled[1] + pooled[3]):
             self._sound(
                 "finite values",
@@ -343,11 +342,9 @@ class Monitor:
                 "Nan or infinite values were released: nothing can be said of such a step.",
             )
         else:
-            # Planted ones spread about their own mean, whatever they contribute.
-            freedom = layout.size - (planted > 0)
-            square = step.square + np.maximum(squares - total * total / np.maximum(planted, 1), 0.0)
+            freedom, square = layout.size - step.planted, step.square
             if noise is not None:
-                square /= noise * noise
+                square = square / (noise * noise)
                 self._tally.add(freedom, square, (count, pooled[0], layout.present))
             if bets.parts:
                 self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise)
