@@ -31,6 +31,7 @@ LAYERS = {
     "canaries": 2,
     "transcript": 2,
     "linear_transcript": 2,
+    "monitor": 2,
     "recorder": 2,
     "step_store": 2,
     "results": 3,

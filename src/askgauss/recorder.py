@@ -173,6 +173,9 @@ class Recorder(Checkpointed):
         }
         self._monitor = monitor
         if monitor is not None:
+            if not isinstance(monitor, Monitor):
+                hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
+                raise _validate.fail("monitor", monitor, "to be a monitor", hint)
             monitor.attach(canaries, self._kept, sampling_rate=self._sampling_rate)
 
     @property

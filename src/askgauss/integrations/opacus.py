@@ -30,7 +30,13 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
-from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.exceptions import (
+    MissingExtraError,
+    PrivacyAlarm,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
 
@@ -141,6 +147,8 @@ class CanaryAudit(AuditedRun):
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``. All ranks see
+            the same sums, so that they alarm in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -181,6 +189,7 @@ class CanaryAudit(AuditedRun):
         every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         _validate.one_of(("sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
@@ -227,7 +236,9 @@ class CanaryAudit(AuditedRun):
             clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
             store=store,
+            monitor=monitor,
         )
+        self._monitor = monitor
         self._probe: ExampleProbe | None = None
         if isinstance(self._canaries, ExampleCanaries):
             self._probe = ExampleProbe(
@@ -272,6 +283,11 @@ class CanaryAudit(AuditedRun):
     def canaries(self) -> DiracCanaries | BlockCanaries | ExampleCanaries:
         """Who is planted where."""
         return self._canaries
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def steps(self) -> int:
@@ -327,6 +343,8 @@ class CanaryAudit(AuditedRun):
                 optimizer.add_noise = self._previous
             self._add_noise = None
         self._ledger.close()
+        if self._monitor is not None:
+            self._monitor.close(failed=kind is not None)
         if kind is None and self._checkpoint is not None:
             self.save(self._checkpoint)
 
@@ -436,13 +454,18 @@ class CanaryAudit(AuditedRun):
             # Infinite gradients leave nan here. They are recorded, and the audit says so.
             released -= step.clean.cpu()
         values = released.numpy()
-        self._recorder.observe(
-            coordinates.along(values),
-            background=None if step.clean is None else 0.0,
-            clip_norm=step.clip_norm,
-            noise_multiplier=step.noise_multiplier,
-            watch=coordinates.watched(values),
-        )
+        try:
+            self._recorder.observe(
+                coordinates.along(values),
+                background=None if step.clean is None else 0.0,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+                watch=coordinates.watched(values),
+            )
+        except PrivacyAlarm:
+            # The step has been recorded, and whoever catches this may go on.
+            self._planted = None
+            raise
         self._planted = None
 
     def _observe_examples(self, probe: ExampleProbe, step: _Step) -> None:
