@@ -67,7 +67,7 @@ class RecordingError(AskGaussError):
     """A recorder was used out of order, or a checkpoint belongs to another run."""
 
 
-class PrivacyAlarm(AskGaussError):
+class PrivacyAlarm(AskGaussError):  # noqa: N818  (an alarm, where nothing failed but the run)
     """A monitor found that a run's claim cannot be right.
 
     Attributes:

@@ -171,11 +171,12 @@ class Recorder(Checkpointed):
             "kept_planted": _Rows.empty(np.bool_, self._kept.size),
             "watch_values": _Rows.empty(np.float64, 0),
         }
+        given: Any = monitor
+        if not isinstance(given, (Monitor, type(None))):
+            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
+            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
         self._monitor = monitor
         if monitor is not None:
-            if not isinstance(monitor, Monitor):
-                hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
-                raise _validate.fail("monitor", monitor, "to be a monitor", hint)
             monitor.attach(canaries, self._kept, sampling_rate=self._sampling_rate)
 
     @property
@@ -528,8 +529,8 @@ class Recorder(Checkpointed):
             )
         if progress.monitor is not None and self._monitor is None:
             raise RecordingError(
-                "Expected monitor to be given to the Recorder, the run began with one: its evidence "
-                "would be lost."
+                "Expected monitor to be given to the Recorder, the run began with one: its "
+                "evidence would be lost."
             )
         if self._monitor is not None and progress.monitor is not None:
             self._monitor.load_state_dict(progress.monitor)

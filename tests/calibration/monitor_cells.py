@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.monitor.runs import NOISE, Fault, watched
+from askgauss.monitor.rehearsal import Fault
+from tests.monitor.runs import NOISE, watched
 
 ERRORS = (0.001, 0.01, 0.05, 0.1)
 # More noise, less contribution and a lower rate than claimed are correct as well.
@@ -53,7 +54,7 @@ def largest_evidence(name: str, runs: int, steps: int, seed: int = 0) -> list[fl
     found = []
     for run in range(runs):
         generator = np.random.default_rng([seed, run, *name.encode()])
-        monitor = watched(generator, steps=steps, stop=False, **CLEAN[name])
+        monitor = watched(generator, steps=steps, to_the_end=True, **CLEAN[name])
         found.append(max(monitor.course().evidence))
     return found
 

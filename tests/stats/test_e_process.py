@@ -58,7 +58,9 @@ def test_mean_of_chi():
         assert e.chi_mean(freedom) == pytest.approx(stats.chi.mean(freedom), rel=1e-9)
 
 
-@pytest.mark.parametrize(("shift", "length", "along", "square"), [(0.3, 4, 2.0, 9.0), (1, 2, -1, 5)])
+@pytest.mark.parametrize(
+    ("shift", "length", "along", "square"), [(0.3, 4, 2.0, 9.0), (1, 2, -1, 5)]
+)
 def test_pull_is_below_the_integral_over_all_deviations(shift, length, along, square):
     """The likelihood ratio with the deviation integrated out, by brute force."""
     count = 9
@@ -90,7 +92,7 @@ def test_contribution_of_at_most_one_wins_nothing_whatever_the_noise(deviation, 
 
 
 def test_noise_that_differs_by_tensor_wins_nothing():
-    """Each tensor is measured by its own deviation; measured by a common one this is far above 1."""
+    """Each tensor has its own deviation; with a common one the mean would be above 1."""
     generator = np.random.default_rng(4)
     quiet, loud = generator.normal(size=(100_000, 40)), 100 * generator.normal(size=(100_000, 2))
     mean = e.chi_mean(np.array([40, 2]))
@@ -102,9 +104,7 @@ def test_noise_that_differs_by_tensor_wins_nothing():
     average, error = _mean_and_error(np.exp(e.pull_log_e(pulls.sum(1), 4, 0.3)))
     assert average < 1.0 + 4.0 * error
     both = np.concatenate([quiet, loud], axis=1)
-    common = e.standardised_pull(
-        quiet[:, :3].sum(1) + loud[:, 0], (both**2).sum(1), e.chi_mean(42)
-    )
+    common = e.standardised_pull(quiet[:, :3].sum(1) + loud[:, 0], (both**2).sum(1), e.chi_mean(42))
     assert np.exp(e.pull_log_e(common, 4, 0.3)).mean() > 1.1
 
 

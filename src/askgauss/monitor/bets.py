@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +82,9 @@ class Layout:
         means = e_process.chi_mean(np.maximum(self.quiet_size, 1.0))
         self.quiet_scale = np.sqrt(np.sqrt(self.quiet_size) * means)
 
-    def reasons(self, *, known: bool, own_coin: bool, declared: bool, rate: float | None) -> Any:
+    def reasons(
+        self, *, known: bool, own_coin: bool, declared: bool, rate: float | None
+    ) -> dict[str, str]:
         """Why each part cannot be watched, or nothing; never from what the run released."""
         nobody = "" if self.present else "no canary is present"
         hidden = "" if known else "the background is unknown"
@@ -147,20 +151,19 @@ class Bets:
 
     def _lines(self, name: str, rate: float | None) -> _Floats:
         """The bets of a part, a row each: what every statistic of `weigh` adds to them."""
+        line: Callable[[float, float], _Floats]
         if name == "noise":
-            first, size, line = 0, NOISE.size, lambda x, y: e_process.noise_log_e(x, y, NOISE)
+            first, line = 0, functools.partial(e_process.noise_log_e, ratio=NOISE)
         elif name == "contribution":
-            shift = CONTRIBUTION - 1.0
-            first, size, line = 2, shift.size, lambda x, y: e_process.pull_log_e(x, y, shift)
+            first, line = 2, functools.partial(e_process.pull_log_e, shift=CONTRIBUTION - 1.0)
         elif name == "sampling rate":
-            known = 0.5 if rate is None else rate
-            first, size = 4, ODDS.size
-            line = lambda x, y: e_process.rate_log_e(x, y, known, ODDS)  # noqa: E731
+            assert rate is not None
+            first, line = 4, functools.partial(e_process.rate_log_e, rate=rate, odds=ODDS)
         else:
-            first, size = 6, CORRELATION.size
-            line = lambda x, y: e_process.pull_log_e(x, y, CORRELATION)  # noqa: E731
-        found = np.zeros((size, 8))
-        found[:, first], found[:, first + 1] = line(1.0, 0.0), line(0.0, 1.0)
+            first, line = 6, functools.partial(e_process.pull_log_e, shift=CORRELATION)
+        first_line, second_line = line(1.0, 0.0), line(0.0, 1.0)
+        found = np.zeros((first_line.size, 8))
+        found[:, first], found[:, first + 1] = first_line, second_line
         return found
 
     def _weights(self, name: str, lines: int) -> _Floats:
@@ -333,9 +336,7 @@ class Tally:
         self._signal = (0.0, 0.0, 0.0)
         self.forget()
 
-    def add(
-        self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]
-    ) -> None:
+    def add(self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]) -> None:
         """Add a step."""
         self._noise[0] += freedom
         self._noise[1] += square

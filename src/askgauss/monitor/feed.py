@@ -104,6 +104,7 @@ class Feed:
         status: Whether the run goes on.
         written: When this was written, in seconds since 1970 by the writer's clock.
         elapsed: Seconds since the writer began, by a clock that does not jump.
+        every: Seconds between writes, at least.
         begun_after: The step the writer began after.
         declared: Declared noise multipliers and the number of steps each was declared for.
         sampling_rate: The claimed sampling rate.
@@ -124,6 +125,7 @@ class Feed:
     status: str
     written: float
     elapsed: float
+    every: float = 5.0
     begun_after: int = 0
     declared: tuple[tuple[float, int], ...] = ()
     sampling_rate: float | None = None
@@ -136,12 +138,18 @@ class Feed:
     version: str = __version__
 
     @property
+    def seconds_a_step(self) -> float | None:
+        """The pace so far."""
+        done = self.steps - self.begun_after
+        return self.elapsed / done if done > 0 else None
+
+    @property
     def seconds_left(self) -> float | None:
         """Time to the planned end at the pace so far."""
-        done = self.steps - self.begun_after
-        if self.planned is None or done < 1 or self.status != "running":
+        pace = self.seconds_a_step
+        if self.planned is None or pace is None or self.status != "running":
             return None
-        return max(self.planned - self.steps, 0) * self.elapsed / done
+        return max(self.planned - self.steps, 0) * pace
 
 
 def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:

@@ -241,6 +241,7 @@ class Monitor:
             status=status,
             written=time.time(),
             elapsed=time.monotonic() - self._began,
+            every=self._seconds,
             begun_after=self._began_after,
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,

@@ -37,7 +37,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import gammaln
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
 _Floats = NDArray[np.float64]
 
 
-def noise_log_e(freedom: ArrayLike, square: ArrayLike, ratio: ArrayLike) -> _Floats:
+def noise_log_e(freedom: Any, square: Any, ratio: Any) -> _Floats:
     """Log e-value of "the noise is ``ratio`` times the claim" against "at least the claim".
 
     Args:
@@ -70,7 +70,7 @@ def noise_log_e(freedom: ArrayLike, square: ArrayLike, ratio: ArrayLike) -> _Flo
     return np.asarray(freedom * -np.log(r) - 0.5 * np.asarray(square) * (1.0 / (r * r) - 1.0))
 
 
-def chi_mean(freedom: ArrayLike) -> _Floats:
+def chi_mean(freedom: Any) -> _Floats:
     """Mean of the chi distribution: of the length of so many standard Gaussians.
 
     Examples:
@@ -81,7 +81,7 @@ def chi_mean(freedom: ArrayLike) -> _Floats:
     return np.asarray(math.sqrt(2.0) * np.exp(gammaln(half + 0.5) - gammaln(half)))
 
 
-def standardised_pull(along: ArrayLike, square: ArrayLike, mean: ArrayLike) -> _Floats:
+def standardised_pull(along: Any, square: Any, mean: Any) -> _Floats:
     """How far observations lie along a direction, in units of their own deviation.
 
     Args:
@@ -98,7 +98,7 @@ def standardised_pull(along: ArrayLike, square: ArrayLike, mean: ArrayLike) -> _
     return np.asarray(along * mean / np.sqrt(safe))
 
 
-def pull_log_e(pull: ArrayLike, length: ArrayLike, shift: ArrayLike) -> _Floats:
+def pull_log_e(pull: Any, length: Any, shift: Any) -> _Floats:
     """Log e-value of "the mean is ``shift`` deviations along the direction" against "at most 0".
 
     Args:
@@ -110,9 +110,7 @@ def pull_log_e(pull: ArrayLike, length: ArrayLike, shift: ArrayLike) -> _Floats:
     return np.asarray(d * pull - 0.5 * np.asarray(length) * d * d)
 
 
-def rate_log_e(
-    count: ArrayLike, opportunities: ArrayLike, rate: float, odds: ArrayLike
-) -> _Floats:
+def rate_log_e(count: Any, opportunities: Any, rate: float, odds: Any) -> _Floats:
     """Log e-value of "``odds`` times those of the rate" against "at most the rate".
 
     Args:
