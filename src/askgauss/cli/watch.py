@@ -99,7 +99,7 @@ def picture(view: View, width: int) -> Any:
     for name, value in view.lines:
         table.add_row(one_line(name), Text(one_line(value)))
     if view.feed is not None and _draws():
-        room = max(width - 12, 1)
+        room = max(width - 16, 1)
         for name, values in (("noise", view.feed.course.noise), ("bound", view.feed.course.bound)):
             drawn = spark(values, room)
             if drawn:
