@@ -311,9 +311,10 @@ def test_a_page_of_a_broken_feed_says_so(folder, server):
 
 
 def test_in_a_browser_it_updates_by_itself(folder, feed, server):
-    from tests.report.browser import browser
+    from tests.report.browser import browser, emulate
 
-    with browser(width=390) as window:
+    with browser() as window:
+        emulate(window, scheme="dark", width=390)
         window.get(server.address)
         _until(lambda: "running; no alarm." in window.page_source)
         assert window.find_element("id", "noise").find_elements("tag name", "path")
