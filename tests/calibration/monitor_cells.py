@@ -80,7 +80,7 @@ def largest_evidence(
     size = canaries.size
     layout = Layout(canaries, np.arange(min(256, size)))
     quiet = layout.quiet.size
-    log_weight = Bets(layout, PARTS, RATE)._log_weight[:, None]
+    log_weight = Bets(layout, PARTS, RATE)._log_weight[:, np.newaxis]
     factor = math.sqrt(quiet) * e_process.chi_mean(quiet)
     wealth = np.full((log_weight.size, runs), -np.inf)
     peak = np.full(runs, -np.inf)
@@ -101,7 +101,7 @@ def largest_evidence(
         row = values / np.sqrt((values**2).sum(axis=1))[:, column]
         excess = total - count
         about_one = planted_square - 2.0 * total + count
-        pull = e_process.standardised_pull(excess, square + about_one, e_process.chi_mean(size))
+        pull = excess * e_process.chi_mean(size) / np.sqrt(square + about_one)
         shift = (CONTRIBUTION[:, column] - 1.0) / declared
         like = np.zeros((2, CORRELATION.size, runs))
         rho = CORRELATION[:, column]
@@ -121,8 +121,8 @@ def largest_evidence(
                 like.reshape(-1, runs),
             ]
         )
-        wealth = e_process.advance(wealth, step, logs)
-        joint = np.logaddexp.reduce(wealth + log_weight, axis=0)
+        wealth = e_process.advance(wealth, log_weight, step, logs)
+        joint = np.logaddexp.reduce(wealth, axis=0)
         peak = np.maximum(peak, np.logaddexp(joint, -math.log(step + 1.0)))
         previous = row
         earlier[-1 if step == 1 else min((step & -step).bit_length() - 1, 7)] = row

@@ -25,6 +25,9 @@ ODDS = np.array([1.05, 1.1, 1.25, 1.5, 2.0, 4.0])
 CORRELATION = np.array([0.1, 0.3, 1.0, -0.1, -0.3, -1.0])
 # Where more than one tensor is seen, half of the noise's weight is on all of them together.
 _POOLED = 0.5
+# Of a step, two for each part: freedom and square, pull and length, count and opportunities, and
+# once more pull and length.
+_STATISTICS = 2 * len(PARTS)
 # Earlier steps to compare with: the one before, the first, and for each power of two the last step
 # that it divides and twice of it does not, so that steps of every age are there.
 _PREVIOUS, _FIRST, _LEVELS = 0, 1, 8
@@ -128,7 +131,7 @@ class Bets:
     def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
         self._layout, self._parts = layout, parts
         self._step = 0
-        self._wealth, self._log_weight = np.zeros(0), np.zeros(0)
+        self._log_weight = np.zeros(0)
         self._slices: dict[str, slice] = {}
         lines = [self._lines(name, rate) for name in parts]
         start = 0
@@ -137,13 +140,15 @@ class Bets:
             self._slices[name] = slice(start, start + weights.size)
             start += weights.size
             self._log_weight = np.append(self._log_weight, np.log(weights / len(parts)))
-        self._matrix = np.concatenate(lines) if lines else np.zeros((0, 8))
+        self._matrix = np.concatenate(lines) if lines else np.zeros((0, _STATISTICS))
         self._wealth = np.full(start, -math.inf)
         self._many = "noise" in parts and layout.tensors.size > 1
         self._watch_contribution = "contribution" in parts
         self._watch_likeness = "repeated noise" in parts
         self._several = np.count_nonzero(layout.quiet_size) > 1
-        self._one_scale = float(layout.quiet_scale.max(initial=0.0))
+        self._quiet_scale: list[float] = layout.quiet_scale.tolist()
+        self._chi_means: list[float] = layout.chi_mean.tolist()
+        self._no_bets = np.zeros(CORRELATION.size)
         self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
         self._row_steps = [0] * (2 + _LEVELS)
         self._filled: list[int] = []
@@ -162,7 +167,7 @@ class Bets:
         else:
             first, line = 6, functools.partial(e_process.pull_log_e, shift=CORRELATION)
         first_line, second_line = line(1.0, 0.0), line(0.0, 1.0)
-        found = np.zeros((first_line.size, 8))
+        found = np.zeros((first_line.size, _STATISTICS))
         found[:, first], found[:, first + 1] = first_line, second_line
         return found
 
@@ -197,10 +202,10 @@ class Bets:
         """
         self._step += 1
         layout = self._layout
-        statistics = [0.0] * 8
+        statistics = [0.0] * _STATISTICS
         statistics[4], statistics[5] = count, layout.present
         if noise is not None:
-            statistics[0], statistics[1] = np.add.reduce(freedom), np.add.reduce(square)
+            statistics[0], statistics[1] = layout.count - count, sum(square.tolist())
             if self._watch_contribution:
                 # The alternatives are in clip norms, and a pull is in deviations.
                 statistics[2] = self._planted_pull(step) / noise
@@ -208,47 +213,42 @@ class Bets:
         earlier = None
         if self._watch_likeness:
             statistics[6], statistics[7], earlier = self._likeness(step.kept[layout.quiet])
-        logs = self._matrix @ np.array(statistics)
-        if self._many or earlier is not None:
-            logs = self._with_the_rest(logs, noise, freedom, square, earlier)
-        self._wealth = e_process.advance(self._wealth, self._step, logs)
-        return e_process.log_evidence(self._wealth, self._log_weight, self._step)
+        parts = [self._matrix @ np.array(statistics)]
+        if self._many:
+            pooled, lines = NOISE.size, self._matrix
+            each = np.zeros((layout.tensors.size, pooled))
+            if noise is not None:
+                each = freedom[layout.tensors, None] * lines[:pooled, 0]
+                each += square[layout.tensors, None] * lines[:pooled, 1]
+            parts = [parts[0][:pooled], each.ravel(), parts[0][pooled:]]
+        if earlier is not None:
+            parts.append(earlier)
+        logs = np.concatenate(parts)
+        self._wealth = e_process.advance(self._wealth, self._log_weight, self._step, logs)
+        return e_process.log_evidence(self._wealth, self._step)
 
     def _planted_pull(self, step: ObservedStep) -> float:
         """How far planted canaries lie above 1, in deviations, each tensor by its own."""
-        excess = step.planted_total - step.planted
-        about_one = step.planted_square - step.planted_total - excess
-        pulls = e_process.standardised_pull(excess, step.square + about_one, self._layout.chi_mean)
-        return float(np.add.reduce(pulls))
-
-    def _with_the_rest(
-        self,
-        logs: _Floats,
-        noise: float | None,
-        freedom: _Floats,
-        square: _Floats,
-        earlier: _Floats | None,
-    ) -> _Floats:
-        """The bets with those on single tensors, and those on earlier steps."""
-        parts = [logs]
-        if self._many:
-            tensors, pooled = self._layout.tensors, NOISE.size
-            each = np.zeros((tensors.size, pooled))
-            if noise is not None:
-                lines = self._matrix[:pooled, :2]
-                each = np.outer(freedom[tensors], lines[:, 0])
-                each += np.outer(square[tensors], lines[:, 1])
-            parts = [logs[:pooled], each.ravel(), logs[pooled:]]
-        if earlier is not None:
-            parts.append(earlier)
-        return np.concatenate(parts)
+        pull = 0.0
+        # Plain numbers: a handful of them is far quicker to go through than arrays are to make.
+        for count, total, planted_square, square, mean in zip(
+            step.planted.tolist(),
+            step.planted_total.tolist(),
+            step.planted_square.tolist(),
+            step.square.tolist(),
+            self._chi_means,
+            strict=True,
+        ):
+            about_one = planted_square - 2.0 * total + count
+            pull += e_process.standardised_pull(total - count, square + about_one, mean)
+        return pull
 
     def _likeness(self, values: _Floats) -> tuple[float, float, _Floats]:
         """How like this step's noise is to the one before; and the bets on an earlier one."""
         row = self._standardised(values)
         pulls = self._rows @ row
         self._pulls = (pulls, tuple(self._row_steps))
-        filled, earlier = self._filled, np.zeros(CORRELATION.size)
+        filled, earlier = self._filled, self._no_bets
         if len(filled) > 1:
             like = e_process.pull_log_e(pulls[filled[1:], None], values.size, CORRELATION)
             # Each of them is as good a guess as any other.
@@ -263,11 +263,14 @@ class Bets:
     def _standardised(self, values: _Floats) -> _Floats:
         """Values over the length of their tensor's, times the factor that both rows share."""
         layout = self._layout
-        if self._several:
-            length = np.bincount(layout.quiet_tensor, values * values, layout.size.size)
-            factor = layout.quiet_scale / np.sqrt(np.where(length > 0.0, length, 1.0))
-            return np.asarray(values * factor[layout.quiet_tensor])
-        return values * (self._one_scale / math.sqrt(float(values @ values) or 1.0))
+        if not self._several:
+            return values * (self._quiet_scale[0] / math.sqrt(float(values @ values) or 1.0))
+        lengths = np.bincount(layout.quiet_tensor, values * values, layout.size.size).tolist()
+        factors = [
+            scale / math.sqrt(length or 1.0)
+            for scale, length in zip(self._quiet_scale, lengths, strict=True)
+        ]
+        return np.asarray(values * np.array(factors)[layout.quiet_tensor])
 
     def likeness(self) -> tuple[int, float]:
         """The earlier step whose noise the last one's is most like, and their correlation."""
@@ -281,15 +284,13 @@ class Bets:
         if self._step == 0:
             return 0.0
         if part is None:
-            return e_process.log_evidence(self._wealth, self._log_weight, self._step)
-        chosen = self._slices[part]
-        weight = self._log_weight[chosen] + math.log(len(self._parts))
-        return e_process.log_evidence(self._wealth[chosen], weight, self._step)
+            return e_process.log_evidence(self._wealth, self._step)
+        share = 1.0 / len(self._parts)
+        return e_process.log_evidence(self._wealth[self._slices[part]], self._step, share)
 
     def weakest_tensor(self) -> int | None:
         """The tensor most of the noise's evidence is about; None where it is about all."""
-        logs = (self._wealth + self._log_weight)[self._slices["noise"]]
-        group = int(np.argmax(logs)) // NOISE.size
+        group = int(np.argmax(self._wealth[self._slices["noise"]])) // NOISE.size
         return None if group == 0 else int(self._layout.tensors[group - 1])
 
     def state(self) -> BetsState:

@@ -6,8 +6,6 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from askgauss import accounting
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
@@ -21,6 +19,7 @@ __all__ = ["Looks", "Sums"]
 # where the end is planned, half is for the look there.
 _RATE_SHARE = 0.2
 _END_SHARE = 0.5
+_SUMS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,16 @@ class Looks:
     ) -> None:
         self._planned, self._error, self._delta = planned, error, delta
         self._rate, self._present = rate, present
-        self.sums = np.zeros(6)
+        self.sums = [0.0] * _SUMS
         self.taken: list[Sums] = []
         # Composing takes some hundredths of a second, so it is done when asked for, and once.
         self._bound_of = functools.lru_cache(maxsize=256)(self._bound_at)
 
     def add(self, step: int, sums: tuple[float, ...]) -> None:
         """The sums of one more step, in the order of `Sums`; look if it is time."""
-        self.sums += sums
+        self.sums = [old + new for old, new in zip(self.sums, sums, strict=True)]
         if step & (step - 1) == 0 or step == self._planned:
-            planted, total, square, others, other_total, other_square = self.sums.tolist()
+            planted, total, square, others, other_total, other_square = self.sums
             self.taken.append(
                 Sums(step, round(planted), total, square, round(others), other_total, other_square)
             )
@@ -85,9 +84,9 @@ class Looks:
         Raises:
             FileFormatError: There are not as many sums as there should be.
         """
-        if len(sums) != self.sums.size:
-            raise FileFormatError(f"Expected {self.sums.size} sums, got {len(sums)}.")
-        self.sums, self.taken = np.array(sums, dtype=np.float64), list(taken)
+        if len(sums) != _SUMS:
+            raise FileFormatError(f"Expected {_SUMS} sums, got {len(sums)}.")
+        self.sums, self.taken = list(sums), list(taken)
 
     def error_at(self, step: int) -> float:
         """The error a look at this step may spend."""

@@ -334,8 +334,7 @@ class Monitor:
         assert layout is not None
         self._steps += 1
         self._count_declared(noise)
-        count = int(np.add.reduce(step.planted))
-        pooled = [float(np.add.reduce(part)) for part in step[1:5]]
+        count, *pooled = (sum(part.tolist()) for part in step[:5])
         if not math.isfinite(pooled[1] + pooled[3]):
             self._sound(
                 "finite values",
@@ -504,7 +503,7 @@ class Monitor:
             begun=self._begun,
             bets=None if self._bets is None else self._bets.state(),
             tally=self._tally.state(),
-            sums=() if looks is None else tuple(looks.sums.tolist()),
+            sums=() if looks is None else tuple(looks.sums),
             looks=() if looks is None else tuple(looks.taken),
             declared=tuple(self._declared.items()),
             undeclared=self._undeclared,

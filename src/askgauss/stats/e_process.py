@@ -81,7 +81,7 @@ def chi_mean(freedom: Any) -> _Floats:
     return np.asarray(math.sqrt(2.0) * np.exp(gammaln(half + 0.5) - gammaln(half)))
 
 
-def standardised_pull(along: Any, square: Any, mean: Any) -> _Floats:
+def standardised_pull(along: float, square: float, mean: float) -> float:
     """How far observations lie along a direction, in units of their own deviation.
 
     Args:
@@ -92,10 +92,12 @@ def standardised_pull(along: Any, square: Any, mean: Any) -> _Floats:
 
     Returns:
         ``along / deviation``; 0 where there is nothing at all.
+
+    Examples:
+        >>> standardised_pull(1.0, 4.0, 2.0)
+        1.0
     """
-    along, square = np.asarray(along, dtype=np.float64), np.asarray(square, dtype=np.float64)
-    safe = np.where(square > 0.0, square, 1.0)
-    return np.asarray(along * mean / np.sqrt(safe))
+    return along * mean / math.sqrt(square) if square > 0.0 else 0.0
 
 
 def pull_log_e(pull: Any, length: Any, shift: Any) -> _Floats:
@@ -123,29 +125,29 @@ def rate_log_e(count: Any, opportunities: Any, rate: float, odds: Any) -> _Float
     return np.asarray(count * np.log(f) - np.asarray(opportunities) * np.log1p(rate * (f - 1.0)))
 
 
-def advance(log_wealth: _Floats, step: int, log_e: _Floats) -> _Floats:
+def advance(log_wealth: _Floats, log_weight: _Floats, step: int, log_e: _Floats) -> _Floats:
     """Wealth of each bet after a step: new money comes in, then all of it is at stake.
 
     Args:
         log_wealth: Log wealth of the bets before the step; minus infinity before the first.
+        log_weight: Log of each bet's weight; the weights add up to 1.
         step: The step's number, from 1.
         log_e: The step's log e-value for each bet.
     """
-    return np.asarray(np.logaddexp(log_wealth, -math.log(step * (step + 1.0))) + log_e)
+    inflow = log_weight - math.log(step * (step + 1.0))
+    return np.asarray(np.logaddexp(log_wealth, inflow) + log_e)
 
 
-def log_evidence(log_wealth: _Floats, log_weight: _Floats, step: int) -> float:
-    """Log of the e-process: the weighted mean of the bets, and the money still kept back.
+def log_evidence(log_wealth: _Floats, step: int, weight: float = 1.0) -> float:
+    """Log of the e-process: the wealth of all bets, and the money still kept back.
 
     Args:
         log_wealth: Log wealth of each bet after ``step`` steps.
-        log_weight: Log of each bet's weight; the weights add up to 1.
         step: Steps so far.
+        weight: What the weights of these bets add up to.
     """
-    logs: Any = log_wealth + log_weight
     kept = -math.log(step + 1.0)
-    top = max(float(logs.max()), kept)
-    return top + math.log(float(np.exp(logs - top).sum()) + math.exp(kept - top))
+    return float(np.logaddexp(np.logaddexp.reduce(log_wealth) - math.log(weight), kept))
 
 
 def look_share(look: int) -> float:
