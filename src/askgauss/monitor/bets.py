@@ -149,6 +149,7 @@ class Bets:
         self._quiet_scale: list[float] = layout.quiet_scale.tolist()
         self._chi_means: list[float] = layout.chi_mean.tolist()
         self._no_bets = np.zeros(CORRELATION.size)
+        self._like_nobody = e_process.pull_log_e(0.0, layout.quiet.size, CORRELATION)
         self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
         self._row_steps = [0] * (2 + _LEVELS)
         self._filled: list[int] = []
@@ -250,9 +251,10 @@ class Bets:
         self._pulls = (pulls, tuple(self._row_steps))
         filled, earlier = self._filled, self._no_bets
         if len(filled) > 1:
-            like = e_process.pull_log_e(pulls[filled[1:], None], values.size, CORRELATION)
+            some = pulls[1:] if len(filled) == len(pulls) else pulls[filled[1:]]
             # Each of them is as good a guess as any other.
-            earlier = np.logaddexp.reduce(like, axis=0) - math.log(len(like))
+            like = np.logaddexp.reduce(some[:, None] * CORRELATION, axis=0)
+            earlier = like + (self._like_nobody - math.log(len(some)))
         level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
         for index in (_PREVIOUS, level if filled else _FIRST):
             self._rows[index], self._row_steps[index] = row, self._step
@@ -331,33 +333,34 @@ class Tally:
     """
 
     def __init__(self, tensors: int) -> None:
-        # Rows: degrees of freedom and squares of the relative noise, by tensor.
-        self._noise = np.zeros((2, tensors))
+        # Degrees of freedom and squares of the relative noise, by tensor.
+        self._noise = (np.zeros(tensors), np.zeros(tensors))
         # Plantings, the sum over them and how often a canary could have been planted.
         self._signal = (0.0, 0.0, 0.0)
         self.forget()
 
     def add(self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]) -> None:
         """Add a step."""
-        self._noise[0] += freedom
-        self._noise[1] += square
+        for sums, new in zip(self._noise, (freedom, square), strict=True):
+            np.add(sums, new, out=sums)
         old = self._signal
         self._signal = (old[0] + signal[0], old[1] + signal[1], old[2] + signal[2])
 
     def forget(self) -> None:
         """Begin anew with what is lately."""
-        self._noise_before, self._signal_before = self._noise.copy(), self._signal
+        self._noise_before = (self._noise[0].copy(), self._noise[1].copy())
+        self._signal_before = self._signal
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
         """Noise in units of what is declared; nan where none was seen."""
-        rows = self._noise - self._noise_before if lately else self._noise
+        rows = np.array(self._noise) - (self._noise_before if lately else 0.0)
         freedom, square = rows.sum(axis=1) if tensor is None else rows[:, tensor]
         return math.sqrt(max(square, 0.0) / freedom) if freedom > 0.0 else math.nan
 
     def noise_sums(self) -> tuple[float, float]:
         """Degrees of freedom and squares of all tensors and steps."""
-        freedom, square = self._noise.sum(axis=1).tolist()
-        return freedom, square
+        freedom, square = self._noise
+        return sum(freedom.tolist()), sum(square.tolist())
 
     def _signals(self, lately: bool) -> tuple[float, ...]:
         before = self._signal_before if lately else (0.0, 0.0, 0.0)
@@ -375,8 +378,8 @@ class Tally:
 
     def state(self) -> tuple[tuple[float, ...], ...]:
         """All numbers, as rows."""
-        rows = (*self._noise.tolist(), *self._noise_before.tolist())
-        return (*map(tuple, rows), self._signal, self._signal_before)
+        rows = (*self._noise, *self._noise_before)
+        return (*(tuple(row.tolist()) for row in rows), self._signal, self._signal_before)
 
     def load(self, state: tuple[tuple[float, ...], ...]) -> None:
         """Go on from a state.
@@ -384,10 +387,11 @@ class Tally:
         Raises:
             FileFormatError: It has another shape.
         """
-        width = self._noise.shape[1]
+        width = self._noise[0].size
         if [len(row) for row in state] != [width] * 4 + [3, 3]:
             raise FileFormatError("Expected the monitor's tallies to have one entry a tensor.")
-        self._noise, self._noise_before = np.array(state[:2]), np.array(state[2:4])
+        rows = [np.array(row, dtype=np.float64) for row in state[:4]]
+        self._noise, self._noise_before = (rows[0], rows[1]), (rows[2], rows[3])
         first, second, third = state[4]
         self._signal = (first, second, third)
         first, second, third = state[5]
