@@ -135,12 +135,12 @@ def largest_evidence(
 
 
 def alarm_steps(name: str, runs: int, steps: int = 600, seed: int = 1) -> list[float]:
-    """The step of the alarm in each of so many broken runs; infinite where there was none."""
+    """The step each of so many broken runs was stopped in; infinite where none was."""
     found = []
     for run in range(runs):
         generator = np.random.default_rng([seed, run, *name.encode()])
-        alarm = watched(generator, steps=steps, kind=_Rehearsed, **FAULTS[name][0]).alarm
-        found.append(math.inf if alarm is None else alarm.step)
+        monitor = watched(generator, steps=steps, kind=_Rehearsed, **FAULTS[name][0])
+        found.append(math.inf if monitor.alarm is None else monitor.steps)
     return found
 
 

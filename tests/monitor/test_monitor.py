@@ -401,6 +401,29 @@ def test_noise_replayed_after_a_restart_is_seen():
     assert monitor.alarm.step > 100
 
 
+def test_later_steps_may_wait_but_not_what_is_plain_to_see():
+    """Whoever asks gets the evidence of every step; the alarm itself comes a few steps later."""
+    told = []
+    monitor = Monitor(claim=claim(), on_alarm=told.append)
+    recorder = loop(monitor, 40)
+    loop(monitor, 1, recorder=recorder, noise=0.5)  # at once
+    assert told[0].step == 41
+    told.clear()
+    monitor = Monitor(claim=claim(), on_alarm=told.append)
+    recorder = loop(monitor, 40)
+    loop(monitor, 2, recorder=recorder, repeat=True, seed=5)
+    assert told == []
+    assert monitor.steps == 42
+    loop(monitor, 6, recorder=recorder, seed=6)
+    assert told[0].step == 42
+    assert told[0].cause == "repeated noise"
+    asked = Monitor(claim=claim(), on_alarm=lambda alarm: None)
+    recorder = loop(asked, 40)
+    loop(asked, 2, recorder=recorder, repeat=True, seed=5)
+    assert asked.alarm.step == 42
+    assert asked.evidence["repeated noise"] > 3.0
+
+
 def test_going_on_after_a_restart_changes_nothing(tmp_path):
     whole, first, second = quiet(), quiet(), quiet()
     loop(whole, 20)

@@ -18,6 +18,7 @@ from askgauss.canaries import DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.monitor.bets import ObservedStep
+from askgauss.monitor.feed import Alarm
 from askgauss.monitor.run import Monitor
 
 __all__ = ["Fault", "rehearse", "steps_to_alarm"]
@@ -116,7 +117,8 @@ def rehearse(
         )
     canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
     kept = np.arange(min(_KEPT, canaries.size))
-    monitor = kind(claim=claim, error=error, on_alarm=lambda _: None)
+    told: list[Alarm] = []
+    monitor = kind(claim=claim, error=error, on_alarm=told.append)
     monitor.attach(canaries, kept, sampling_rate=rate)
     quiet = np.flatnonzero(~canaries.member[kept])
     rows: list[NDArray[np.float64]] = []
@@ -147,7 +149,7 @@ def rehearse(
                 own_coin=own_coin,
             )
         )
-        if monitor.alarm is not None and not to_the_end:
+        if told and not to_the_end:
             break
     return monitor
 
@@ -163,7 +165,7 @@ def steps_to_alarm(
     runs: int = 100,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """The step of the alarm in each of so many broken runs, sorted; infinite where none came.
+    """The step each of so many broken runs was stopped in, sorted; infinite where none was.
 
     Args:
         fault: What is wrong.
@@ -177,7 +179,7 @@ def steps_to_alarm(
     """
     found = []
     for generator in np.random.default_rng(seed).spawn(runs):
-        alarm = rehearse(
+        monitor = rehearse(
             generator,
             claim=claim,
             present=present,
@@ -188,6 +190,6 @@ def steps_to_alarm(
             own_coin=fault.rate == 1.0,
             error=error,
             kind=_Rehearsed,
-        ).alarm
-        found.append(math.inf if alarm is None else float(alarm.step))
+        )
+        found.append(math.inf if monitor.alarm is None else float(monitor.steps))
     return np.sort(found)

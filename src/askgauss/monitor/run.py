@@ -32,6 +32,9 @@ __all__ = ["Monitor"]
 _LOG_TEN = math.log(10.0)
 # A joint e-process below this many times the money kept back has won nothing, in logarithms.
 _NOTHING = math.log(2.0)
+# Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
+# squares is so many deviations too small. The first ones are weighed at once.
+_EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 # Points of the course before every second one is given up.
 _POINTS = 256
 # Different declared noise multipliers that are told apart.
@@ -95,7 +98,8 @@ class Monitor:
             schedule, or else what the claim needs.
         error: How often a correct run may alarm.
         on_alarm: ``"raise"`` stops the run with a `PrivacyAlarm`; ``"warn"`` warns; a function is
-            called with the `Alarm`. Each once.
+            called with the `Alarm`. Each once: in the step that it is about or, after the first 32
+            steps and with a fault that is not plain to see, up to 7 steps later.
         confidence: Confidence of the bound on epsilon, at all looks at once.
         folder: A folder to keep ``watch.json`` in, for ``askgauss watch``.
         seconds: How often to write it, at most.
@@ -163,6 +167,7 @@ class Monitor:
         self._began = self._written = time.monotonic()
         self._began_after = 0
         self._told = False
+        self._pending: list[ObservedStep] = []
 
     # ------------------------------------------------------------------------- what it says
 
@@ -174,11 +179,12 @@ class Monitor:
     @property
     def steps(self) -> int:
         """Number of steps watched."""
-        return self._steps
+        return self._steps + len(self._pending)
 
     @property
     def alarm(self) -> Alarm | None:
         """The first alarm, if there was one."""
+        self._settle()
         return self._alarm
 
     @property
@@ -189,6 +195,7 @@ class Monitor:
     @property
     def evidence(self) -> dict[str, float]:
         """Decimal logarithm of each part's e-process, and under ``"all"`` of their mean."""
+        self._settle()
         bets = self._bets
         if bets is None or not bets.parts:
             return {}
@@ -202,6 +209,7 @@ class Monitor:
         All values it ever takes hold together at the monitor's confidence, for independent
         subsampled Gaussian steps. It needs a known background, and changes at the looks only.
         """
+        self._settle()
         best = None if self._looks is None else self._looks.best()
         return None if best is None else best[0]
 
@@ -210,10 +218,12 @@ class Monitor:
 
         None where the end, or what is needed for the bound, is not known.
         """
+        self._settle()
         return None if self._looks is None else self._looks.projection()
 
     def course(self) -> Course:
         """How the run went, thinned to a few hundred points."""
+        self._settle()
         points = [*self._points, *([self._point] if self._point.step else [])]
         looks = [] if self._looks is None else self._looks.bounds()
         bounds = []
@@ -232,6 +242,7 @@ class Monitor:
 
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
+        self._settle()
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -254,8 +265,8 @@ class Monitor:
         )
 
     def __repr__(self) -> str:
-        state = "no alarm" if self._alarm is None else f"alarm at step {self._alarm.step}"
-        return f"Monitor(steps={self._steps}, {state})"
+        state = "no alarm" if self.alarm is None else f"alarm at step {self.alarm.step}"
+        return f"Monitor(steps={self.steps}, {state})"
 
     # ------------------------------------------------------------------------- what it is told
 
@@ -318,7 +329,7 @@ class Monitor:
         return Bets(layout, parts, self._rate), looks
 
     def observe(self, step: ObservedStep) -> None:
-        """Weigh one step; the recorder calls this once the step is recorded.
+        """Watch one step; the recorder calls this once the step is recorded.
 
         Raises:
             PrivacyAlarm: The alarm came, and is to be raised.
@@ -330,8 +341,42 @@ class Monitor:
             if not self._bets.parts:
                 told = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
                 self._warn(f"The monitor can watch nothing of this run ({told}).")
+        self._pending.append(step)
+        if (
+            self._steps < _EAGER
+            or len(self._pending) >= _BLOCK
+            or self._at_a_glance_wrong(step, noise)
+        ):
+            self._settle()
+        if self._folder is not None and time.monotonic() - self._written >= self._seconds:
+            self._write("running")
+        self._raise_once()
+
+    def _at_a_glance_wrong(self, step: ObservedStep, noise: float | None) -> bool:
+        """Whether a step should be weighed at once: far too little noise, or no numbers at all."""
+        assert self._layout is not None
+        square, planted = sum(step.square.tolist()), sum(step.planted_square.tolist())
+        if not math.isfinite(square + planted):
+            return True
+        others = self._layout.count - sum(step.planted.tolist())
+        least = max(others - _GLANCE * math.sqrt(2.0 * others), 0.0)
+        return noise is not None and square <= least * noise * noise
+
+    def _settle(self) -> None:
+        """Weigh the steps that wait; evidence holds whenever it is looked at, so waiting is free.
+
+        One after the other while all of this is in the processor's cache: after a training step
+        none of it is, and fetching it takes longer than the work.
+        """
+        pending, self._pending = self._pending, []
+        for step in pending:
+            self._weigh(step)
+
+    def _weigh(self, step: ObservedStep) -> None:
         bets, layout = self._bets, self._layout
+        assert bets is not None
         assert layout is not None
+        noise = self._declared_noise(step.noise_multiplier)
         self._steps += 1
         self._count_declared(noise)
         count, *pooled = (sum(part.tolist()) for part in step[:5])
@@ -341,19 +386,16 @@ class Monitor:
                 math.inf,
                 "Nan or infinite values were released: nothing can be said of such a step.",
             )
-        else:
-            freedom, square = layout.size - step.planted, step.square
-            if noise is not None:
-                square = square / (noise * noise)
-                self._tally.add(freedom, square, (count, pooled[0], layout.present))
-            if bets.parts:
-                self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise)
-            if self._looks is not None:
-                others = layout.count - count
-                self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
-        if self._folder is not None and time.monotonic() - self._written >= self._seconds:
-            self._write("running")
-        self._raise_once()
+            return
+        freedom, square = layout.size - step.planted, step.square
+        if noise is not None:
+            square = square / (noise * noise)
+            self._tally.add(freedom, square, (count, pooled[0], layout.present))
+        if bets.parts:
+            self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise)
+        if self._looks is not None:
+            others = layout.count - count
+            self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
 
     def check_weights(self, difference: float, allowed: float) -> None:
         """Told by whoever compares the weights with what the audited release makes of them.
@@ -366,6 +408,7 @@ class Monitor:
             PrivacyAlarm: It does not explain it, and the alarm is to be raised.
         """
         if not difference <= allowed:
+            self._settle()
             self._sound(
                 "weights",
                 math.inf,
@@ -495,6 +538,7 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart, as plain values."""
+        self._settle()
         looks = self._looks
         memory = _Memory(
             claim=self._claim,
@@ -549,5 +593,5 @@ class Monitor:
         self._points, self._point = list(memory.points), memory.point
         self._sums_before, self._stride = memory.sums_before, memory.stride
         self._alarm = memory.alarm
-        self._told = memory.alarm is not None
+        self._told, self._pending = memory.alarm is not None, []
         self._began, self._began_after = time.monotonic(), memory.steps
