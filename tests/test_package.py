@@ -33,6 +33,7 @@ LAYERS = {
     "canaries": 2,
     "transcript": 2,
     "linear_transcript": 2,
+    "monitor": 2,
     "recorder": 2,
     "seam": 2,
     "step_store": 2,

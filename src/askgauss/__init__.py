@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from askgauss.linear_recorder import LinearRecorder
     from askgauss.linear_transcript import LinearTranscript
     from askgauss.mechanism_audit import audit_mechanism
+    from askgauss.monitor import Monitor
     from askgauss.recorder import Recorder
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
@@ -67,6 +68,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "LinearRecorder",
     "LinearTranscript",
     "MaxCosine",
+    "Monitor",
     "MultiSplit",
     "OneRun",
     "OneRunFDP",
@@ -111,6 +113,7 @@ _NAMES_OF = {
     "askgauss.linear_recorder": ("LinearRecorder",),
     "askgauss.linear_transcript": ("LinearTranscript",),
     "askgauss.mechanism_audit": ("audit_mechanism",),
+    "askgauss.monitor": ("Monitor",),
     "askgauss.recorder": ("Recorder",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),

@@ -11,6 +11,7 @@
     ├── UnsupportedError                         this cannot be audited the way it was asked
     ├── RecordingError                           a recorder was used out of order or lost its run
     ├── MechanismError                           a mechanism under audit failed to give its outputs
+    ├── PrivacyAlarm                             a monitor found that the claim cannot be right
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
@@ -18,6 +19,8 @@
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "AskGaussError",
@@ -27,6 +30,7 @@ __all__ = [
     "MechanismError",
     "MissingExtraError",
     "NotDefinedError",
+    "PrivacyAlarm",
     "RecordingError",
     "ScoreDirectionError",
     "ScoresError",
@@ -69,6 +73,18 @@ class RecordingError(AskGaussError):
 
 class MechanismError(AskGaussError):
     """A mechanism under audit raised, or gave outputs that cannot be laid out as asked."""
+
+
+class PrivacyAlarm(AskGaussError):  # noqa: N818  (an alarm, where nothing failed but the run)
+    """A monitor found that a run's claim cannot be right.
+
+    Attributes:
+        alarm: The `askgauss.monitor.Alarm`: step, cause, evidence and implied epsilon.
+    """
+
+    def __init__(self, message: str, alarm: Any = None) -> None:
+        super().__init__(message)
+        self.alarm = alarm
 
 
 class MissingExtraError(AskGaussError, ImportError):

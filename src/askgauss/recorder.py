@@ -15,6 +15,7 @@ from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.monitor import Monitor, ObservedStep
 from askgauss.step_store import StepWriter
 from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
 
@@ -63,6 +64,9 @@ class _Rows:
     def __len__(self) -> int:
         return self._count
 
+    def last(self) -> Any:
+        return self._array[self._count - 1]
+
     def rows(self) -> NDArray[Any]:
         return self.view().copy()
 
@@ -89,6 +93,7 @@ class _Progress:
     stored: bool = False
     run: str | None = None
     stored_check: str | None = None
+    monitor: dict[str, Any] | None = None
 
 
 class Recorder(Checkpointed):
@@ -113,6 +118,7 @@ class Recorder(Checkpointed):
         records: Records the training draws its batches from, to compare the sizes of batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
+        monitor: Watches every step; its state is kept in the checkpoints.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -145,6 +151,7 @@ class Recorder(Checkpointed):
         poisson: bool = False,
         records: int | None = None,
         store: str | os.PathLike[str] | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
@@ -202,6 +209,13 @@ class Recorder(Checkpointed):
             "gaps": _Rows.empty(np.int64),
             "watch_values": _Rows.empty(np.float64, 0),
         }
+        given: Any = monitor
+        if not isinstance(given, (Monitor, type(None))):
+            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
+            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
+        self._monitor = monitor
+        if monitor is not None:
+            monitor.attach(canaries, self._kept, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
@@ -279,6 +293,7 @@ class Recorder(Checkpointed):
             InvalidArgumentError: An argument has the wrong shape, type or range.
             RecordingError: The step does not fit the ones before it.
             OSError: The store could not be written.
+            PrivacyAlarm: The monitor alarms; the step has been recorded.
         """
         self._check_whole()
         released = self._vector("noisy_sum", noisy_sum)
@@ -321,6 +336,23 @@ class Recorder(Checkpointed):
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
+        if self._monitor is not None:
+            self._monitor.observe(self._last_step(claimed))
+
+    def _last_step(self, claimed: float | None) -> ObservedStep:
+        """The step that was just recorded, for the monitor."""
+        rows = self._rows
+        return ObservedStep(
+            planted=rows["planted"].last(),
+            planted_total=rows["planted_total"].last(),
+            planted_square=rows["planted_square"].last(),
+            total=rows["total"].last(),
+            square=rows["square"].last(),
+            kept=rows["kept_values"].last(),
+            noise_multiplier=claimed,
+            known=self._background == "known",
+            own_coin=self._own_coin is True,
+        )
 
     def _add(
         self, values: NDArray[np.float64], planted: NDArray[np.int64], batch_size: int | None
@@ -577,6 +609,7 @@ class Recorder(Checkpointed):
                 stored=self._store is not None,
                 run=self._run,
                 stored_check=None if self._store is None else self._store.last_check,
+                monitor=None if self._monitor is None else self._monitor.state_dict(),
             )
         )
         return state
@@ -639,6 +672,13 @@ class Recorder(Checkpointed):
                 "Expected store to be given to the Recorder exactly if the run began with one: a "
                 "store holds every step of its run."
             )
+        if progress.monitor is not None and self._monitor is None:
+            raise RecordingError(
+                "Expected monitor to be given to the Recorder, the run began with one: its "
+                "evidence would be lost."
+            )
+        if self._monitor is not None and progress.monitor is not None:
+            self._monitor.load_state_dict(progress.monitor)
         if self._store is not None:
             self._store.resume(steps, run=progress.run, check=progress.stored_check)
         self._run = progress.run or self._run

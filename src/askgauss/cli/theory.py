@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -63,6 +64,64 @@ def theory(
         write_text(json, _plain.dumps("askgauss-theory", 1, content) + "\n")
 
 
+_USUAL_FAULTS = (
+    "noise=0.9",
+    "noise=0.95",
+    "noise=0.99",
+    "contribution=1.5",
+    "contribution=2",
+    "rate=1.5",
+    "period=1",
+)
+
+
+def _plan_monitor(
+    faults: list[str],
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    present: int,
+    absent: int,
+    steps: int,
+    power: float,
+    error: float,
+) -> None:
+    """Print after how many steps of a run on paper each fault is seen."""
+    from askgauss import _validate, accounting
+    from askgauss.claims import PrivacyClaim
+    from askgauss.monitor.rehearsal import Fault, steps_to_alarm
+
+    _validate.within(0, 0.5, gate_error=error)
+    _validate.probability(power=power)
+    _validate.integer(2, present=present, absent=absent)
+    _validate.integer(1, steps=steps)
+    run: dict[str, Any] = {"delta": delta, "sampling_rate": sampling_rate, "steps": steps}
+    noise = accounting.dpsgd_noise_multiplier(epsilon=epsilon, **run)
+    claim = PrivacyClaim(epsilon=epsilon, noise_multiplier=noise, **run)
+    rows = [("fault", "half of runs by step", f"{power:.0%} by step")]
+    for name in faults:
+        found = steps_to_alarm(
+            Fault.parse(name),
+            claim=claim,
+            present=present,
+            absent=absent,
+            steps=steps,
+            error=error,
+        )
+        half, most = (found[math.ceil(len(found) * share) - 1] for share in (0.5, power))
+        rows.append((name, _step_or_never(half), _step_or_never(most)))
+    say(
+        f"{present:,} present and {absent:,} absent canaries, noise {noise:.4g}, sampling rate "
+        f"{sampling_rate:.4g}, error {error:g}; of 100 runs of {steps:,} steps on paper:"
+    )
+    say(as_table(rows))
+
+
+def _step_or_never(step: float) -> str:
+    return f"{step:,.0f}" if math.isfinite(step) else "never"
+
+
 class Unknown(StrEnum):
     """What a plan may leave open."""
 
@@ -99,8 +158,41 @@ def plan(
             autocompletion=complete_auditor,
         ),
     ] = None,
+    monitor: Annotated[
+        bool,
+        typer.Option(
+            "--monitor",
+            help="Instead, after how many steps a monitor sees faults; --gate-error is its error.",
+        ),
+    ] = False,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE", help="With --monitor: noise, contribution, rate, period."
+        ),
+    ] = None,
 ) -> None:
     """Say before any training how many canaries an audit needs, or which leak it would notice."""
+    if monitor:
+        if alternative is not None or auditor is not None or find is not Unknown.PRESENT:
+            raise InvalidArgumentError(
+                "Expected --monitor without --find, --alternative and --auditor: its faults are "
+                "given with --fault."
+            )
+        _plan_monitor(
+            fault or list(_USUAL_FAULTS),
+            epsilon=epsilon,
+            delta=delta,
+            sampling_rate=sampling_rate,
+            present=250 if present is None else present,
+            absent=4750 if absent is None else absent,
+            steps=2500 if steps is None else steps,
+            power=0.8 if power is None else power,
+            error=gate_error,
+        )
+        return
+    if fault:
+        raise InvalidArgumentError("Expected --fault with --monitor only.")
     given: dict[str, Any] = {
         "present": present,
         "absent": absent,

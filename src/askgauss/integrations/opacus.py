@@ -32,7 +32,13 @@ from numpy.typing import NDArray
 from askgauss import _files, _plain, _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.exceptions import (
+    MissingExtraError,
+    PrivacyAlarm,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
 
@@ -149,6 +155,8 @@ class CanaryAudit(AuditedRun):
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``. All ranks see
+            the same sums, so that they alarm in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -189,6 +197,7 @@ class CanaryAudit(AuditedRun):
         every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         _validate.one_of(("sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
@@ -235,6 +244,7 @@ class CanaryAudit(AuditedRun):
                 draw_seed=self._draw_seed,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
+        self._monitor = monitor
         self._store = store
         with only_copy(self._shared):
             self._recorder = self._make_recorder(self._sampling.rate)
@@ -275,6 +285,7 @@ class CanaryAudit(AuditedRun):
             clip_norm=float(self._optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
             store=self._store,
+            monitor=self._monitor,
         )
 
     def _records(self) -> float:
@@ -298,6 +309,11 @@ class CanaryAudit(AuditedRun):
     def canaries(self) -> DiracCanaries | BlockCanaries | ExampleCanaries:
         """Who is planted where."""
         return self._canaries
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def steps(self) -> int:
@@ -359,6 +375,8 @@ class CanaryAudit(AuditedRun):
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
+        if self._monitor is not None:
+            self._monitor.close(failed=kind is not None)
         with self._locked:
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
@@ -461,13 +479,18 @@ class CanaryAudit(AuditedRun):
         values = released.numpy()
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
-        self._recorder.observe(
-            coordinates.along(noise if self._known else values),
-            background=0.0 if self._known else None,
-            clip_norm=step.clip_norm,
-            noise_multiplier=step.noise_multiplier,
-            watch=coordinates.watched(noise),
-        )
+        try:
+            self._recorder.observe(
+                coordinates.along(noise if self._known else values),
+                background=0.0 if self._known else None,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+                watch=coordinates.watched(noise),
+            )
+        except PrivacyAlarm:
+            # The step has been recorded, and whoever catches this may go on.
+            self._planted = None
+            raise
         self._planted = None
 
     def _observe_examples(self, probe: ExampleProbe, step: _Step) -> None:

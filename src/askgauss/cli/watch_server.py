@@ -1,0 +1,138 @@
+"""One page on this machine that shows a run while it trains; nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any
+
+from askgauss import _plain
+from askgauss.cli.terminal import one_line
+from askgauss.cli.watch_view import Follower
+from askgauss.exceptions import AskGaussError, InvalidArgumentError
+
+__all__ = ["WatchServer", "serve_forever"]
+
+_LOOPBACK = "127.0.0.1"
+_STATIC = {
+    "/": ("watch.html", "text/html; charset=utf-8"),
+    "/watch.css": ("watch.css", "text/css; charset=utf-8"),
+    "/watch.js": ("watch.js", "text/javascript; charset=utf-8"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves the page of one run, to this machine only.
+
+    Args:
+        follower: The run.
+        port: Where; 0 for any port that is free.
+
+    Raises:
+        InvalidArgumentError: Another program has the port.
+    """
+
+    daemon_threads = True
+    # Otherwise a second server could share the port of a first one on some systems.
+    allow_reuse_address = False
+
+    def __init__(self, follower: Follower, port: int) -> None:
+        self._follower = follower
+        self._lock = threading.Lock()
+        try:
+            super().__init__((_LOOPBACK, port), _Page)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            raise InvalidArgumentError(
+                f"Expected --port to be free, {port} is taken or not allowed. Choose another one, "
+                "or 0 for any."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://{_LOOPBACK}:{self.server_address[1]}/"
+
+    def data(self) -> bytes:
+        """What the page shows, as JSON."""
+        with self._lock:
+            try:
+                content = _plain.to_plain(self._follower.look())
+            except (AskGaussError, OSError) as error:
+                content = {"headline": str(error), "tone": "bad", "over": False}
+        return json.dumps(_printable(content), allow_nan=False).encode()
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: WatchServer
+    server_version = "askgauss"
+    sys_version = ""
+    # A client that says nothing must not hold a thread for ever.
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        # A page of another origin that points its name here must not read the run.
+        host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
+        if host not in (_LOOPBACK, "localhost"):
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, b"", "text/plain", body)
+        elif self.path == "/data.json":
+            self._send(HTTPStatus.OK, self.server.data(), "application/json", body)
+        elif self.path in _STATIC:
+            name, kind = _STATIC[self.path]
+            content = resources.files("askgauss.cli").joinpath("page", name).read_bytes()
+            self._send(HTTPStatus.OK, content, kind, body)
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"", "text/plain", body)
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str, body: bool) -> None:
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nobody reads who looked when."""
+
+
+def _printable(value: Any) -> Any:
+    """The same with every text as one printable line."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list) else value
+
+
+def serve_forever(follower: Follower, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted; say where once it is up."""
+    with WatchServer(follower, port) as server:
+        ready(server.address)
+        server.serve_forever(poll_interval=0.2)

@@ -1,0 +1,16 @@
+"""Watch a run while it trains: alarms that may come at any step, and hold at every step."""
+
+from askgauss.monitor.bets import ObservedStep
+from askgauss.monitor.feed import Alarm, Course, Feed, Projection, read_feed, write_feed
+from askgauss.monitor.run import Monitor
+
+__all__ = [
+    "Alarm",
+    "Course",
+    "Feed",
+    "Monitor",
+    "ObservedStep",
+    "Projection",
+    "read_feed",
+    "write_feed",
+]

@@ -1,0 +1,398 @@
+"""The bets a monitor makes against a run's claim, and what they have won."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.canaries import Canaries, ExampleCanaries
+from askgauss.exceptions import FileFormatError
+from askgauss.stats import e_process
+
+__all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
+
+PARTS = ("noise", "contribution", "sampling rate", "repeated noise")
+# Alternatives to the claim. Whatever lies between two of them is seen by both, a little later.
+NOISE = np.array([0.995, 0.99, 0.975, 0.95, 0.9, 0.8, 0.5, 0.1])
+CONTRIBUTION = np.array([1.1, 1.25, 1.5, 2.0, 4.0, 16.0])
+ODDS = np.array([1.05, 1.1, 1.25, 1.5, 2.0, 4.0])
+CORRELATION = np.array([0.1, 0.3, 1.0, -0.1, -0.3, -1.0])
+# Where more than one tensor is seen, half of the noise's weight is on all of them together.
+_POOLED = 0.5
+# Of a step, two for each part: freedom and square, pull and length, count and opportunities, and
+# once more pull and length.
+_STATISTICS = 2 * len(PARTS)
+# Earlier steps to compare with: the one before, the first, and for each power of two the last step
+# that it divides and twice of it does not, so that steps of every age are there.
+_PREVIOUS, _FIRST, _LEVELS = 0, 1, 8
+
+_Floats = NDArray[np.float64]
+
+
+class ObservedStep(NamedTuple):
+    """A step as a recorder saw it, in clip norms; arrays have an entry for each tensor.
+
+    Attributes:
+        planted: Number of canaries planted.
+        planted_total: Sum over them.
+        planted_square: Sum of squares.
+        total: Sum over the others.
+        square: Sum of squares over the others.
+        kept: Values of the kept canaries.
+        noise_multiplier: What the recorder was told of the step; None where nothing.
+        known: Whether the background has been taken off.
+        own_coin: Whether the recorder's coin planted.
+    """
+
+    planted: NDArray[np.int64]
+    planted_total: _Floats
+    planted_square: _Floats
+    total: _Floats
+    square: _Floats
+    kept: _Floats
+    noise_multiplier: float | None
+    known: bool
+    own_coin: bool
+
+
+class Layout:
+    """What is watched, as far as it is fixed before the run.
+
+    Args:
+        canaries: Who is planted where.
+        kept: Indices of the canaries whose values are seen one by one.
+    """
+
+    def __init__(self, canaries: Canaries, kept: NDArray[np.int64]) -> None:
+        tensor = np.asarray(canaries.tensor)
+        self.present = int(np.count_nonzero(canaries.member))
+        self.orthogonal = not isinstance(canaries, ExampleCanaries)
+        self.size = np.bincount(tensor, minlength=1).astype(np.float64)
+        self.count = int(canaries.size)
+        self.chi_mean = e_process.chi_mean(np.maximum(self.size, 1.0))
+        self.tensors = np.flatnonzero(self.size)
+        self.quiet = np.flatnonzero(~canaries.member[kept])
+        self.quiet_tensor = tensor[kept][self.quiet]
+        self.quiet_size = np.bincount(self.quiet_tensor, minlength=self.size.size).astype(float)
+        # Noise along an earlier step's: the direction's length is the root of a tensor's size, so
+        # that the shift is the correlation. One factor serves both rows of a product.
+        means = e_process.chi_mean(np.maximum(self.quiet_size, 1.0))
+        self.quiet_scale = np.sqrt(np.sqrt(self.quiet_size) * means)
+
+    def reasons(
+        self, *, known: bool, own_coin: bool, declared: bool, rate: float | None
+    ) -> dict[str, str]:
+        """Why each part cannot be watched, or nothing; never from what the run released."""
+        nobody = "" if self.present else "no canary is present"
+        hidden = "" if known else "the background is unknown"
+        silent = "" if declared else "no noise multiplier is declared or follows from the claim"
+        along = "" if self.orthogonal else "values along gradients are not independent"
+        coin = "the recorder's own coin plants" if own_coin else ""
+        unclaimed = "no sampling rate is claimed" if rate is None else ""
+        always = "every record is in every step" if rate == 1.0 else ""
+        alone = "" if self.quiet.size > 1 else "no absent canaries are kept"
+        return {
+            "noise": along or silent,
+            "contribution": along or hidden or nobody or silent,
+            "sampling rate": coin or nobody or unclaimed or always,
+            "repeated noise": along or hidden or alone,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetsState:
+    """The plain values of a checkpoint."""
+
+    parts: tuple[str, ...]
+    step: int
+    wealth: tuple[float, ...]
+    rows: tuple[tuple[float, ...], ...]
+    row_steps: tuple[int, ...]
+
+
+class Bets:
+    """One e-process for each part that is watched, and their mean.
+
+    Given the alternative, all but one kind of bet is a straight line in a few statistics of the
+    step, so that a step is one product with the matrix of these lines.
+
+    Args:
+        layout: What is watched.
+        parts: The parts, of `PARTS`.
+        rate: The claimed sampling rate, where it is watched.
+    """
+
+    def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
+        self._layout, self._parts = layout, parts
+        self._step = 0
+        self._log_weight = np.zeros(0)
+        self._slices: dict[str, slice] = {}
+        lines = [self._lines(name, rate) for name in parts]
+        start = 0
+        for name, part in zip(parts, lines, strict=True):
+            weights = self._weights(name, len(part))
+            self._slices[name] = slice(start, start + weights.size)
+            start += weights.size
+            self._log_weight = np.append(self._log_weight, np.log(weights / len(parts)))
+        self._matrix = np.concatenate(lines) if lines else np.zeros((0, _STATISTICS))
+        self._wealth = np.full(start, -math.inf)
+        self._many = "noise" in parts and layout.tensors.size > 1
+        self._watch_contribution = "contribution" in parts
+        self._watch_likeness = "repeated noise" in parts
+        self._several = np.count_nonzero(layout.quiet_size) > 1
+        self._quiet_scale: list[float] = layout.quiet_scale.tolist()
+        self._chi_means: list[float] = layout.chi_mean.tolist()
+        self._no_bets = np.zeros(CORRELATION.size)
+        self._like_nobody = e_process.pull_log_e(0.0, layout.quiet.size, CORRELATION)
+        self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
+        self._row_steps = [0] * (2 + _LEVELS)
+        self._filled: list[int] = []
+        self._pulls: tuple[_Floats, tuple[int, ...]] = (np.zeros(1), (0,))
+
+    def _lines(self, name: str, rate: float | None) -> _Floats:
+        """The bets of a part, a row each: what every statistic of `weigh` adds to them."""
+        line: Callable[[float, float], _Floats]
+        if name == "noise":
+            first, line = 0, functools.partial(e_process.noise_log_e, ratio=NOISE)
+        elif name == "contribution":
+            first, line = 2, functools.partial(e_process.pull_log_e, shift=CONTRIBUTION - 1.0)
+        elif name == "sampling rate":
+            assert rate is not None
+            first, line = 4, functools.partial(e_process.rate_log_e, rate=rate, odds=ODDS)
+        else:
+            first, line = 6, functools.partial(e_process.pull_log_e, shift=CORRELATION)
+        first_line, second_line = line(1.0, 0.0), line(0.0, 1.0)
+        found = np.zeros((first_line.size, _STATISTICS))
+        found[:, first], found[:, first + 1] = first_line, second_line
+        return found
+
+    def _weights(self, name: str, lines: int) -> _Floats:
+        if name == "noise" and self._layout.tensors.size > 1:
+            each = self._layout.tensors.size * lines
+            return np.repeat([_POOLED / lines, (1.0 - _POOLED) / each], [lines, each])
+        bets = 2 * lines if name == "repeated noise" else lines
+        return np.full(bets, 1.0 / bets)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are watched."""
+        return self._parts
+
+    def weigh(
+        self,
+        step: ObservedStep,
+        count: int,
+        noise: float | None,
+        freedom: _Floats,
+        square: _Floats,
+    ) -> float:
+        """Weigh one step; the logarithm of the joint e-process after it.
+
+        Args:
+            step: The step.
+            count: Number of planted canaries.
+            noise: The noise multiplier declared for it, above 0; None where none is.
+            freedom: Degrees of freedom of the noise, by tensor.
+            square: Its sum of squares, in units of what is declared.
+        """
+        self._step += 1
+        layout = self._layout
+        statistics = [0.0] * _STATISTICS
+        statistics[4], statistics[5] = count, layout.present
+        if noise is not None:
+            statistics[0], statistics[1] = layout.count - count, sum(square.tolist())
+            if self._watch_contribution:
+                # The alternatives are in clip norms, and a pull is in deviations.
+                statistics[2] = self._planted_pull(step) / noise
+                statistics[3] = count / (noise * noise)
+        earlier = None
+        if self._watch_likeness:
+            statistics[6], statistics[7], earlier = self._likeness(step.kept[layout.quiet])
+        parts = [self._matrix @ np.array(statistics)]
+        if self._many:
+            pooled, lines = NOISE.size, self._matrix
+            each = np.zeros((layout.tensors.size, pooled))
+            if noise is not None:
+                each = freedom[layout.tensors, None] * lines[:pooled, 0]
+                each += square[layout.tensors, None] * lines[:pooled, 1]
+            parts = [parts[0][:pooled], each.ravel(), parts[0][pooled:]]
+        if earlier is not None:
+            parts.append(earlier)
+        logs = np.concatenate(parts)
+        self._wealth = e_process.advance(self._wealth, self._log_weight, self._step, logs)
+        return e_process.log_evidence(self._wealth, self._step)
+
+    def _planted_pull(self, step: ObservedStep) -> float:
+        """How far planted canaries lie above 1, in deviations, each tensor by its own."""
+        pull = 0.0
+        # Plain numbers: a handful of them is far quicker to go through than arrays are to make.
+        for count, total, planted_square, square, mean in zip(
+            step.planted.tolist(),
+            step.planted_total.tolist(),
+            step.planted_square.tolist(),
+            step.square.tolist(),
+            self._chi_means,
+            strict=True,
+        ):
+            about_one = planted_square - 2.0 * total + count
+            pull += e_process.standardised_pull(total - count, square + about_one, mean)
+        return pull
+
+    def _likeness(self, values: _Floats) -> tuple[float, float, _Floats]:
+        """How like this step's noise is to the one before; and the bets on an earlier one."""
+        row = self._standardised(values)
+        pulls = self._rows @ row
+        self._pulls = (pulls, tuple(self._row_steps))
+        filled, earlier = self._filled, self._no_bets
+        if len(filled) > 1:
+            some = pulls[1:] if len(filled) == len(pulls) else pulls[filled[1:]]
+            # Each of them is as good a guess as any other.
+            like = np.logaddexp.reduce(some[:, None] * CORRELATION, axis=0)
+            earlier = like + (self._like_nobody - math.log(len(some)))
+        level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
+        for index in (_PREVIOUS, level if filled else _FIRST):
+            self._rows[index], self._row_steps[index] = row, self._step
+        if len(filled) < len(self._rows):
+            self._filled = [place for place, number in enumerate(self._row_steps) if number]
+        return float(pulls[_PREVIOUS]), float(values.size) if filled else 0.0, earlier
+
+    def _standardised(self, values: _Floats) -> _Floats:
+        """Values over the length of their tensor's, times the factor that both rows share."""
+        layout = self._layout
+        if not self._several:
+            return values * (self._quiet_scale[0] / math.sqrt(float(values @ values) or 1.0))
+        lengths = np.bincount(layout.quiet_tensor, values * values, layout.size.size).tolist()
+        factors = [
+            scale / math.sqrt(length or 1.0)
+            for scale, length in zip(self._quiet_scale, lengths, strict=True)
+        ]
+        return np.asarray(values * np.array(factors)[layout.quiet_tensor])
+
+    def likeness(self) -> tuple[int, float]:
+        """The earlier step whose noise the last one's is most like, and their correlation."""
+        pulls, steps = self._pulls
+        nearest = int(np.argmax(np.abs(pulls)))
+        same = float((self._layout.quiet_scale**2).sum())
+        return steps[nearest], float(pulls[nearest]) / same
+
+    def evidence(self, part: str | None = None) -> float:
+        """Logarithm of the e-process of a part, or of all together."""
+        if self._step == 0:
+            return 0.0
+        if part is None:
+            return e_process.log_evidence(self._wealth, self._step)
+        share = 1.0 / len(self._parts)
+        return e_process.log_evidence(self._wealth[self._slices[part]], self._step, share)
+
+    def weakest_tensor(self) -> int | None:
+        """The tensor most of the noise's evidence is about; None where it is about all."""
+        group = int(np.argmax(self._wealth[self._slices["noise"]])) // NOISE.size
+        return None if group == 0 else int(self._layout.tensors[group - 1])
+
+    def state(self) -> BetsState:
+        """Everything that changes from step to step."""
+        return BetsState(
+            parts=self._parts,
+            step=self._step,
+            wealth=tuple(self._wealth.tolist()),
+            rows=tuple(tuple(row) for row in self._rows.tolist()),
+            row_steps=tuple(self._row_steps),
+        )
+
+    def load(self, state: BetsState) -> None:
+        """Go on from a state.
+
+        Raises:
+            FileFormatError: It is not one of these bets.
+        """
+        rows = np.asarray(state.rows, dtype=np.float64) if state.rows else self._rows[:0]
+        fits = state.parts == self._parts and len(state.wealth) == self._wealth.size
+        if not fits or rows.shape != self._rows.shape or len(state.row_steps) != len(rows):
+            raise FileFormatError(
+                "Expected the monitor's checkpoint to be of this run's canaries, got other sizes. "
+                "Load the checkpoint of this run."
+            )
+        self._step, self._wealth = state.step, np.array(state.wealth, dtype=np.float64)
+        self._rows, self._row_steps = rows, list(state.row_steps)
+        self._filled = [place for place, number in enumerate(self._row_steps) if number]
+
+
+class Tally:
+    """What was measured of the noise, the contribution and the rate: all along, and lately.
+
+    Lately is since `forget` was called last.
+
+    Args:
+        tensors: Number of tensors.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        # Degrees of freedom and squares of the relative noise, by tensor.
+        self._noise = (np.zeros(tensors), np.zeros(tensors))
+        # Plantings, the sum over them and how often a canary could have been planted.
+        self._signal = (0.0, 0.0, 0.0)
+        self.forget()
+
+    def add(self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]) -> None:
+        """Add a step."""
+        for sums, new in zip(self._noise, (freedom, square), strict=True):
+            np.add(sums, new, out=sums)
+        old = self._signal
+        self._signal = (old[0] + signal[0], old[1] + signal[1], old[2] + signal[2])
+
+    def forget(self) -> None:
+        """Begin anew with what is lately."""
+        self._noise_before = (self._noise[0].copy(), self._noise[1].copy())
+        self._signal_before = self._signal
+
+    def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
+        """Noise in units of what is declared; nan where none was seen."""
+        rows = np.array(self._noise) - (self._noise_before if lately else 0.0)
+        freedom, square = rows.sum(axis=1) if tensor is None else rows[:, tensor]
+        return math.sqrt(max(square, 0.0) / freedom) if freedom > 0.0 else math.nan
+
+    def noise_sums(self) -> tuple[float, float]:
+        """Degrees of freedom and squares of all tensors and steps."""
+        freedom, square = self._noise
+        return sum(freedom.tolist()), sum(square.tolist())
+
+    def _signals(self, lately: bool) -> tuple[float, ...]:
+        before = self._signal_before if lately else (0.0, 0.0, 0.0)
+        return tuple(now - then for now, then in zip(self._signal, before, strict=True))
+
+    def contribution(self, *, lately: bool = False) -> float:
+        """What a planted canary adds, in clip norms; nan where none was planted."""
+        count, total, _ = self._signals(lately)
+        return float(total / count) if count else math.nan
+
+    def rate(self, *, lately: bool = False) -> float:
+        """How often a present canary was planted; nan where none is present."""
+        count, _, opportunities = self._signals(lately)
+        return float(count / opportunities) if opportunities else math.nan
+
+    def state(self) -> tuple[tuple[float, ...], ...]:
+        """All numbers, as rows."""
+        rows = (*self._noise, *self._noise_before)
+        return (*(tuple(row.tolist()) for row in rows), self._signal, self._signal_before)
+
+    def load(self, state: tuple[tuple[float, ...], ...]) -> None:
+        """Go on from a state.
+
+        Raises:
+            FileFormatError: It has another shape.
+        """
+        width = self._noise[0].size
+        if [len(row) for row in state] != [width] * 4 + [3, 3]:
+            raise FileFormatError("Expected the monitor's tallies to have one entry a tensor.")
+        rows = [np.array(row, dtype=np.float64) for row in state[:4]]
+        self._noise, self._noise_before = (rows[0], rows[1]), (rows[2], rows[3])
+        first, second, third = state[4]
+        self._signal = (first, second, third)
+        first, second, third = state[5]
+        self._signal_before = (first, second, third)

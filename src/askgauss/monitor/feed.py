@@ -1,0 +1,193 @@
+"""What a monitor tells the outside: alarms, the course of a run, and the file others follow.
+
+The file, ``watch.json``, holds aggregates only: nothing of a single canary, and no seed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from askgauss import _files, _plain
+from askgauss._version import __version__
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import FileFormatError
+
+__all__ = ["FEED_NAME", "Alarm", "Course", "Feed", "Projection", "read_feed", "write_feed"]
+
+FEED_NAME = "watch.json"
+_KIND = "askgauss-watch"
+_SCHEMA = 1
+# Far more than a feed of ours ever holds.
+_LARGEST = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Why a monitor stopped a run.
+
+    Attributes:
+        step: The step after which it came.
+        cause: What is broken: ``"noise"``, ``"contribution"``, ``"sampling rate"``,
+            ``"repeated noise"``, ``"weights"`` or ``"finite values"``.
+        evidence: Decimal logarithm of the cause's e-process: of correct runs one in ten to this
+            power ever gets so far. Infinite where a correct run cannot.
+        epsilon: The epsilon at the planned end if the run went on as it does, as estimated;
+            infinite where the noise cancels, None where it cannot be said.
+        summary: What was measured, in a sentence.
+    """
+
+    step: int
+    cause: str
+    evidence: float
+    epsilon: float | None
+    summary: str = ""
+
+    def __str__(self) -> str:
+        seen = "exact" if math.isinf(self.evidence) else f"evidence 10^{self.evidence:.1f}"
+        implied = ""
+        if self.epsilon is not None:
+            implied = f" Going on like this ends at epsilon {self.epsilon:.3g}."
+        return f"Step {self.step}: {self.cause} ({seen}). {self.summary}{implied}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Epsilon at the planned end, from what was measured so far.
+
+    Attributes:
+        step: Where it was measured: the last look.
+        steps: The planned end.
+        epsilon: The estimate.
+        low: Its interval at the monitor's confidence, which holds at all looks at once.
+        high: The other end.
+    """
+
+    step: int
+    steps: int
+    epsilon: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How a run went, thinned to a few hundred points.
+
+    Attributes:
+        step: Last step of each point.
+        evidence: Decimal logarithm of the joint e-process there, the largest since the point
+            before.
+        noise: Noise since the point before, in units of what was declared; nan where unknown.
+        bound: Lower bound on epsilon there, at the monitor's confidence at all steps at once; nan
+            before there is one.
+    """
+
+    step: tuple[int, ...] = ()
+    evidence: tuple[float, ...] = ()
+    noise: tuple[float, ...] = ()
+    bound: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What ``watch.json`` says.
+
+    Attributes:
+        claim: What the run claims.
+        error: How often a correct run may alarm, ever.
+        confidence: Confidence of the bound, at all steps at once.
+        steps: Steps watched so far.
+        planned: Steps there will be, where known.
+        status: Whether the run goes on.
+        written: When this was written, in seconds since 1970 by the writer's clock.
+        elapsed: Seconds since the writer began, by a clock that does not jump.
+        every: Seconds between writes, at least.
+        begun_after: The step the writer began after.
+        declared: Declared noise multipliers and the number of steps each was declared for.
+        sampling_rate: The claimed sampling rate.
+        evidence: Decimal logarithm of each part's e-process, and of all together.
+        untested: Parts that are not watched, and why.
+        bound: Lower bound on epsilon so far, and the step it stems from.
+        projection: Epsilon at the planned end.
+        alarm: The first alarm.
+        course: How the run went.
+        version: The askgauss that wrote it.
+    """
+
+    claim: PrivacyClaim
+    error: float
+    confidence: float
+    steps: int
+    planned: int | None
+    status: str
+    written: float
+    elapsed: float
+    every: float = 5.0
+    begun_after: int = 0
+    declared: tuple[tuple[float, int], ...] = ()
+    sampling_rate: float | None = None
+    evidence: dict[str, float] = field(default_factory=dict)
+    untested: dict[str, str] = field(default_factory=dict)
+    bound: tuple[float, int] | None = None
+    projection: Projection | None = None
+    alarm: Alarm | None = None
+    course: Course = field(default_factory=Course)
+    version: str = __version__
+
+    @property
+    def seconds_a_step(self) -> float | None:
+        """The pace so far."""
+        done = self.steps - self.begun_after
+        return self.elapsed / done if done > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the planned end at the pace so far."""
+        pace = self.seconds_a_step
+        if self.planned is None or pace is None or self.status != "running":
+            return None
+        return max(self.planned - self.steps, 0) * pace
+
+
+def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
+    """Write ``watch.json``, whole or not at all."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(feed), None)
+    _files.write_text(path / FEED_NAME, text + "\n")
+
+
+def read_feed(source: str | os.PathLike[str]) -> Feed:
+    """What a run folder's ``watch.json``, or the file itself, says.
+
+    Raises:
+        FileNotFoundError: There is none.
+        FileFormatError: It is corrupt, foreign, or of a newer schema.
+    """
+    path = Path(source)
+    path = path / FEED_NAME if path.is_dir() else path
+    with path.open("rb") as stream:
+        content = stream.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise FileFormatError(f"Expected {str(path)!r} below {_LARGEST} bytes: it is no feed.")
+    try:
+        feed: Feed = _plain.from_plain(Feed, _plain.loads(content, _KIND, _SCHEMA), "feed")
+        _check(feed)
+    except FileFormatError as error:
+        raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error
+    return feed
+
+
+def _check(feed: Feed) -> None:
+    course = feed.course
+    lengths = {len(course.step), len(course.evidence), len(course.noise), len(course.bound)}
+    if len(lengths) != 1:
+        raise FileFormatError("Expected all parts of course to be of one length.")
+    numbers = (feed.written, feed.elapsed)
+    if not all(map(math.isfinite, numbers)) or feed.steps < 0 or feed.elapsed < 0.0:
+        raise FileFormatError(
+            f"Expected steps and elapsed >= 0 and finite times, got {feed.steps}, {numbers}."
+        )

@@ -1,0 +1,144 @@
+"""A bound on epsilon that holds at every look: an exact bound at geometric steps."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from askgauss import accounting
+from askgauss.exceptions import FileFormatError
+from askgauss.monitor.feed import Projection
+from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.e_process import look_share
+from askgauss.stats.shift import ShiftTest
+
+__all__ = ["Looks", "Sums"]
+
+# Shares of the error: the rate is measured far more sharply than the noise, so it needs little;
+# where the end is planned, half is for the look there.
+_RATE_SHARE = 0.2
+_END_SHARE = 0.5
+_SUMS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Planted and other observations of all steps up to one, in clip norms."""
+
+    step: int = 0
+    planted: int = 0
+    planted_total: float = 0.0
+    planted_square: float = 0.0
+    others: int = 0
+    total: float = 0.0
+    square: float = 0.0
+
+    def test(self) -> ShiftTest | None:
+        """The exact test of the signal-to-noise ratio, where there is anything to test."""
+        if self.planted < 2 or self.others < 2:
+            return None
+        planted, others = (
+            (count, total / count, max(square - total * total / count, 0.0))
+            for count, total, square in (
+                (self.planted, self.planted_total, self.planted_square),
+                (self.others, self.total, self.square),
+            )
+        )
+        return ShiftTest(present=planted, absent=others)
+
+
+class Looks:
+    """Looks at steps 1, 2, 4, ... and at the planned end; each has its share of the error.
+
+    Args:
+        planned: The planned number of steps, where known.
+        error: How often any of the bounds may be above the truth.
+        delta: Where epsilon is stated.
+        rate: The planting rate where the recorder's own coin set it, else None: then it is bounded.
+        present: Number of present canaries.
+    """
+
+    def __init__(
+        self, *, planned: int | None, error: float, delta: float, rate: float | None, present: int
+    ) -> None:
+        self._planned, self._error, self._delta = planned, error, delta
+        self._rate, self._present = rate, present
+        self.sums = [0.0] * _SUMS
+        self.taken: list[Sums] = []
+        # Composing takes some hundredths of a second, so it is done when asked for, and once.
+        self._bound_of = functools.lru_cache(maxsize=256)(self._bound_at)
+
+    def add(self, step: int, sums: tuple[float, ...]) -> None:
+        """The sums of one more step, in the order of `Sums`; look if it is time."""
+        self.sums = [old + new for old, new in zip(self.sums, sums, strict=True)]
+        if step & (step - 1) == 0 or step == self._planned:
+            planted, total, square, others, other_total, other_square = self.sums
+            self.taken.append(
+                Sums(step, round(planted), total, square, round(others), other_total, other_square)
+            )
+
+    def load(self, sums: tuple[float, ...], taken: tuple[Sums, ...]) -> None:
+        """Go on from the sums and looks of a checkpoint.
+
+        Raises:
+            FileFormatError: There are not as many sums as there should be.
+        """
+        if len(sums) != _SUMS:
+            raise FileFormatError(f"Expected {_SUMS} sums, got {len(sums)}.")
+        self.sums, self.taken = list(sums), list(taken)
+
+    def error_at(self, step: int) -> float:
+        """The error a look at this step may spend."""
+        if step == self._planned:
+            return _END_SHARE * self._error
+        share = 1.0 if self._planned is None else 1.0 - _END_SHARE
+        return share * look_share(step.bit_length()) * self._error
+
+    def bounds(self) -> list[tuple[int, float]]:
+        """Step and bound of every look; each is about the steps up to it."""
+        return [(look.step, self._bound_of(look)) for look in self.taken]
+
+    def best(self) -> tuple[float, int] | None:
+        """The largest bound so far and its step: more steps never leak less."""
+        return max(((bound, step) for step, bound in self.bounds()), default=None)
+
+    def _bound_at(self, look: Sums) -> float:
+        signal, rate = self._ends(look, self.error_at(look.step))[0]
+        return self._composed(signal, rate, look.step)
+
+    def projection(self) -> Projection | None:
+        """Epsilon at the planned end if the run goes on as up to the last look."""
+        if self._planned is None or not self.taken:
+            return None
+        look = self.taken[-1]
+        test = look.test()
+        if test is None:
+            return None
+        low, high = self._ends(look, 0.5 * self.error_at(look.step))
+        seen = look.planted / (self._present * look.step)
+        middle = test.lower(0.5), seen if self._rate is None else self._rate
+        ends = [self._composed(*pair, self._planned) for pair in (low, middle, high)]
+        return Projection(
+            step=look.step, steps=self._planned, low=ends[0], epsilon=ends[1], high=ends[2]
+        )
+
+    def _ends(self, look: Sums, error: float) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Signal-to-noise ratio and rate: both at least, and both at most, at this error each."""
+        test = look.test()
+        if test is None:
+            return (0.0, 0.0), (math.inf, 1.0)
+        low_rate = high_rate = self._rate
+        if low_rate is None or high_rate is None:
+            opportunities = self._present * look.step
+            low_rate = clopper_pearson_lower(look.planted, opportunities, _RATE_SHARE * error)
+            high_rate = clopper_pearson_upper(look.planted, opportunities, _RATE_SHARE * error)
+            error *= 1.0 - _RATE_SHARE
+        return (test.lower(error), low_rate), (test.lower(1.0 - error), high_rate)
+
+    def _composed(self, signal: float, rate: float, steps: int) -> float:
+        if signal == 0.0 or rate == 0.0:
+            return 0.0
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta
+        )

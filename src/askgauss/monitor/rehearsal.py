@@ -1,0 +1,195 @@
+"""Runs on paper as a monitor sees them: the sums of a step drawn from their own laws.
+
+A canary is never drawn by itself, but for the few that are kept, so that a step costs little more
+than the monitor's own work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _validate
+from askgauss.canaries import DiracCanaries
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import InvalidArgumentError
+from askgauss.monitor.bets import ObservedStep
+from askgauss.monitor.feed import Alarm
+from askgauss.monitor.run import Monitor
+
+__all__ = ["Fault", "rehearse", "steps_to_alarm"]
+
+_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with a run; nothing by default.
+
+    Attributes:
+        noise: Noise in units of what is declared.
+        contribution: What a planted canary adds, in clip norms.
+        rate: Sampling rate in units of the claim.
+        period: Noise comes back after so many steps.
+        start: The first faulty step.
+    """
+
+    noise: float = 1.0
+    contribution: float = 1.0
+    rate: float = 1.0
+    period: int | None = None
+    start: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """A fault from text like ``noise=0.9``.
+
+        Raises:
+            InvalidArgumentError: The text names none, or a size it cannot have.
+
+        Examples:
+            >>> Fault.parse("contribution=1.5").contribution
+            1.5
+        """
+        name, _, size = text.partition("=")
+        try:
+            value = float(size)
+        except ValueError:
+            value = math.nan
+        names = ("noise", "contribution", "rate", "period")
+        if name not in names or not 0.0 <= value < math.inf:
+            raise InvalidArgumentError(
+                f"Expected a fault like noise=0.9, with one of {', '.join(names)}, got {text!r}."
+            )
+        if name == "period":
+            _validate.integer(1, period=int(value) if value.is_integer() else value)
+            return cls(period=int(value))
+        if name == "noise":
+            return cls(noise=value)
+        return cls(contribution=value) if name == "contribution" else cls(rate=value)
+
+
+class _Rehearsed(Monitor):
+    """A monitor that is not asked what its run would leak, which takes longer than the run."""
+
+    def _implied(self, cause: str) -> float | None:
+        return None
+
+
+def rehearse(
+    generator: np.random.Generator,
+    *,
+    claim: PrivacyClaim,
+    present: int,
+    absent: int,
+    steps: int,
+    fault: Fault | None = None,
+    own_coin: bool = False,
+    error: float = 0.001,
+    schedule: Callable[[int], float] | None = None,
+    to_the_end: bool = False,
+    kind: type[Monitor] = Monitor,
+) -> Monitor:
+    """A monitor after a run on paper, with a known background.
+
+    Args:
+        generator: Where chance comes from.
+        claim: The claim, with its noise multiplier (or a schedule) and sampling rate.
+        present: Number of present canaries.
+        absent: Number of absent ones.
+        steps: Number of steps.
+        fault: What is wrong.
+        own_coin: Whether the recorder's own coin plants; then the rate is not watched.
+        error: How often a correct run may alarm.
+        schedule: Declared noise of each step, where the claim names none.
+        to_the_end: Whether to go on after an alarm.
+        kind: The kind of monitor.
+    """
+    wrong, right = fault or Fault(), Fault()
+    rate = claim.sampling_rate
+    if rate is None or (claim.noise_multiplier is None and schedule is None):
+        raise InvalidArgumentError(
+            "Expected a claim with sampling_rate and noise_multiplier to rehearse, one is missing."
+        )
+    canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
+    kept = np.arange(min(_KEPT, canaries.size))
+    told: list[Alarm] = []
+    monitor = kind(claim=claim, error=error, on_alarm=told.append)
+    monitor.attach(canaries, kept, sampling_rate=rate)
+    quiet = np.flatnonzero(~canaries.member[kept])
+    rows: list[NDArray[np.float64]] = []
+    for number in range(1, steps + 1):
+        now = wrong if number >= wrong.start else right
+        declared = claim.noise_multiplier or 0.0 if schedule is None else schedule(number)
+        scale = declared * now.noise
+        count = int(generator.binomial(present, min(rate * now.rate, 1.0)))
+        row = generator.normal(size=quiet.size)
+        if now.period is not None and number > now.period:
+            row = rows[-now.period]
+        rows = [*rows[-(wrong.period or 1) :], row]
+        values = np.zeros(kept.size)
+        values[quiet] = scale * row
+        planted = now.contribution + scale * generator.normal(size=count)
+        others = canaries.size - count
+        rest = generator.chisquare(others - quiet.size) if others > quiet.size else 0.0
+        monitor.observe(
+            ObservedStep(
+                planted=np.array([count]),
+                planted_total=np.array([planted.sum()]),
+                planted_square=np.array([planted @ planted]),
+                total=np.array([scale * math.sqrt(others) * generator.normal()]),
+                square=np.array([values @ values + scale * scale * rest]),
+                kept=values,
+                noise_multiplier=declared,
+                known=True,
+                own_coin=own_coin,
+            )
+        )
+        if told and not to_the_end:
+            break
+    return monitor
+
+
+def steps_to_alarm(
+    fault: Fault,
+    *,
+    claim: PrivacyClaim,
+    present: int,
+    absent: int,
+    steps: int,
+    error: float = 0.001,
+    runs: int = 100,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """The step each of so many broken runs was stopped in, sorted; infinite where none was.
+
+    Args:
+        fault: What is wrong.
+        claim: The claim, with noise multiplier and sampling rate.
+        present: Number of present canaries.
+        absent: Number of absent ones.
+        steps: Where a run ends.
+        error: How often a correct run may alarm.
+        runs: Number of runs.
+        seed: Root of every random choice.
+    """
+    found = []
+    for generator in np.random.default_rng(seed).spawn(runs):
+        monitor = rehearse(
+            generator,
+            claim=claim,
+            present=present,
+            absent=absent,
+            steps=steps,
+            fault=fault,
+            # The training's own sampler plants where a fault of it is to be seen.
+            own_coin=fault.rate == 1.0,
+            error=error,
+            kind=_Rehearsed,
+        )
+        found.append(math.inf if monitor.alarm is None else float(monitor.steps))
+    return np.sort(found)

@@ -1,0 +1,597 @@
+"""The monitor of one run: it is told every step, and says when the claim cannot be right."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _plain, _validate, accounting
+from askgauss.canaries import Canaries
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import (
+    AskGaussWarning,
+    FileFormatError,
+    PrivacyAlarm,
+    RecordingError,
+)
+from askgauss.monitor.bets import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
+from askgauss.monitor.feed import Alarm, Course, Feed, Projection, write_feed
+from askgauss.monitor.looks import Looks, Sums
+
+__all__ = ["Monitor"]
+
+_LOG_TEN = math.log(10.0)
+# A joint e-process below this many times the money kept back has won nothing, in logarithms.
+_NOTHING = math.log(2.0)
+# Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
+# squares is so many deviations too small. The first ones are weighed at once.
+_EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
+# Points of the course before every second one is given up.
+_POINTS = 256
+# Different declared noise multipliers that are told apart.
+_DECLARED = 64
+
+
+@dataclass(slots=True)
+class _Point:
+    """One point of the course."""
+
+    step: int = 0
+    evidence: float = -math.inf
+    freedom: float = 0.0
+    square: float = 0.0
+
+    def join(self, later: _Point) -> _Point:
+        return _Point(
+            later.step,
+            max(self.evidence, later.evidence),
+            self.freedom + later.freedom,
+            self.square + later.square,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """The plain values of a checkpoint."""
+
+    claim: PrivacyClaim
+    error: float
+    steps: int
+    begun: tuple[bool, bool, bool] | None
+    bets: BetsState | None
+    tally: tuple[tuple[float, ...], ...]
+    sums: tuple[float, ...]
+    looks: tuple[Sums, ...]
+    declared: tuple[tuple[float, int], ...]
+    undeclared: int
+    points: tuple[_Point, ...]
+    point: _Point
+    sums_before: tuple[float, float]
+    stride: int
+    alarm: Alarm | None
+
+
+class Monitor:
+    """Watches the steps of one run and alarms as soon as its claim cannot be right.
+
+    Give it to a `Recorder`, or to an integration that has one. After every step it weighs the
+    evidence that there is less noise than declared, that a record adds more than the clip norm,
+    that records are sampled more often than claimed (where the training's own sampler plants), and
+    that noise is used again. Each is an e-process, and so is their mean: a correct run alarms with
+    probability ``error`` at most, in all its steps together.
+
+    It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end, such that all
+    these bounds hold together.
+
+    Args:
+        claim: What the run claims. ``steps`` is the planned end. Where it has no
+            ``noise_multiplier``, what the recorder is told of a step holds, which may follow a
+            schedule, or else what the claim needs.
+        error: How often a correct run may alarm.
+        on_alarm: ``"raise"`` stops the run with a `PrivacyAlarm`; ``"warn"`` warns; a function is
+            called with the `Alarm`. Each once: in the step that it is about or, after the first 32
+            steps and with a fault that is not plain to see, up to 7 steps later.
+        confidence: Confidence of the bound on epsilon, at all looks at once.
+        folder: A folder to keep ``watch.json`` in, for ``askgauss watch``.
+        seconds: How often to write it, at most.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=2.0, steps=100)
+        >>> canaries = ag.DiracCanaries(present=50, absent=950, dimension=2000, seed=0)
+        >>> monitor = ag.Monitor(claim=claim, on_alarm=lambda alarm: None)
+        >>> recorder = ag.Recorder(canaries, sampling_rate=0.1, monitor=monitor)
+        >>> planted = recorder.sample()
+        >>> half = np.random.default_rng(0).normal(0.0, 1.0, 1000)
+        >>> half[planted] += 1.0
+        >>> recorder.observe(half, background=0.0)
+        >>> monitor.alarm.step, monitor.alarm.cause
+        (1, 'noise')
+    """
+
+    def __init__(
+        self,
+        *,
+        claim: PrivacyClaim,
+        error: float = 0.001,
+        on_alarm: Literal["raise", "warn"] | Callable[[Alarm], object] = "raise",
+        confidence: float = 0.95,
+        folder: str | os.PathLike[str] | None = None,
+        seconds: float = 5.0,
+    ) -> None:
+        if not isinstance(claim, PrivacyClaim):
+            raise _validate.fail(
+                "claim", claim, "to be a claim", "Make it with PrivacyClaim(epsilon=, delta=)."
+            )
+        _validate.within(0, 0.5, error=error)
+        _validate.within(0.5, 1, confidence=confidence)
+        _validate.positive(seconds=seconds)
+        if not callable(on_alarm):
+            hint = "Or give a function to be called with the alarm."
+            _validate.one_of(("raise", "warn"), hint=hint, on_alarm=on_alarm)
+        self._claim, self._error, self._confidence = claim, float(error), float(confidence)
+        self._on_alarm = on_alarm
+        self._folder = None if folder is None else Path(folder)
+        self._seconds = float(seconds)
+        self._threshold = -math.log(self._error)
+        self._layout: Layout | None = None
+        # Background known, own coin, noise declared: what the first step says.
+        self._begun: tuple[bool, bool, bool] | None = None
+        self._bets: Bets | None = None
+        self._looks: Looks | None = None
+        self._coin_rate: float | None = None
+        self._rate: float | None = None
+        self._needed: float | None = None
+        self._tally = Tally(1)
+        self._untested: dict[str, str] = {}
+        self._steps = 0
+        self._alarm: Alarm | None = None
+        self._declared: dict[float, int] = {}
+        self._undeclared = 0
+        self._points: list[_Point] = []
+        self._point = _Point()
+        self._stride = 1
+        self._sums_before = (0.0, 0.0)
+        self._began = self._written = time.monotonic()
+        self._began_after = 0
+        self._told = False
+        self._pending: list[ObservedStep] = []
+
+    # ------------------------------------------------------------------------- what it says
+
+    @property
+    def claim(self) -> PrivacyClaim:
+        """What the run claims."""
+        return self._claim
+
+    @property
+    def steps(self) -> int:
+        """Number of steps watched."""
+        return self._steps + len(self._pending)
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """The first alarm, if there was one."""
+        self._settle()
+        return self._alarm
+
+    @property
+    def untested(self) -> dict[str, str]:
+        """Parts that are not watched, and why; known after the first step."""
+        return dict(self._untested)
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """Decimal logarithm of each part's e-process, and under ``"all"`` of their mean."""
+        self._settle()
+        bets = self._bets
+        if bets is None or not bets.parts:
+            return {}
+        found = {name: bets.evidence(name) / _LOG_TEN for name in bets.parts}
+        return found | {"all": bets.evidence() / _LOG_TEN}
+
+    @property
+    def bound(self) -> float | None:
+        """Lower bound on the epsilon of the steps so far; None where there is none.
+
+        All values it ever takes hold together at the monitor's confidence, for independent
+        subsampled Gaussian steps. It needs a known background, and changes at the looks only.
+        """
+        self._settle()
+        best = None if self._looks is None else self._looks.best()
+        return None if best is None else best[0]
+
+    def projection(self) -> Projection | None:
+        """Epsilon at the planned end if the run goes on as up to the last look.
+
+        None where the end, or what is needed for the bound, is not known.
+        """
+        self._settle()
+        return None if self._looks is None else self._looks.projection()
+
+    def course(self) -> Course:
+        """How the run went, thinned to a few hundred points."""
+        self._settle()
+        points = [*self._points, *([self._point] if self._point.step else [])]
+        looks = [] if self._looks is None else self._looks.bounds()
+        bounds = []
+        for point in points:
+            so_far = [bound for step, bound in looks if step <= point.step]
+            bounds.append(max(so_far, default=math.nan))
+        return Course(
+            step=tuple(point.step for point in points),
+            evidence=tuple(point.evidence / _LOG_TEN for point in points),
+            noise=tuple(
+                math.sqrt(point.square / point.freedom) if point.freedom else math.nan
+                for point in points
+            ),
+            bound=tuple(bounds),
+        )
+
+    def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
+        """All of this, as ``watch.json`` has it: aggregates only."""
+        self._settle()
+        return Feed(
+            claim=self._claim,
+            error=self._error,
+            confidence=self._confidence,
+            steps=self._steps,
+            planned=self._claim.steps,
+            status=status,
+            written=time.time(),
+            elapsed=time.monotonic() - self._began,
+            every=self._seconds,
+            begun_after=self._began_after,
+            declared=() if self._undeclared else tuple(sorted(self._declared.items())),
+            sampling_rate=self._rate,
+            evidence=self.evidence,
+            untested=self.untested,
+            bound=None if self._looks is None else self._looks.best(),
+            projection=self.projection(),
+            alarm=self._alarm,
+            course=self.course(),
+        )
+
+    def __repr__(self) -> str:
+        state = "no alarm" if self.alarm is None else f"alarm at step {self.alarm.step}"
+        return f"Monitor(steps={self.steps}, {state})"
+
+    # ------------------------------------------------------------------------- what it is told
+
+    def attach(
+        self, canaries: Canaries, kept: NDArray[np.int64], *, sampling_rate: float | None
+    ) -> None:
+        """A recorder says whom it watches.
+
+        Raises:
+            RecordingError: The monitor watches another run already.
+        """
+        if self._layout is not None:
+            raise RecordingError(
+                "Expected a monitor of its own for every run, got one that watches another. Make "
+                "a new Monitor."
+            )
+        self._layout = Layout(canaries, kept)
+        self._tally = Tally(self._layout.size.size)
+        self._coin_rate = sampling_rate
+        self._rate = self._claim.sampling_rate or sampling_rate
+        self._needed = self._needed_noise()
+        self._began = self._written = time.monotonic()
+
+    def _needed_noise(self) -> float | None:
+        """The noise the claim names, or needs where it says how long and how often."""
+        claim = self._claim
+        if claim.noise_multiplier is not None or claim.steps is None or self._rate is None:
+            return claim.noise_multiplier
+        return 1.0 / accounting.dpsgd_signal_to_noise(
+            epsilon=claim.epsilon, delta=claim.delta, sampling_rate=self._rate, steps=claim.steps
+        )
+
+    def _declared_noise(self, told: float | None) -> float | None:
+        """The noise multiplier a step must have at least, above 0; None where none is known."""
+        claimed = self._claim.noise_multiplier
+        if claimed is None:
+            claimed = self._needed if told is None else told
+        return claimed or None
+
+    def _begin(self, known: bool, own_coin: bool, declared: bool) -> tuple[Bets, Looks | None]:
+        """Choose what to watch by how the run is recorded, never by what it released."""
+        layout = self._layout
+        if layout is None:
+            raise RecordingError(
+                "Expected a monitor that a recorder was given, got one on its own. Make the run's "
+                "recorder with Recorder(..., monitor=...)."
+            )
+        reasons = layout.reasons(known=known, own_coin=own_coin, declared=declared, rate=self._rate)
+        parts = tuple(name for name in PARTS if not reasons[name])
+        looks = None
+        if known and layout.orthogonal and layout.present:
+            looks = Looks(
+                planned=self._claim.steps,
+                error=1.0 - self._confidence,
+                delta=self._claim.delta,
+                rate=self._coin_rate if own_coin else None,
+                present=layout.present,
+            )
+        self._untested = {name: reason for name, reason in reasons.items() if reason}
+        return Bets(layout, parts, self._rate), looks
+
+    def observe(self, step: ObservedStep) -> None:
+        """Watch one step; the recorder calls this once the step is recorded.
+
+        Raises:
+            PrivacyAlarm: The alarm came, and is to be raised.
+        """
+        noise = self._declared_noise(step.noise_multiplier)
+        if self._bets is None:
+            self._begun = (step.known, step.own_coin, noise is not None)
+            self._bets, self._looks = self._begin(*self._begun)
+            if not self._bets.parts:
+                told = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
+                self._warn(f"The monitor can watch nothing of this run ({told}).")
+        self._pending.append(step)
+        if (
+            self._steps < _EAGER
+            or len(self._pending) >= _BLOCK
+            or self._at_a_glance_wrong(step, noise)
+        ):
+            self._settle()
+        if self._folder is not None and time.monotonic() - self._written >= self._seconds:
+            self._write("running")
+        self._raise_once()
+
+    def _at_a_glance_wrong(self, step: ObservedStep, noise: float | None) -> bool:
+        """Whether a step should be weighed at once: far too little noise, or no numbers at all."""
+        assert self._layout is not None
+        square, planted = sum(step.square.tolist()), sum(step.planted_square.tolist())
+        if not math.isfinite(square + planted):
+            return True
+        others = self._layout.count - sum(step.planted.tolist())
+        least = max(others - _GLANCE * math.sqrt(2.0 * others), 0.0)
+        return noise is not None and square <= least * noise * noise
+
+    def _settle(self) -> None:
+        """Weigh the steps that wait; evidence holds whenever it is looked at, so waiting is free.
+
+        One after the other while all of this is in the processor's cache: after a training step
+        none of it is, and fetching it takes longer than the work.
+        """
+        pending, self._pending = self._pending, []
+        for step in pending:
+            self._weigh(step)
+
+    def _weigh(self, step: ObservedStep) -> None:
+        bets, layout = self._bets, self._layout
+        assert bets is not None
+        assert layout is not None
+        noise = self._declared_noise(step.noise_multiplier)
+        self._steps += 1
+        self._count_declared(noise)
+        count, *pooled = (sum(part.tolist()) for part in step[:5])
+        if not math.isfinite(pooled[1] + pooled[3]):
+            self._sound(
+                "finite values",
+                math.inf,
+                "Nan or infinite values were released: nothing can be said of such a step.",
+            )
+            return
+        freedom, square = layout.size - step.planted, step.square
+        if noise is not None:
+            square = square / (noise * noise)
+            self._tally.add(freedom, square, (count, pooled[0], layout.present))
+        if bets.parts:
+            self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise)
+        if self._looks is not None:
+            others = layout.count - count
+            self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
+
+    def check_weights(self, difference: float, allowed: float) -> None:
+        """Told by whoever compares the weights with what the audited release makes of them.
+
+        Args:
+            difference: The largest difference found.
+            allowed: What rounding explains.
+
+        Raises:
+            PrivacyAlarm: It does not explain it, and the alarm is to be raised.
+        """
+        if not difference <= allowed:
+            self._settle()
+            self._sound(
+                "weights",
+                math.inf,
+                f"The weights differ by {difference:.3g} from what the audited release makes of "
+                f"them, where rounding explains {allowed:.3g}: what ships is not what was audited.",
+            )
+        self._raise_once()
+
+    def close(self, *, failed: bool = False) -> None:
+        """The run ended, or stops here; say so to those who follow it."""
+        if self._folder is not None:
+            self._write("failed" if failed else "finished")
+
+    def _judge(self, bets: Bets, evidence: float, noise: float | None) -> None:
+        self._extend_course(evidence)
+        if evidence >= self._threshold and self._alarm is None:
+            cause = max(bets.parts, key=bets.evidence)
+            self._sound(cause, bets.evidence(cause), self._words(cause, noise))
+        elif evidence < _NOTHING - math.log(self._steps + 1.0):
+            # The bets hold no more than was put aside: whatever is wrong begins after this.
+            self._tally.forget()
+
+    def _count_declared(self, noise: float | None) -> None:
+        known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
+        if known and noise is not None:
+            self._declared[noise] = self._declared.get(noise, 0) + 1
+        else:
+            self._undeclared += 1
+
+    def _extend_course(self, evidence: float) -> None:
+        point = self._point
+        point.step, point.evidence = self._steps, max(point.evidence, evidence)
+        if self._steps % self._stride:
+            return
+        freedom, square = self._tally.noise_sums()
+        point.freedom, point.square = freedom - self._sums_before[0], square - self._sums_before[1]
+        self._sums_before = (freedom, square)
+        self._points.append(point)
+        self._point = _Point()
+        if len(self._points) >= _POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [first.join(second) for first, second in pairs]
+            self._stride *= 2
+
+    # ------------------------------------------------------------------------- alarms
+
+    def _sound(self, cause: str, evidence: float, summary: str) -> None:
+        if self._alarm is None:
+            self._alarm = Alarm(
+                self._steps, cause, evidence / _LOG_TEN, self._implied(cause), summary
+            )
+
+    def _raise_once(self) -> None:
+        """Tell of a new alarm, after everything about the step has been kept."""
+        alarm = self._alarm
+        if alarm is None or self._told:
+            return
+        self._told = True
+        if self._folder is not None:
+            self._write("running" if self._on_alarm != "raise" else "failed")
+        if self._on_alarm == "raise":
+            raise PrivacyAlarm(str(alarm), alarm)
+        if self._on_alarm == "warn":
+            self._warn(str(alarm))
+        elif callable(self._on_alarm):
+            self._on_alarm(alarm)
+
+    @staticmethod
+    def _warn(text: str) -> None:
+        warnings.warn(text, AskGaussWarning, stacklevel=5)
+
+    def _words(self, cause: str, noise: float | None) -> str:
+        tally, bets = self._tally, self._bets
+        assert bets is not None
+        if cause == "noise":
+            tensor = bets.weakest_tensor()
+            where = "" if tensor is None else f" in tensor {tensor}"
+            ratio = tally.noise(tensor, lately=True)
+            shown = "" if noise is None else f" ({ratio * noise:.4g} for {noise:.4g})"
+            return f"The noise{where} is {ratio:.3f} times what is declared{shown}."
+        if cause == "contribution":
+            return (
+                f"A planted canary adds {tally.contribution(lately=True):.3g} clip norms, where 1 "
+                "is the most."
+            )
+        if cause == "sampling rate":
+            return (
+                f"Canaries are sampled at rate {tally.rate(lately=True):.4g}, where "
+                f"{self._rate:.4g} is claimed."
+            )
+        step, correlation = bets.likeness()
+        return f"The noise correlates by {correlation:+.3f} with that of step {step}."
+
+    def _implied(self, cause: str) -> float | None:
+        """Epsilon at the planned end: what was measured so far, and from here on as lately."""
+        bets, rate = self._bets, self._rate
+        if cause == "repeated noise" and bets is not None:
+            # The same noise twice cancels out of a difference.
+            return math.inf if abs(bets.likeness()[1]) > 0.99 else None
+        single = len(self._declared) == 1 and not self._undeclared
+        if cause not in PARTS or rate is None or bets is None or not single:
+            return None
+        declared, tally = next(iter(self._declared)), self._tally
+        tensor = bets.weakest_tensor() if cause == "noise" else None
+        history = []
+        rest = max((self._claim.steps or self._steps) - self._steps, 0)
+        for steps, lately in ((self._steps, False), (rest, True)):
+            noise = declared * tally.noise(tensor, lately=lately)
+            if cause == "contribution":
+                noise /= max(tally.contribution(lately=lately), 1.0)
+            if cause == "sampling rate":
+                noise, rate = declared, tally.rate(lately=lately)
+            if steps:
+                history.append((noise, min(rate, 1.0), steps))
+        return accounting.history_epsilon(history, self._claim.delta)
+
+    # ------------------------------------------------------------------------- keeping
+
+    def _write(self, status: Literal["running", "finished", "failed"]) -> None:
+        assert self._folder is not None
+        self._written = time.monotonic()
+        try:
+            write_feed(self._folder, self.feed(status))
+        except OSError as error:
+            # A full disk must not end a run that is otherwise sound.
+            self._warn(f"watch.json could not be written: {error}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on after a restart, as plain values."""
+        self._settle()
+        looks = self._looks
+        memory = _Memory(
+            claim=self._claim,
+            error=self._error,
+            steps=self._steps,
+            begun=self._begun,
+            bets=None if self._bets is None else self._bets.state(),
+            tally=self._tally.state(),
+            sums=() if looks is None else tuple(looks.sums),
+            looks=() if looks is None else tuple(looks.taken),
+            declared=tuple(self._declared.items()),
+            undeclared=self._undeclared,
+            points=tuple(self._points),
+            point=self._point,
+            sums_before=self._sums_before,
+            stride=self._stride,
+            alarm=self._alarm,
+        )
+        plain: dict[str, Any] = _plain.to_plain(memory)
+        return plain
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; the evidence stays what it was.
+
+        Raises:
+            FileFormatError: The state is not one of a monitor, or of other canaries.
+            RecordingError: It is of another claim or error.
+        """
+        memory: _Memory = _plain.from_plain(_Memory, state, "monitor")
+        for name, theirs, mine in (
+            ("claim", memory.claim, self._claim),
+            ("error", memory.error, self._error),
+        ):
+            if theirs != mine:
+                raise RecordingError(
+                    f"Expected a checkpoint of this monitor, got one whose {name} is {theirs!r} "
+                    f"where this one has {mine!r}: evidence against one is none against the other."
+                )
+        if (memory.begun is None) != (memory.bets is None) or memory.stride < 1:
+            raise FileFormatError("Expected the whole state of a monitor. Load another checkpoint.")
+        tally = Tally(1 if self._layout is None else self._layout.size.size)
+        tally.load(memory.tally)
+        bets, looks = None, None
+        if memory.begun is not None and memory.bets is not None:
+            bets, looks = self._begin(*memory.begun)
+            bets.load(memory.bets)
+            if looks is not None:
+                looks.load(memory.sums, memory.looks)
+        self._begun, self._bets, self._looks = memory.begun, bets, looks
+        self._tally, self._steps = tally, memory.steps
+        self._declared, self._undeclared = dict(memory.declared), memory.undeclared
+        self._points, self._point = list(memory.points), memory.point
+        self._sums_before, self._stride = memory.sums_before, memory.stride
+        self._alarm = memory.alarm
+        self._told, self._pending = memory.alarm is not None, []
+        self._began, self._began_after = time.monotonic(), memory.steps

@@ -1,0 +1,184 @@
+"""How often a monitor alarms on correct runs, judged after every step, and how soon on broken ones.
+
+``python -m tests.calibration.monitor_cells`` prints the tables of docs/monitor.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+import askgauss as ag
+from askgauss.monitor.bets import CONTRIBUTION, CORRELATION, ODDS, PARTS, Bets, Layout, ObservedStep
+from askgauss.monitor.bets import NOISE as NOISE_BETS
+from askgauss.monitor.rehearsal import Fault, _Rehearsed
+from askgauss.stats import e_process
+from tests.monitor.runs import NOISE, RATE, watched
+
+ERRORS = (0.001, 0.01, 0.05, 0.1)
+# More noise, less contribution and a lower rate than claimed are correct as well.
+CLEAN = {
+    "as claimed, 250 / 4,750": {},
+    "as claimed, 100 / 100": {"present": 100, "absent": 100},
+    "noise x1.3, 100 / 100": {"present": 100, "absent": 100, "noise": 1.3},
+    "contribution 0.7, rate x0.8, 100 / 100": {
+        "present": 100,
+        "absent": 100,
+        "contribution": 0.7,
+        "rate": 0.8,
+    },
+    "noise by a schedule, 100 / 100": {
+        "present": 100,
+        "absent": 100,
+        "schedule": lambda step: NOISE * (1.0 + 0.5 * math.cos(step / 50.0)),
+    },
+}
+# Runs that are judged side by side.
+_BATCH = 250
+FAULTS = {
+    "noise x0.9": ({"fault": Fault(noise=0.9)}, 1),
+    "noise x0.95": ({"fault": Fault(noise=0.95)}, None),
+    "noise x0.99": ({"fault": Fault(noise=0.99)}, 40),
+    "contribution 1.5": ({"fault": Fault(contribution=1.5)}, 40),
+    "rate x1.5": ({"fault": Fault(rate=1.5)}, 10),
+    "rate x1.1": ({"fault": Fault(rate=1.1)}, None),
+    "the same noise in every step": ({"fault": Fault(period=1)}, None),
+    "noise comes back after 50 steps": ({"fault": Fault(period=50)}, None),
+    "noise x0.9 from step 300 on": ({"fault": Fault(noise=0.9, start=300)}, None),
+    "noise x0.99 from step 300 on": ({"fault": Fault(noise=0.99, start=300)}, None),
+    "200 canaries, 100 present: noise x0.9": (
+        {"fault": Fault(noise=0.9), "present": 100, "absent": 100},
+        10,
+    ),
+}
+
+
+def largest_evidence(
+    generator: np.random.Generator,
+    runs: int,
+    steps: int,
+    *,
+    present: int = 250,
+    absent: int = 4750,
+    noise: float = 1.0,
+    contribution: float = 1.0,
+    rate: float = 1.0,
+    schedule: Callable[[int], float] = lambda step: NOISE,
+    show: Callable[[ObservedStep], None] | None = None,
+) -> NDArray[np.float64]:
+    """The largest joint evidence of each of so many runs, judged after every step, in logarithms.
+
+    The same bets as the monitor's, written for many runs at once; ``show`` is handed the first
+    run's steps, for a monitor to judge as well.
+    """
+    canaries = ag.DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
+    size = canaries.size
+    layout = Layout(canaries, np.arange(min(256, size)))
+    quiet = layout.quiet.size
+    log_weight = Bets(layout, PARTS, RATE)._log_weight[:, np.newaxis]
+    factor = math.sqrt(quiet) * e_process.chi_mean(quiet)
+    wealth = np.full((log_weight.size, runs), -np.inf)
+    peak = np.full(runs, -np.inf)
+    earlier: dict[int, NDArray[np.float64]] = {}
+    previous = None
+    column = np.newaxis
+    for step in range(1, steps + 1):
+        declared = schedule(step)
+        scale = noise * declared
+        count = generator.binomial(present, RATE * rate, runs)
+        values = scale * generator.normal(size=(runs, quiet))
+        rest = scale**2 * generator.chisquare(size - count - quiet)
+        square = (values**2).sum(axis=1) + rest
+        total = contribution * count + scale * np.sqrt(count) * generator.normal(size=runs)
+        # About their own mean, and then about 0.
+        spread = scale**2 * np.where(count > 1, generator.chisquare(np.maximum(count - 1, 1)), 0.0)
+        planted_square = spread + total**2 / np.maximum(count, 1)
+        row = values / np.sqrt((values**2).sum(axis=1))[:, column]
+        excess = total - count
+        about_one = planted_square - 2.0 * total + count
+        pull = excess * e_process.chi_mean(size) / np.sqrt(square + about_one)
+        shift = (CONTRIBUTION[:, column] - 1.0) / declared
+        like = np.zeros((2, CORRELATION.size, runs))
+        rho = CORRELATION[:, column]
+        if previous is not None:
+            like[0] = e_process.pull_log_e(factor * (row * previous).sum(axis=1), quiet, rho)
+        if earlier:
+            each = [
+                e_process.pull_log_e(factor * (row * old).sum(axis=1), quiet, rho)
+                for old in earlier.values()
+            ]
+            like[1] = np.logaddexp.reduce(each) - math.log(len(each))
+        logs = np.concatenate(
+            [
+                e_process.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
+                e_process.pull_log_e(pull, count, shift),
+                e_process.rate_log_e(count, present, RATE, ODDS[:, column]),
+                like.reshape(-1, runs),
+            ]
+        )
+        wealth = e_process.advance(wealth, log_weight, step, logs)
+        joint = np.logaddexp.reduce(wealth, axis=0)
+        peak = np.maximum(peak, np.logaddexp(joint, -math.log(step + 1.0)))
+        previous = row
+        earlier[-1 if step == 1 else min((step & -step).bit_length() - 1, 7)] = row
+        if show is not None:
+            kept = np.zeros(min(256, size))
+            kept[layout.quiet] = values[0]
+            one = [np.array([item[0]]) for item in (count, total, planted_square, square)]
+            show(ObservedStep(*one[:3], np.zeros(1), one[3], kept, declared, True, False))
+    return peak
+
+
+def alarm_steps(name: str, runs: int, steps: int = 600, seed: int = 1) -> list[float]:
+    """The step each of so many broken runs was stopped in; infinite where none was."""
+    found = []
+    for run in range(runs):
+        generator = np.random.default_rng([seed, run, *name.encode()])
+        monitor = watched(generator, steps=steps, kind=_Rehearsed, **FAULTS[name][0])
+        found.append(math.inf if monitor.alarm is None else monitor.steps)
+    return found
+
+
+def clean_rows(runs: int, small: int, steps: int) -> Iterator[str]:
+    """How many clean runs ever reach the evidence of an alarm."""
+    yield "| clean runs | runs | " + " | ".join(f"alarms at {e:g}" for e in ERRORS) + " |"
+    for index, (name, cell) in enumerate(CLEAN.items()):
+        count = runs if index == 0 else small
+        sizes = [min(_BATCH, count - start) for start in range(0, count, _BATCH)]
+        streams = np.random.default_rng(index).spawn(len(sizes))
+        peaks = np.concatenate(
+            [
+                largest_evidence(stream, size, steps, **cell)
+                for stream, size in zip(streams, sizes, strict=True)
+            ]
+        )
+        alarms = [int(np.count_nonzero(peaks >= -math.log(error))) for error in ERRORS]
+        yield f"| {name} | {count:,} | " + " | ".join(map(str, alarms)) + " |"
+
+
+def fault_rows(runs: int) -> Iterator[str]:
+    """By which step half, and 80 %, of broken runs alarm."""
+    yield "| fault | median step | 80 % by step | must reach |"
+    for name, (_, target) in FAULTS.items():
+        found = alarm_steps(name, runs)
+        median, most = np.median(found), np.quantile(found, 0.8, method="higher")
+        yield f"| {name} | {median:g} | {most:g} | {target or ''} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000, help="clean runs of the first cell")
+    parser.add_argument("--small", type=int, default=2000, help="clean runs of each other cell")
+    parser.add_argument("--steps", type=int, default=2500)
+    given = parser.parse_args()
+    for row in chain(fault_rows(100), clean_rows(given.runs, given.small, given.steps)):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A small share of the monitor's calibration, and that it judges as the monitor does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from askgauss.monitor import Monitor
+from tests.calibration.monitor_cells import CLEAN, largest_evidence
+from tests.monitor.runs import RATE, claimed
+
+
+def test_many_runs_at_once_are_judged_as_the_monitor_judges_one():
+    import askgauss as ag
+
+    monitor = Monitor(claim=claimed(), on_alarm=lambda alarm: None)
+    canaries = ag.DiracCanaries(present=100, absent=100, dimension=200, seed=0)
+    monitor.attach(canaries, np.arange(200), sampling_rate=RATE)
+    peaks = largest_evidence(
+        np.random.default_rng(0), 3, 120, present=100, absent=100, show=monitor.observe
+    )
+    assert max(monitor.course().evidence) == pytest.approx(peaks[0] / math.log(10.0), rel=1e-9)
+    assert monitor.steps == 120
+
+
+@pytest.mark.parametrize("name", [name for name in CLEAN if "100 / 100" in name])
+def test_clean_runs_alarm_at_most_as_often_as_stated(name):
+    """Judged after each of 200 steps; at an error that 300 runs can count."""
+    seed = list(CLEAN).index(name)
+    peaks = largest_evidence(np.random.default_rng(seed), 300, 200, **CLEAN[name])
+    for error in (0.1, 0.05):
+        alarms = int(np.count_nonzero(peaks >= -math.log(error)))
+        assert alarms <= 300 * error + 3.0 * math.sqrt(300 * error)

@@ -1,0 +1,104 @@
+"""A monitor in an Opacus run: one argument, and a broken run stops in its first steps."""
+
+from __future__ import annotations
+
+import pytest
+
+import askgauss as ag
+from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.monitor import read_feed
+from tests.integrations.runs import PARAMETERS, make_run
+
+CANARIES = {"present": 10, "absent": 180}
+
+
+def claim(**changes):
+    return ag.PrivacyClaim(
+        **{"epsilon": 20.0, "delta": 1e-5, "noise_multiplier": 1.0, "steps": 16} | changes
+    )
+
+
+def attached(run, monitor, **options):
+    canaries = ag.DiracCanaries(**CANARIES, tensors=_sizes(run), seed=0)
+    return CanaryAudit(
+        run.optimizer, canaries=canaries, data_loader=run.loader, monitor=monitor, **options
+    )
+
+
+def _sizes(run):
+    return tuple(item.numel() for item in run.model.parameters())
+
+
+def test_a_sound_run_is_quiet_and_its_course_is_kept(tmp_path):
+    run = make_run()
+    monitor = ag.Monitor(claim=claim(), folder=tmp_path)
+    with attached(run, monitor) as audit:
+        run.train(epochs=2)
+    assert audit.monitor is monitor
+    assert monitor.alarm is None
+    assert monitor.steps == audit.steps == 16
+    assert monitor.bound is not None
+    feed = read_feed(tmp_path)
+    assert (feed.status, feed.steps, feed.sampling_rate) == ("finished", 16, 0.125)
+    assert sum(_sizes(run)) == PARAMETERS
+
+
+def test_a_broken_run_stops_before_its_weights_move(tmp_path):
+    run = make_run(noise_multiplier=0.5)  # and the claim says 1
+    before = run.weights()
+    monitor = ag.Monitor(claim=claim(), folder=tmp_path)
+    with pytest.raises(PrivacyAlarm, match="noise"), attached(run, monitor) as audit:
+        run.train()
+    assert monitor.alarm.step == 1
+    assert audit.steps == 1
+    assert (run.weights() == before).all()
+    assert read_feed(tmp_path).status == "failed"
+
+
+def test_whoever_catches_the_alarm_may_go_on():
+    run = make_run(noise_multiplier=0.5)
+    monitor = ag.Monitor(claim=claim())
+    with attached(run, monitor) as audit:
+        with pytest.raises(PrivacyAlarm):
+            run.train()
+        run.train()
+    assert audit.steps == 1 + 8
+    assert "without a step" not in " ".join(audit.transcript().facts.notes)
+
+
+def test_noise_from_a_generator_that_is_seeded_anew():
+    import torch
+
+    run = make_run()
+    monitor = ag.Monitor(claim=claim(), on_alarm="raise")
+    step = run.optimizer.add_noise
+
+    def seeded():
+        torch.manual_seed(5)
+        step()
+
+    run.optimizer.add_noise = seeded
+    with pytest.raises(PrivacyAlarm, match="repeated noise"), attached(run, monitor):
+        run.train(epochs=2)
+    assert monitor.alarm.step == 2
+
+
+def test_the_evidence_goes_on_after_a_restart(tmp_path):
+    path = tmp_path / "audit.npz"
+    run = make_run()
+    with attached(run, ag.Monitor(claim=claim()), checkpoint=path) as audit:
+        run.train()
+    again = ag.Monitor(claim=claim())
+    attached(make_run(), again, checkpoint=path)
+    assert again.steps == 8
+    assert again.evidence == audit.monitor.evidence
+    third = ag.Monitor(claim=claim())
+    other = attached(make_run(), third)
+    other.load_state_dict(audit.state_dict())
+    assert third.evidence == audit.monitor.evidence
+
+
+def test_a_monitor_needs_a_claim():
+    with pytest.raises(InvalidArgumentError, match="Monitor\\(claim="):
+        attached(make_run(), True)

@@ -1,0 +1,649 @@
+"""The monitor on a recorder: what it sees, what it does not, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss import _plain
+from askgauss.exceptions import (
+    AskGaussWarning,
+    FileFormatError,
+    InvalidArgumentError,
+    PrivacyAlarm,
+    RecordingError,
+)
+from askgauss.monitor import Alarm, Monitor, ObservedStep, read_feed
+from askgauss.monitor.bets import CONTRIBUTION, CORRELATION, NOISE, ODDS
+from askgauss.monitor.rehearsal import Fault
+from tests.monitor.runs import watched
+
+SIGMA = 2.0
+
+
+def claim(**changes):
+    given = {"epsilon": 8.0, "delta": 1e-5, "noise_multiplier": SIGMA, "steps": 64} | changes
+    return ag.PrivacyClaim(**given)
+
+
+def loop(
+    monitor,
+    steps,
+    *,
+    seed=1,
+    noise=SIGMA,
+    tensors=None,
+    background=0.0,
+    recorder=None,
+    planter=None,
+    repeat=False,
+    contribution=1.0,
+    present=40,
+    declared=None,
+):
+    """A loop of one's own with 400 canaries; each of the options may be wrong on purpose."""
+    canaries = ag.DiracCanaries(
+        present=present, absent=400 - present, tensors=tensors or (2000,), seed=3
+    )
+    rate = None if planter else 0.2
+    if recorder is None:
+        recorder = ag.Recorder(canaries, sampling_rate=rate, monitor=monitor)
+    generator = np.random.default_rng(seed)
+    fixed = generator.normal(size=400)
+    scale = np.asarray(noise)[canaries.tensor] if np.ndim(noise) else noise
+    for _ in range(steps):
+        planted = planter(generator, canaries) if planter else recorder.sample()
+        values = scale * (fixed if repeat else generator.normal(size=400))
+        values[planted] += contribution
+        recorder.observe(
+            values,
+            background=background,
+            planted=planted if planter else None,
+            noise_multiplier=declared,
+        )
+    return recorder
+
+
+def quiet(**changes):
+    return Monitor(claim=claim(**changes), on_alarm=lambda alarm: None)
+
+
+def poisson(rate):
+    def plant(generator, canaries):
+        present = np.flatnonzero(canaries.member)
+        return present[generator.random(present.size) < rate]
+
+    return plant
+
+
+def test_a_clean_run_is_quiet_and_bounded():
+    monitor = quiet()
+    loop(monitor, 64)
+    assert monitor.alarm is None
+    assert monitor.steps == 64
+    assert set(monitor.evidence) == {"noise", "contribution", "repeated noise", "all"}
+    assert monitor.untested == {"sampling rate": "the recorder's own coin plants"}
+    assert 0.0 < monitor.bound < ag_epsilon(noise=SIGMA, steps=64)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ({"noise": 1.2}, "noise"),
+        ({"noise": 0.0}, "noise"),
+        ({"contribution": 4.0}, "contribution"),
+        ({"repeat": True}, "repeated noise"),
+        ({"noise": [SIGMA, SIGMA, 0.6 * SIGMA], "tensors": (800, 800, 400)}, "noise"),
+    ],
+    ids=["less noise", "no noise", "contribution", "repeated", "one tensor"],
+)
+def test_an_alarm_names_its_cause(fault, cause):
+    monitor = quiet()
+    loop(monitor, 40, **fault)
+    alarm = monitor.alarm
+    assert alarm is not None
+    assert alarm.cause == cause
+    assert alarm.evidence >= 3.0
+    assert alarm.summary
+    assert f"Step {alarm.step}" in str(alarm)
+
+
+def test_an_alarm_says_which_tensor_and_what_it_would_leak():
+    monitor = quiet(steps=500)
+    loop(monitor, 60, noise=[SIGMA, 0.5 * SIGMA], tensors=(1900, 100))
+    assert "in tensor 1" in monitor.alarm.summary
+    even = quiet(steps=500)
+    loop(even, 60, noise=0.5 * SIGMA)
+    exact = ag_epsilon(noise=0.5 * SIGMA, steps=500)
+    assert even.alarm.epsilon == pytest.approx(exact, rel=0.2)
+
+
+def ag_epsilon(*, noise, steps, rate=0.2):
+    from askgauss import accounting
+
+    return accounting.dpsgd_epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=1e-5
+    )
+
+
+def test_the_rate_is_watched_where_the_training_samples():
+    monitor = quiet(sampling_rate=0.2)
+    loop(monitor, 60, planter=poisson(0.4))
+    assert monitor.alarm.cause == "sampling rate"
+    assert "0.2 is claimed" in monitor.alarm.summary
+    clean = quiet(sampling_rate=0.2)
+    loop(clean, 60, planter=poisson(0.2))
+    assert clean.alarm is None
+    assert clean.untested == {}
+    silent = quiet()
+    loop(silent, 2, planter=poisson(0.2))
+    assert silent.untested == {"sampling rate": "no sampling rate is claimed"}
+
+
+def test_with_an_unknown_background_only_too_little_in_all_is_seen():
+    monitor = quiet()
+    loop(monitor, 30, background=None, noise=0.8 * SIGMA)
+    assert monitor.alarm.cause == "noise"
+    assert set(monitor.untested) == {"contribution", "sampling rate", "repeated noise"}
+    assert monitor.bound is None
+    assert monitor.projection() is None
+
+
+def test_a_schedule_is_watched_in_units_of_each_step():
+    """Noise as declared, which falls to a quarter; against the first declaration it would alarm."""
+    monitor = quiet(noise_multiplier=None, steps=None)
+    recorder = None
+    for number, noise in enumerate((4.0, 2.0, 1.0)):
+        recorder = loop(monitor, 20, noise=noise, declared=noise, recorder=recorder, seed=number)
+    assert monitor.alarm is None
+    loop(monitor, 20, noise=0.8, declared=1.0, recorder=recorder, seed=9)
+    assert monitor.alarm.cause == "noise"
+    assert monitor.alarm.step > 60
+    assert monitor.alarm.epsilon is None  # no single noise multiplier to go on with
+
+
+def test_without_a_declared_noise_the_claim_says_what_it_needs():
+    from askgauss import accounting
+
+    needed = accounting.dpsgd_noise_multiplier(epsilon=8.0, delta=1e-5, sampling_rate=0.2, steps=64)
+    enough, too_little = (quiet(noise_multiplier=None) for _ in range(2))
+    loop(enough, 64, noise=needed)
+    loop(too_little, 64, noise=0.9 * needed)
+    assert enough.alarm is None
+    assert too_little.alarm.cause == "noise"
+
+
+def test_nothing_to_watch_is_said():
+    monitor = Monitor(claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+    with pytest.warns(AskGaussWarning, match="can watch nothing"):
+        loop(monitor, 1, background=None)
+    assert monitor.evidence == {}
+
+
+def test_examples_are_watched_for_their_rate_only():
+    inputs, labels = np.zeros((40, 3)), np.zeros(40, dtype=int)
+    canaries = ag.ExampleCanaries(inputs=inputs, labels=labels, present=20, seed=0)
+    monitor = quiet(sampling_rate=0.1)
+    recorder = ag.Recorder(canaries, monitor=monitor)
+    present = np.flatnonzero(canaries.member)
+    for _ in range(20):
+        recorder.observe(np.zeros(40), planted=present[:10])
+    assert monitor.alarm.cause == "sampling rate"
+    assert "not independent" in monitor.untested["noise"]
+
+
+def test_raise_warn_and_call():
+    with pytest.raises(PrivacyAlarm, match="noise") as caught:
+        loop(Monitor(claim=claim()), 5, noise=0.5)
+    assert isinstance(caught.value.alarm, Alarm)
+    assert caught.value.alarm.step == 1
+    with pytest.warns(AskGaussWarning, match="Step 1: noise"):
+        loop(Monitor(claim=claim(), on_alarm="warn"), 1, noise=0.5)
+    told = []
+    loop(Monitor(claim=claim(), on_alarm=told.append), 5, noise=0.5)
+    assert len(told) == 1
+
+
+def test_a_step_that_alarms_is_recorded_and_the_run_may_go_on():
+    recorder = ag.Recorder(
+        canaries := ag.DiracCanaries(present=40, absent=360, dimension=2000, seed=3),
+        sampling_rate=0.2,
+        monitor=Monitor(claim=claim()),
+    )
+    recorder.sample()
+    with pytest.raises(PrivacyAlarm):
+        recorder.observe(np.zeros(400), background=0.0)
+    assert recorder.steps == 1
+    recorder.sample()
+    recorder.observe(np.zeros(400), background=0.0)
+    assert recorder.transcript().number_of_steps == 2
+    assert canaries.size == 400
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_alarms_and_is_left_out(value):
+    monitor = quiet()
+    recorder = loop(monitor, 3)
+    before = monitor.evidence
+    recorder.sample()
+    recorder.observe(np.full(400, value), background=0.0)
+    assert monitor.alarm.cause == "finite values"
+    assert monitor.alarm.evidence == math.inf
+    assert monitor.alarm.epsilon is None
+    assert monitor.evidence == before
+    loop(monitor, 3, recorder=recorder)
+    assert monitor.steps == 7
+
+
+def test_weights_that_are_not_what_was_released_alarm_at_once():
+    monitor = Monitor(claim=claim())
+    loop(monitor, 1)
+    monitor.check_weights(1e-7, 1e-6)
+    assert monitor.alarm is None
+    with pytest.raises(PrivacyAlarm, match="weights"):
+        monitor.check_weights(0.1, 1e-6)
+    other = quiet()
+    loop(other, 1)
+    other.check_weights(math.nan, 1e-6)
+    assert other.alarm.cause == "weights"
+
+
+def oracle(steps, *, size, present, chi, claimed_noise, rate):
+    """The joint e-process by plain loops over beginnings, alternatives and observations."""
+    parts = []
+    logs = [
+        [-m * math.log(r) - s * (r**-2 - 1) / 2 for r in NOISE]
+        for m, s in ((size - step["k"], step["others"] / claimed_noise**2) for step in steps)
+    ]
+    parts.append(np.array(logs))
+    logs = []
+    for step in steps:
+        deviation = math.sqrt(step["others"] + sum((x - 1) ** 2 for x in step["planted"])) / chi
+        logs.append(
+            [
+                (c - 1) / claimed_noise * sum(x - 1 for x in step["planted"]) / deviation
+                - step["k"] * ((c - 1) / claimed_noise) ** 2 / 2
+                for c in CONTRIBUTION
+            ]
+        )
+    parts.append(np.array(logs))
+    logs = []
+    for step in steps:
+        row = []
+        for f in ODDS:
+            other = f * rate / (1 - rate + f * rate)
+            row.append(
+                step["k"] * math.log(other / rate)
+                + (present - step["k"]) * math.log((1 - other) / (1 - rate))
+            )
+        logs.append(row)
+    parts.append(np.array(logs))
+    total = 0.0
+    for table in parts:
+        for column in table.T:
+            for start in range(1, len(steps) + 1):
+                share = 1 / (start * (start + 1))
+                total += share * math.exp(column[start - 1 :].sum()) / table.shape[1]
+    return math.log10((total + len(parts) / (len(steps) + 1)) / len(parts))
+
+
+def test_against_plain_loops():
+    from scipy.stats import chi
+
+    canaries = ag.DiracCanaries(present=30, absent=50, dimension=80, seed=0)
+    monitor = Monitor(claim=claim(sampling_rate=0.3), on_alarm=lambda alarm: None)
+    # Without kept canaries there are three parts left.
+    monitor.attach(canaries, np.zeros(0, dtype=np.int64), sampling_rate=None)
+    generator = np.random.default_rng(0)
+    steps = []
+    for _ in range(6):
+        count = int(generator.binomial(30, 0.35))
+        planted = generator.normal(1.2, 1.9, count)
+        others = generator.normal(0, 1.9, 80 - count)
+        steps.append({"k": count, "planted": planted, "others": float(others @ others)})
+        monitor.observe(
+            ObservedStep(
+                planted=np.array([count]),
+                planted_total=np.array([planted.sum()]),
+                planted_square=np.array([planted @ planted]),
+                total=np.array([others.sum()]),
+                square=np.array([others @ others]),
+                kept=np.zeros(0),
+                noise_multiplier=None,
+                known=True,
+                own_coin=False,
+            )
+        )
+    slow = oracle(
+        steps, size=80, present=30, chi=float(chi.mean(80)), claimed_noise=SIGMA, rate=0.3
+    )
+    assert monitor.evidence["all"] == pytest.approx(slow, rel=1e-6)
+
+
+def test_likeness_against_plain_loops():
+    """Only absent canaries are kept, and only repeated noise can be watched."""
+    from scipy.stats import chi
+
+    canaries = ag.DiracCanaries(present=0, absent=40, dimension=40, seed=0)
+    monitor = Monitor(claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5), on_alarm=lambda alarm: None)
+    monitor.attach(canaries, np.arange(40), sampling_rate=None)
+    rows = np.random.default_rng(1).normal(0, 3.0, (7, 40))
+    rows[5] += 0.4 * rows[2]
+    mean = chi.mean(40)
+    logs = np.zeros((7, 2 * CORRELATION.size))
+    for number, row in enumerate(rows, start=1):
+        # The first step, and the last one for every power of two that divides it.
+        levels = {}
+        for earlier in range(2, number):
+            levels[(earlier & -earlier)] = earlier
+        compared = [1, *levels.values()]
+        pulls = {
+            earlier: math.sqrt(40)
+            * mean
+            * (row @ rows[earlier - 1])
+            / np.linalg.norm(row)
+            / np.linalg.norm(rows[earlier - 1])
+            for earlier in range(1, number)
+        }
+        for index, rho in enumerate(CORRELATION):
+            if number > 1:
+                logs[number - 1, index] = rho * pulls[number - 1] - rho**2 * 40 / 2
+                values = [math.exp(rho * pulls[step] - rho**2 * 20) for step in compared]
+                logs[number - 1, CORRELATION.size + index] = math.log(np.mean(values))
+        monitor.observe(
+            ObservedStep(
+                planted=np.array([0]),
+                planted_total=np.array([0.0]),
+                planted_square=np.array([0.0]),
+                total=np.array([row.sum()]),
+                square=np.array([row @ row]),
+                kept=row,
+                noise_multiplier=None,
+                known=True,
+                own_coin=True,
+            )
+        )
+    total = 0.0
+    for column in logs.T:
+        for start in range(1, 8):
+            total += math.exp(column[start - 1 :].sum()) / (start * (start + 1)) / logs.shape[1]
+    assert set(monitor.evidence) == {"repeated noise", "all"}
+    assert monitor.evidence["all"] == pytest.approx(math.log10(total + 1 / 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 60])
+def test_noise_that_comes_back_is_seen_whatever_its_age(period):
+    monitor = watched(
+        np.random.default_rng(period), steps=3 * period + 70, fault=Fault(period=period)
+    )
+    assert monitor.alarm.cause == "repeated noise"
+    assert monitor.alarm.epsilon == math.inf
+
+
+def test_noise_replayed_after_a_restart_is_seen():
+    """The run goes on from step 100, where the generator stood at step 80."""
+    canaries = ag.DiracCanaries(present=10, absent=390, dimension=2000, seed=3)
+    monitor = quiet(steps=None)
+    recorder = ag.Recorder(canaries, sampling_rate=0.2, monitor=monitor)
+    noise = np.random.default_rng(0).normal(0, SIGMA, (100, 400))
+    for row in [*range(100), *range(80, 100)]:
+        values = noise[row].copy()
+        values[recorder.sample()] += 1.0
+        recorder.observe(values, background=0.0)
+        if monitor.alarm is not None:
+            break
+    assert monitor.alarm.cause == "repeated noise"
+    assert monitor.alarm.step > 100
+
+
+def test_later_steps_may_wait_but_not_what_is_plain_to_see():
+    """Whoever asks gets the evidence of every step; the alarm itself comes a few steps later."""
+    told = []
+    monitor = Monitor(claim=claim(), on_alarm=told.append)
+    recorder = loop(monitor, 40)
+    loop(monitor, 1, recorder=recorder, noise=0.5)  # at once
+    assert told[0].step == 41
+    told.clear()
+    monitor = Monitor(claim=claim(), on_alarm=told.append)
+    recorder = loop(monitor, 40)
+    loop(monitor, 2, recorder=recorder, repeat=True, seed=5)
+    assert told == []
+    assert monitor.steps == 42
+    loop(monitor, 6, recorder=recorder, seed=6)
+    assert told[0].step == 42
+    assert told[0].cause == "repeated noise"
+    asked = Monitor(claim=claim(), on_alarm=lambda alarm: None)
+    recorder = loop(asked, 40)
+    loop(asked, 2, recorder=recorder, repeat=True, seed=5)
+    assert asked.alarm.step == 42
+    assert asked.evidence["repeated noise"] > 3.0
+
+
+def test_going_on_after_a_restart_changes_nothing(tmp_path):
+    whole, first, second = quiet(), quiet(), quiet()
+    loop(whole, 20)
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+    generator = np.random.default_rng(1)
+    generator.normal(size=400)
+    recorder = ag.Recorder(canaries, sampling_rate=0.2, monitor=first)
+    for number in range(20):
+        if number == 11:
+            recorder.save(tmp_path / "state.npz")
+            recorder = ag.Recorder(canaries, sampling_rate=0.2, monitor=second)
+            recorder.load(tmp_path / "state.npz")
+        planted = recorder.sample()
+        values = SIGMA * generator.normal(size=400)
+        values[planted] += 1.0
+        recorder.observe(values, background=0.0)
+    assert second.evidence == whole.evidence
+    assert second.course() == whole.course()
+    assert second.bound == whole.bound
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_an_alarm_survives_a_restart_and_is_not_told_twice(tmp_path):
+    told = []
+    recorder = loop(Monitor(claim=claim(), on_alarm=told.append), 3, noise=0.5)
+    recorder.save(tmp_path / "state.npz")
+    again = Monitor(claim=claim(), on_alarm=told.append)
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+    resumed = ag.Recorder(canaries, sampling_rate=0.2, monitor=again)
+    resumed.load(tmp_path / "state.npz")
+    assert again.alarm.step == 1
+    loop(again, 2, noise=0.5, recorder=resumed)
+    assert len(told) == 1
+
+
+def test_a_checkpoint_of_another_claim_or_without_the_monitor_is_refused(tmp_path):
+    recorder = loop(quiet(), 3)
+    recorder.save(tmp_path / "state.npz")
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+    with pytest.raises(RecordingError, match="Expected monitor to be given"):
+        ag.Recorder(canaries, sampling_rate=0.2).load(tmp_path / "state.npz")
+    for monitor in (quiet(epsilon=4.0), Monitor(claim=claim(), error=0.1)):
+        other = ag.Recorder(canaries, sampling_rate=0.2, monitor=monitor)
+        with pytest.raises(RecordingError, match="Expected a checkpoint of this monitor"):
+            other.load(tmp_path / "state.npz")
+        assert monitor.steps == 0
+    plain = loop(None, 3)
+    plain.save(tmp_path / "plain.npz")
+    late = quiet()
+    joined = ag.Recorder(canaries, sampling_rate=0.2, monitor=late)
+    joined.load(tmp_path / "plain.npz")
+    loop(late, 2, recorder=joined)
+    assert (joined.steps, late.steps) == (5, 2)
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing():
+    monitor = quiet()
+    loop(monitor, 3)
+    state = monitor.state_dict()
+    for name, value in (
+        ("bets", None),
+        ("bets", {**state["bets"], "wealth": [0.0]}),
+        ("bets", {**state["bets"], "rows": [[1.0]]}),
+        ("tally", [[1.0]]),
+        ("sums", [1.0]),
+        ("stride", 0),
+        ("steps", "three"),
+    ):
+        other = quiet()
+        canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+        ag.Recorder(canaries, sampling_rate=0.2, monitor=other)
+        with pytest.raises(FileFormatError):
+            other.load_state_dict({**state, name: value})
+        assert other.steps == 0
+        assert other.evidence == {}
+
+
+def test_one_monitor_watches_one_run():
+    monitor = quiet()
+    loop(monitor, 1)
+    with pytest.raises(RecordingError, match="of its own"):
+        loop(monitor, 1)
+    step = ObservedStep(*[np.zeros(1)] * 6, None, True, True)
+    with pytest.raises(RecordingError, match="a recorder was given"):
+        quiet().observe(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"claim": 8.0}, "claim to be a claim"),
+        ({"error": 0.0}, "error in"),
+        ({"error": 0.6}, "error in"),
+        ({"on_alarm": "stop"}, "on_alarm to be one of raise, warn"),
+        ({"confidence": 1.0}, "confidence in"),
+        ({"seconds": 0}, "seconds > 0"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Monitor(**{"claim": claim()} | options)
+
+
+def test_a_monitor_without_a_claim_is_refused():
+    canaries = ag.DiracCanaries(present=4, absent=4, dimension=10, seed=0)
+    with pytest.raises(InvalidArgumentError, match="Monitor\\(claim="):
+        ag.Recorder(canaries, sampling_rate=0.2, monitor=True)
+
+
+def test_the_course_stays_short_and_keeps_its_peaks():
+    monitor = watched(np.random.default_rng(0), steps=1200, to_the_end=True, planned=None)
+    course = monitor.course()
+    assert 128 <= len(course.step) <= 257
+    assert course.step[-1] == 1200
+    assert list(course.step) == sorted(course.step)
+    assert course.noise[:-1] == pytest.approx(np.ones(len(course.noise) - 1), abs=0.03)
+    bounds = np.array(course.bound)
+    assert (np.diff(bounds[np.isfinite(bounds)]) >= 0.0).all()
+
+
+def test_looks_share_the_error():
+    from askgauss.monitor.looks import Looks
+
+    for planned in (None, 1000, 1024):
+        looks = Looks(planned=planned, error=0.05, delta=1e-5, rate=0.1, present=10)
+        for step in range(1, 5000):
+            looks.add(step, (0, 0, 0, 0, 0, 0))
+        steps = [look.step for look in looks.taken]
+        assert set(steps) == {2**power for power in range(13)} | ({planned} - {None})
+        assert sum(looks.error_at(step) for step in steps) < 0.05
+
+
+def test_the_bound_is_nearly_that_of_one_look():
+    """The recorder's own audit at the end, which looks once, against the monitor's."""
+    canaries = ag.DiracCanaries(present=100, absent=900, dimension=1000, seed=0)
+    monitor = quiet(steps=300)
+    recorder = ag.Recorder(canaries, sampling_rate=0.3, monitor=monitor)
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        planted = recorder.sample()
+        values = generator.normal(0, SIGMA, 1000)
+        values[planted] += 1.0
+        recorder.observe(values, background=0.0)
+    once = ag.audit(recorder.transcript(), delta=1e-5, diagnostics=False).epsilon_lower
+    assert 0.97 * once < monitor.bound <= once * (1.0 + 1e-9)
+    projection = monitor.projection()
+    truth = ag_epsilon(noise=SIGMA, steps=300, rate=0.3)
+    assert projection.low < truth < projection.high
+    assert projection.low < projection.epsilon < projection.high
+
+
+def test_the_bound_holds_at_all_looks_at_once():
+    """Of 300 runs at most 5 %, and chance, ever have a look above the truth."""
+    wrong = 0
+    for seed in range(300):
+        monitor = watched(
+            np.random.default_rng([5, seed]),
+            steps=64,
+            planned=64,
+            present=40,
+            absent=100,
+            to_the_end=True,
+            own_coin=True,
+        )
+        looks = monitor._looks
+        wrong += any(
+            look.test() is not None and look.test().lower(looks.error_at(look.step)) > 1 / 2.576
+            for look in looks.taken
+        )
+    assert wrong <= 15 + 3 * math.sqrt(14.25)
+
+
+def test_alarms_of_clean_runs_are_rare():
+    """At an error of a tenth: 150 runs of 150 steps, judged at every step."""
+    peaks = [
+        max(
+            watched(
+                np.random.default_rng([6, seed]), steps=150, present=20, absent=60, to_the_end=True
+            )
+            .course()
+            .evidence
+        )
+        for seed in range(150)
+    ]
+    assert sum(peak >= 1.0 for peak in peaks) <= 15 + 3 * math.sqrt(13.5)
+
+
+def test_the_feed_is_written_and_holds_aggregates_only(tmp_path):
+    monitor = Monitor(claim=claim(), folder=tmp_path / "run", seconds=1e-9, on_alarm="warn")
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=987654321)
+    recorder = ag.Recorder(canaries, sampling_rate=0.2, monitor=monitor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop(monitor, 10, recorder=recorder)
+    text = (tmp_path / "run" / "watch.json").read_text()
+    feed = read_feed(tmp_path / "run")
+    assert feed.steps == 10
+    assert feed.status == "running"
+    assert feed.declared == ((SIGMA, 10),)
+    assert feed.course.step == tuple(range(1, 11))
+    assert "987654321" not in text
+
+    def longest(value):
+        if isinstance(value, dict):
+            return max(map(longest, value.values()), default=0)
+        if isinstance(value, list):
+            return max([len(value), *map(longest, value)])
+        return 0
+
+    assert longest(json.loads(text)) <= 10  # as many as there were steps: nothing by canary
+    monitor.close()
+    assert read_feed(tmp_path / "run").status == "finished"
+    assert _plain.to_plain(read_feed(tmp_path / "run")) == _plain.to_plain(
+        read_feed(tmp_path / "run" / "watch.json")
+    )
+
+
+def test_a_feed_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    monitor = Monitor(claim=claim(), folder=tmp_path / "run", seconds=1e-9)
+    with pytest.warns(AskGaussWarning, match="could not be written"):
+        loop(monitor, 2)
+    assert monitor.steps == 2
