@@ -179,7 +179,8 @@ def test_control_c_from_outside(tmp_path):
 def test_control_c_in_the_first_seconds_leaves_a_folder_that_can_be_used(tmp_path, no_figures, run):
     """Before a run has been described there is nothing to resume, and nothing to lose."""
     folder = tmp_path / "run"
-    arguments = [*PROGRAM, "demo", str(folder), *QUICK]
+    # Enough steps not to be over before the signal comes.
+    arguments = [*PROGRAM, "demo", str(folder), *QUICK, "--steps", "5000"]
     with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
         while process.poll() is None and not (folder / ".lock").exists():
             time.sleep(0.001)
