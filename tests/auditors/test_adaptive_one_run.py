@@ -199,6 +199,7 @@ class TestArguments:
         scores = CanaryScores.from_groups(
             present=np.random.default_rng(0).standard_normal(80),
             absent=np.random.default_rng(1).standard_normal(80),
+            fair_coins=True,
         )
         with pytest.raises(ScoresError, match="Group by coordinate, not by presence"):
             ag.audit(

@@ -32,10 +32,13 @@ LAWS = [
     {"steps": 50, "sampling_rate": 0.08, "noise_multiplier": 1.0, "present": 400, "absent": 400},
     {"steps": 2500, "sampling_rate": 0.08, "noise_multiplier": 2.6, "present": 60, "absent": 300},
     {"steps": 3, "sampling_rate": 1.0, "noise_multiplier": 0.8, "present": 30, "absent": 250},
+    # Hardly any inclusions: what is fitted of the shift is mostly noise.
+    {"steps": 1, "sampling_rate": 0.02, "noise_multiplier": 0.67, "present": 2500, "absent": 2500},
+    {"steps": 5, "sampling_rate": 0.9, "noise_multiplier": 1.0, "present": 300, "absent": 300},
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"T={law['steps']}")
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"T={law['steps']} q={law['sampling_rate']}")
 def test_p_values_are_at_most_nominal(law):
     """For each check and level, fails with probability 1e-6 were the p-value uniform."""
     found = defaultdict(list)
@@ -43,7 +46,7 @@ def test_p_values_are_at_most_nominal(law):
         for name, item in checks(simulate_scores(**law, seed=seed)).items():
             if item.p_value is not None:
                 found[name].append(item.p_value)
-    assert len(found) >= 4
+    assert len(found) >= 3
     for name, values in found.items():
         for level in (0.05, 0.01, 0.001):
             allowed = stats.binom.isf(1e-6, len(values), level)
@@ -76,7 +79,21 @@ def test_the_exact_law_is_not_taken_for_another_shape():
     other = ag.CanaryScores.from_groups(
         present=scores.present, absent=scores.absent, steps=2500, sampling_rate=0.5
     )
-    assert checks(other)["normality of present scores"].p_value < 1e-9
+    assert checks(other)["normality of present scores"].p_value < 1e-8
+
+
+def test_a_rate_that_is_not_the_stated_one_is_seen_in_the_law():
+    """Canaries that are in every step, said to be in one of fifty: the bound would be too high."""
+    generator = np.random.default_rng(0)
+    scores = ag.CanaryScores.from_groups(
+        present=generator.normal(0.4, 1, 2500),
+        absent=generator.normal(0, 1, 2500),
+        steps=1,
+        sampling_rate=0.02,
+    )
+    item = checks(scores)["normality of present scores"]
+    assert item.p_value < 1e-6
+    assert item.consequence is Consequence.INVALIDATES
 
 
 def test_very_few_sampled_steps_are_left_to_the_transcript():
@@ -84,9 +101,13 @@ def test_very_few_sampled_steps_are_left_to_the_transcript():
         steps=1, sampling_rate=0.5, noise_multiplier=0.4, present=300, absent=300, seed=0
     )
     found = checks(scores)
-    for name in ("normality of present scores", "equal variance"):
-        assert found[name].status is Status.NOT_RUN
-        assert "transcript" in found[name].summary
+    assert found["equal variance"].status is Status.NOT_RUN
+    assert "transcript" in found["equal variance"].summary
+    assert found["normality of present scores"].p_value > 0.5
+    never = simulate_scores(
+        steps=1, sampling_rate=0.01, noise_multiplier=0.4, present=300, absent=300, seed=0
+    )
+    assert checks(never)["normality of present scores"].status is Status.NOT_RUN
     run = ag.simulate_dpsgd(
         steps=1, sampling_rate=0.5, noise_multiplier=0.4, present=300, absent=300, seed=0
     )
@@ -129,7 +150,10 @@ def test_trees_with_shifts_of_their_own_are_not_flagged():
 def test_what_is_not_gaussian_is_seen(present, absent, name):
     generator = np.random.default_rng(3)
     scores = ag.CanaryScores.from_groups(
-        present=present(generator), absent=absent(generator), sampling_rate=1.0
+        present=present(generator),
+        absent=absent(generator),
+        sampling_rate=1.0,
+        noise="gaussian",
     )
     item = checks(scores)[name]
     assert item.p_value < 1e-4
@@ -159,23 +183,53 @@ class TestDuplicates:
         assert checks(scores)["duplicate scores"].status is Status.PASS
 
     def test_single_precision_repeats_by_chance(self):
-        """Nine thousand of a million repeat; a claim that one in a hundred may would not do."""
+        """Seven thousand of a million repeat; a claim that one in a thousand may would not do."""
         generator = np.random.default_rng(0)
-        values = generator.standard_normal((2, 1_000_000), dtype=np.float32).astype(np.float64)
+        values = generator.standard_normal((2, 4_000_000), dtype=np.float32).astype(np.float64)
         scores = ag.CanaryScores.from_groups(present=values[0] + 0.0, absent=values[1])
         item = checks(scores)["duplicate scores"]
-        assert item.measured > 20_000
-        assert item.status is Status.PASS
+        assert item.measured > 100_000
+        assert item.p_value > 1e-3
 
+    @pytest.mark.parametrize(
+        "rounded",
+        [
+            lambda values: values.round(2),
+            lambda values: values.round(4),
+            lambda values: np.rint(20 * values),
+            lambda values: np.rint(100 * values) / np.sqrt(7),
+            lambda values: values.astype(np.float16).astype(np.float64),
+        ],
+        ids=["2 decimals", "4 decimals", "integers", "multiples", "half precision"],
+    )
+    def test_numbers_on_a_grid_repeat_and_are_not_duplicates(self, rounded):
+        for seed in range(20):
+            scores = gaussian(seed, present=600, absent=600)
+            found = checks(
+                ag.CanaryScores.from_groups(
+                    present=rounded(scores.present), absent=rounded(scores.absent), noise="gaussian"
+                )
+            )
+            item = found["duplicate scores"]
+            assert item.p_value is None or item.p_value > 1e-4
+            assert item.status is Status.PASS
+            assert found["normality of absent scores"].p_value > 1e-5
 
-def test_the_placebo_is_shuffled_by_the_scores_themselves():
-    """A fixed shuffle that happens to look like the membership would fail in every run."""
-    values = [
-        checks(gaussian(seed, present=30, absent=300, shift=4.0))["placebo"].p_value
-        for seed in range(300)
-    ]
-    assert stats.kstest(values, "uniform").pvalue > 1e-6
-    assert checks(gaussian())["placebo"] == checks(gaussian())["placebo"]
+    @pytest.mark.parametrize("decimals", [3, 4, 6])
+    def test_rounded_canaries_counted_twice(self, decimals):
+        scores = gaussian(present=600)
+        twice = ag.CanaryScores.from_groups(
+            present=np.repeat(scores.present.round(decimals), 2),
+            absent=scores.absent.round(decimals),
+            noise="gaussian",
+        )
+        (item,) = [item for item in diagnose(twice) if item.check == "duplicate scores"]
+        assert item.status is Status.FAIL
+
+    def test_a_handful_of_values_says_nothing(self):
+        coins = np.random.default_rng(0).integers(0, 2, 200).astype(float)
+        scores = ag.CanaryScores.from_groups(present=coins[:100], absent=coins[100:])
+        assert checks(scores)["duplicate scores"].status is Status.NOT_RUN
 
 
 def test_too_few_scores_are_said_to_be_too_few():

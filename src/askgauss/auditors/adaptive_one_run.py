@@ -143,7 +143,8 @@ class AdaptiveOneRun(GuessingAuditor):
         >>> member = rng.random(8000) < 0.5
         >>> coordinate = np.repeat(np.arange(1000), 8)
         >>> total = np.bincount(coordinate, member) + rng.normal(0, 1, 1000)
-        >>> scores = ag.CanaryScores(score=total[coordinate], member=member)
+        >>> coins = ag.scores.ScoreMetadata(fair_coins=True)
+        >>> scores = ag.CanaryScores(score=total[coordinate], member=member, metadata=coins)
         >>> auditor = AdaptiveOneRun(groups=coordinate)
         >>> 1.5 < ag.audit(scores, delta=1e-5, auditor=auditor).epsilon_lower < 4.38
         True

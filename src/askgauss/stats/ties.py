@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, gammaincc
+from scipy.special import betainc, gammaincc
 
 __all__ = ["off_the_grid", "tie_excess"]
 
@@ -149,7 +149,7 @@ def _excess_on(indices: Integers, uneven: float) -> tuple[float, float] | None:
     if excess <= 0.0:
         return excess, 1.0
     share = 1.0 / (2.0 * _DISTANCES + 1.0)
-    few = float(bdtrc(equal - 1.0, equal + near, (1.0 + uneven) * share))
+    few = float(betainc(equal, near + 1.0, (1.0 + uneven) * share))  # a binomial tail
     mean = max(expected, share)
     variance = mean * (1.0 + 0.5 / _DISTANCES)
     skewness = 1.0 / math.sqrt(mean) + 4.0 * math.sqrt(mean) / size
