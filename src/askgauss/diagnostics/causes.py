@@ -31,6 +31,8 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "noise extremes",
                 "noise scale",
                 "noise shape",
+                "values without noise",
+                "even contribution",
                 "carry-over",
             ),
             "serial correlation": ("whole-run correlation", "noise spectrum"),
