@@ -206,7 +206,7 @@ HIDDEN = (
         part="noise",
         broken=_few_directions,
         finding="shared noise",
-        verdict=_I,
+        verdict=_V,
     ),
     Fault(
         name="rarely-unclipped",
