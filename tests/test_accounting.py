@@ -21,6 +21,7 @@ from askgauss.accounting import (
     history_epsilon,
 )
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.stats import gaussian as ag_gaussian
 
 # ------------------------------------------------------------------ exact oracles for few steps
 
@@ -475,3 +476,55 @@ def test_arguments_are_checked(function, arguments, name):
     }
     with pytest.raises(InvalidArgumentError, match=name):
         function(**(good | own[function] | arguments))
+
+
+class TestSchedules:
+    def test_steps_that_are_alike_compose_as_before(self):
+        ratios = np.full(50, 0.8)
+        run = {"sampling_rate": 0.1, "delta": 1e-5}
+        expected = accounting.dpsgd_epsilon_lower(signal_to_noise=0.8, steps=50, **run)
+        found = accounting.schedule_epsilon_lower(signal_to_noise=ratios, **run)
+        assert found == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize(
+        ("noise", "tight"),
+        [
+            (np.repeat([5.0, 1.0], [10, 90]), 0.998),
+            (np.geomspace(4.0, 1.0, 30), 0.99),
+            (np.geomspace(10.0, 1.0, 100), 0.99),
+            (np.repeat([0.3, 2.0], [2, 40]), 0.99),
+        ],
+    )
+    def test_is_below_the_accountants_and_near_it(self, noise, tight):
+        above = accounting.history_epsilon([(float(x), 0.1, 1) for x in noise], 1e-5)
+        below = accounting.schedule_epsilon_lower(
+            signal_to_noise=1.0 / noise, sampling_rate=0.1, delta=1e-5
+        )
+        assert tight * above < below <= above
+
+    def test_levels_round_down_and_lose_no_step(self):
+        ratios = np.random.default_rng(0).uniform(0.1, 2.0, 500)
+        levels = accounting.schedule_levels(ratios)
+        assert len(levels) <= 64
+        rounded = np.repeat(*(np.array(part) for part in zip(*levels, strict=True)))
+        assert rounded.size == 500
+        assert (rounded <= np.sort(ratios) + 1e-12).all()
+        assert (rounded > 0.8 * np.sort(ratios)).mean() > 0.9
+
+    def test_the_factor_is_where_the_claim_breaks(self):
+        run = {
+            "signal_to_noise": 1.0 / np.repeat([3.0, 1.0], [20, 40]),
+            "sampling_rate": 0.1,
+            "delta": 1e-5,
+        }
+        factor = accounting.schedule_factor(epsilon=4.0, **run)
+        for change, breaks in ((1.0, True), (1.0 - 1e-4, False)):
+            scaled = run | {"signal_to_noise": change * factor * run["signal_to_noise"]}
+            assert (accounting.schedule_epsilon_lower(**scaled) > 4.0) is breaks
+
+    def test_every_record_in_every_step_is_exact(self):
+        ratios = np.array([0.3, 0.4, 1.2])
+        found = accounting.schedule_epsilon_lower(
+            signal_to_noise=ratios, sampling_rate=1.0, delta=1e-5
+        )
+        assert found == pytest.approx(ag_gaussian.gdp_epsilon(1e-5, 1.3), rel=1e-9)

@@ -869,7 +869,8 @@ def _convolve(parts: list[tuple[Integers, Array, int]]) -> tuple[int, Array] | N
         centred.append((index - center, mass, count))
         origin += count * center
         drift += count * float((index - center) @ mass)
-    low = math.floor(drift - _reach([(-offsets, *rest) for offsets, *rest in centred]))
+    mirrored = [(-offsets, mass, count) for offsets, mass, count in centred]
+    low = math.floor(drift - _reach(mirrored))
     high = math.ceil(drift + _reach(centred))
     if high - low >= _LARGEST_FFT:
         return None

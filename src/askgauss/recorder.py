@@ -387,7 +387,7 @@ class Recorder(Checkpointed):
                 sums["square"][part] += product
                 these /= unit
                 np.multiply(these, these, out=product)
-            silent += np.count_nonzero(product < quiet)
+            silent += int(np.count_nonzero(product < quiet))
             sums["other_square"][part] += product
             along += float(before @ these)
             length += float(before @ before)

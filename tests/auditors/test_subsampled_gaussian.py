@@ -322,3 +322,72 @@ def test_it_needs_a_transcript_with_plantings():
         ag.audit(small_run().scores(), delta=1e-5, auditor=ag.SubsampledGaussian())
     with pytest.raises(ScoresError, match="at least 2 plantings, got 0"):
         ag.audit(small_run(rate=1e-9, present=3), delta=1e-5)
+
+
+class TestSchedule:
+    """Noise declared step by step: 5 for ten steps, then 1."""
+
+    noise = np.repeat([5.0, 1.0], [10, 30])
+
+    def run(self, seed, *, factor=1.0, background=False, tensors=(90,)):
+        canaries = ag.DiracCanaries(present=30, absent=40, tensors=tensors, seed=seed)
+        recorder = ag.Recorder(canaries, sampling_rate=0.2)
+        rng, values, flags = np.random.default_rng([seed, 1]), [], []
+        for noise in self.noise:
+            planted = recorder.sample()
+            released = factor * noise * rng.standard_normal(70)
+            released[planted] += 1.0
+            recorder.observe(
+                released, background=None if background else 0.0, noise_multiplier=noise
+            )
+            values.append(released)
+            flags.append(np.isin(np.arange(70), planted))
+        return recorder.transcript(), np.array(values), np.array(flags)
+
+    def gathered(self, seed, **options):
+        transcript, *arrays = self.run(seed, **options)
+        method = ag.SubsampledGaussian()
+        return method, method.gather(transcript, delta=1e-5, confidence=0.95), *arrays
+
+    def test_is_least_squares_in_units_of_the_declared_noise(self):
+        _, evidence, values, flags = self.gathered(0)
+        unit = (self.noise / 5.0)[:, None]
+        weight, scaled = (flags / unit).ravel(), (values / unit).ravel()
+        design = np.column_stack([weight, np.ones(weight.size)])
+        solution, residual, *_ = np.linalg.lstsq(design, scaled, rcond=None)
+        (fitted,) = evidence.weighted
+        assert fitted.slope == pytest.approx(solution[0], rel=1e-9)
+        assert fitted.residual == pytest.approx(float(residual[0]), rel=1e-9)
+        assert fitted.spread == pytest.approx(weight.size * weight.var(), rel=1e-9)
+        assert dict(evidence.schedule) == {1.0: 10, 5.0: 30}
+        assert evidence.schedule_scale == pytest.approx(math.sqrt((10 * 25 + 30) / 40) / 5.0)
+
+    @pytest.mark.parametrize("options", [{}, {"background": True}, {"tensors": (45, 45)}])
+    def test_p_values_are_at_most_nominal(self, options):
+        """What stood before pooled the steps: with this schedule it rejected by the variance."""
+        claim = accounting.schedule_epsilon_lower(
+            signal_to_noise=1.0 / self.noise, sampling_rate=0.2, delta=1e-5
+        )
+        p_values = []
+        for seed in range(150):
+            method, evidence, *_ = self.gathered(seed, **options)
+            p_values.append(method.p_value(evidence, epsilon=claim, delta=1e-5))
+        for level in (0.3, 0.1, 0.02):
+            assert np.mean(np.array(p_values) <= level) < level + 3.5 * math.sqrt(level / 150)
+
+    def test_bound_and_p_value_agree(self):
+        method, evidence, *_ = self.gathered(3, factor=0.7)
+        bound = method.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+        for change, rejected in ((0.999, True), (1.001, False)):
+            p_value = method.p_value(evidence, epsilon=change * bound, delta=1e-5)
+            assert (p_value < 0.05) is rejected
+
+    def test_noise_below_the_schedule_is_a_violation_and_the_schedule_is_not(self):
+        history = [(float(noise), 0.2, 1) for noise in self.noise]
+        claim = ag.PrivacyClaim(epsilon=accounting.history_epsilon(history, 1e-5), delta=1e-5)
+        right, wrong = (ag.audit(self.run(1, factor=f)[0], claim=claim) for f in (1.0, 0.8))
+        assert right.verdict is not ag.Verdict.VIOLATION
+        assert [item.check for item in right.findings if item.status.value == "fail"] == []
+        assert wrong.verdict is ag.Verdict.VIOLATION
+        again = ag.AuditResult.from_json(right.to_json())
+        assert again.evidence == right.evidence

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from askgauss.diagnostics import causes
 from askgauss.diagnostics.outcomes import apply_gate, fact, judged, not_run
 from askgauss.results import Consequence, Status
 
@@ -95,3 +96,15 @@ def test_a_symptom_alone_is_its_own_cause():
     passing = judged("repeated noise", 1.0, "ok.", consequence=Consequence.BREACH)
     items = apply_gate([passing, *failing("serial correlation")], 0.01)
     assert items[1].remedy == "Mend serial correlation."
+
+
+def test_no_cause_follows_from_itself():
+    """A chain that came back to itself would never end."""
+
+    def symptoms(name, above=()):
+        assert name not in above, (*above, name)
+        for symptom in causes._FOLLOWS.get(name, ()):
+            symptoms(symptom, (*above, name))
+
+    for name in causes._FOLLOWS:
+        symptoms(name)

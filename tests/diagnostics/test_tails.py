@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from askgauss.diagnostics import tails
-from askgauss.diagnostics.alike import most_alike
+from askgauss.diagnostics.alike import most_alike, squared_cosines_p_value
 
 
 class TestSpread:
@@ -117,3 +117,54 @@ class TestMostAlike:
     def test_needs_two_rows_that_are_not_zero(self):
         assert most_alike(np.zeros((4, 10))) is None
         assert most_alike(np.ones((1, 10))) is None
+
+
+def test_shares_are_scipys_beta():
+    below, above = tails.share_p_values(np.array([0.02, 0.2]), np.array([3.0, 8.0]), 60.0)
+    for index, (share, freedom) in enumerate(((0.02, 3.0), (0.2, 8.0))):
+        law = stats.beta(freedom / 2, (60.0 - freedom) / 2)
+        assert below[index] == pytest.approx(law.cdf(share), rel=1e-10)
+        assert above[index] == pytest.approx(law.sf(share), rel=1e-10)
+
+
+def test_extremes_are_as_often_that_far_as_they_say():
+    largest = np.random.default_rng(3).standard_normal((4000, 50)).max(axis=1)
+    p_values = np.array([tails.extreme_p_value(t, t, 50) for t in stats.norm.sf(largest)])
+    for level in (0.5, 0.1, 0.02):
+        assert np.mean(p_values <= level) < level + 4 * math.sqrt(level / 4000)
+    assert np.mean(p_values <= 0.1) > 0.07
+
+
+def test_a_skewed_tail_is_scipys_pearson_law():
+    for score, skewness in itertools.product((-1.0, 0.5, 4.0), (0.0, 0.02, 0.8)):
+        expected = stats.pearson3(skewness).sf(score)
+        assert tails.skewed_tail(score, skewness) == pytest.approx(expected, rel=1e-6)
+
+
+class TestSquaredCosines:
+    def test_is_the_mean_over_all_pairs(self):
+        rows = np.random.default_rng(0).standard_normal((9, 14))
+        cosines = [(a @ b) ** 2 / ((a @ a) * (b @ b)) for a, b in itertools.combinations(rows, 2)]
+        ratio, _ = squared_cosines_p_value(rows)
+        assert ratio == pytest.approx(14 * np.mean(cosines), rel=1e-10)
+        assert squared_cosines_p_value(rows.T)[0] == pytest.approx(
+            9
+            * np.mean(
+                [(a @ b) ** 2 / ((a @ a) * (b @ b)) for a, b in itertools.combinations(rows.T, 2)]
+            ),
+            rel=1e-10,
+        )
+
+    @pytest.mark.parametrize("shape", [(8, 30), (40, 12), (30, 60)])
+    def test_is_at_most_nominal(self, shape):
+        rng = np.random.default_rng(1)
+        p_values = [squared_cosines_p_value(rng.standard_normal(shape))[1] for _ in range(3000)]
+        for level in (0.2, 0.05, 0.01):
+            assert np.mean(np.array(p_values) <= level) < level + 4 * math.sqrt(level / 3000)
+        assert np.mean(np.array(p_values) <= 0.2) > 0.15
+
+    def test_sees_what_no_pair_shows(self):
+        rng = np.random.default_rng(2)
+        rows = rng.standard_normal((200, 300)) + 0.2 * rng.standard_normal(300)
+        assert most_alike(rows)[3] > 1e-4
+        assert squared_cosines_p_value(rows)[1] < 1e-9

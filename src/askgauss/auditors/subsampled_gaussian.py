@@ -177,11 +177,18 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 "canaries, or run more steps."
             )
         facts, root = data.facts, math.sqrt(data.number_of_steps)
+        sums = data.canaries
         return StepEvidence(
             strata=_strata(data),
             # Given how often each canary was planted, its sum is a straight line in that number.
             counts=SlopeTest.fit(data.canaries.planted / root, data.canaries.total / root),
-            within=within_canaries(data),
+            within=within_canaries(
+                planted=sums.planted,
+                planted_total=sums.planted_total,
+                total=sums.total,
+                square=sums.square,
+                steps=data.number_of_steps,
+            ),
             background_known=facts.background == "known",
             steps=data.number_of_steps,
             sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,

@@ -9,7 +9,7 @@ from askgauss.results import Finding, Status
 
 __all__ = ["root_causes"]
 
-# Checks that fail because another one does, by the cause.
+# Checks that fail because another one does, by the cause; no chain of them comes back to itself.
 _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         cause: frozenset(symptoms)
@@ -31,6 +31,8 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "noise extremes",
                 "noise scale",
                 "noise shape",
+                "values without noise",
+                "even contribution",
                 "carry-over",
             ),
             "serial correlation": ("whole-run correlation", "noise spectrum"),
@@ -62,7 +64,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
             "values without noise": ("planted noise", "noise shape", "noise scale"),
             "noise drift": ("noise by step", "noise scale"),
             "noise by step": ("noise extremes", "noise scale"),
-            "noise shape": ("noise by step", "noise by coordinate", "noise extremes"),
+            "noise shape": ("noise by step", "noise extremes"),
             "contribution": (
                 "equal variance",
                 "normality of present scores",
@@ -71,7 +73,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "even contribution",
                 "whole-run correlation",
             ),
-            "single plantings": ("planted noise", "contribution", "even contribution"),
+            "single plantings": ("planted noise", "even contribution"),
             "carry-over": (
                 "noise scale",
                 "equal variance",

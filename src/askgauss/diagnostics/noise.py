@@ -245,10 +245,7 @@ def _by_step(context: Context) -> Finding:
     if missing:
         return not_run(name, missing)
     square, freedom = _relative_squares(context), context.others
-    scale = np.sqrt(square / freedom)
-    # What is left of the variation once chance has had its share.
-    chance = float((0.5 / freedom).mean())
-    spread = math.sqrt(max(float((scale.std() / scale.mean()) ** 2) - chance, 0.0))
+    spread = _beyond_chance(context)[1]
     p_value, tolerable = equal_variances_p_value(square, freedom), spread < TOLERANCE
     broken, implied = (False, "") if tolerable else _uneven(context, p_value)
     return judged(
@@ -266,18 +263,29 @@ def _by_step(context: Context) -> Finding:
     )
 
 
+def _beyond_chance(context: Context) -> tuple[NDArray[np.float64], float]:
+    """Scales of the steps relative to what is claimed, and how much they vary beyond chance.
+
+    They are drawn together by what chance spreads them.
+    """
+    scale = np.sqrt(_relative_squares(context) / context.others)
+    chance, mean = float((0.5 / context.others).mean()), float(scale.mean())
+    found = float((scale.std() / mean) ** 2)
+    spread = math.sqrt(max(found - chance, 0.0))
+    return mean + (scale - mean) * (spread / math.sqrt(found) if found else 0.0), spread
+
+
 def _uneven(context: Context, p_value: float) -> tuple[bool, str]:
     """Whether steps with the noise that each was measured to have, composed, break the claim.
 
     Asked only of steps that differ beyond chance. Noise that is uneven leaks more than noise of
     that mean square, so that a pooled bound would stay below the claim.
     """
-    rate = context.claimed_rate
+    rate, claimed = context.claimed_rate, context.claimed_noise
     if p_value >= SUSPICIOUS or context.claim is None or rate is None:
         return False, ""
-    # By its median an estimate of a ratio errs to neither side; chance is spread over all steps.
-    scale = np.sqrt(context.squares / context.others)
-    return context.exceeds(1.0 / scale, rate)
+    scale = _beyond_chance(context)[0]
+    return context.exceeds(1.0 / (scale if claimed is None else scale * claimed), rate)
 
 
 def _drift(context: Context) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +150,7 @@ def _sampling_scheme(context: Context) -> Finding:
     )
 
 
-def _dispersion(counts: NDArray[np.int64], trials: int, rate: float) -> tuple[float, float]:
+def _dispersion(counts: NDArray[Any], trials: int, rate: float) -> tuple[float, float]:
     """The variance of binomial counts over what it should be, and its two-sided p-value."""
     freedom = counts.size - 1
     deviations = counts - counts.mean()
@@ -217,7 +218,8 @@ def _sampling_in_time(context: Context) -> Finding:
     # Long gaps are rare: those are taken together until chance has something to say of them.
     group = np.floor(np.cumsum(coins) * min(rate, 1.0 - rate) / _FEWEST_INCLUSIONS).astype(np.int64)
     group = np.unique(np.concatenate([[0], group[:-1]]), return_inverse=True)[1]
-    returned, coins = np.bincount(group, gaps), np.bincount(group, coins)
+    returned: NDArray[np.float64] = np.bincount(group, gaps).astype(np.float64)
+    coins = np.bincount(group, coins).astype(np.float64)
     first = np.flatnonzero(np.diff(group, prepend=-1)) + 1
     use = coins > 0
     returned, coins, first = returned[use], coins[use], first[use]

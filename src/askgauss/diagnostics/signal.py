@@ -138,7 +138,14 @@ def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | No
     What the other records add to a coordinate lasts from step to step, but the coin that plants
     knows nothing of it: within a canary, the difference is the planting's alone.
     """
-    fit = within_canaries(transcript)
+    sums = transcript.canaries
+    fit = within_canaries(
+        planted=sums.planted,
+        planted_total=sums.planted_total,
+        total=sums.total,
+        square=sums.square,
+        steps=transcript.number_of_steps,
+    )
     if fit.spread == 0.0 or fit.degrees_of_freedom < 1:
         return None
     error = fit.inflation * math.sqrt(fit.residual / fit.degrees_of_freedom / fit.spread)

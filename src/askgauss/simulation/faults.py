@@ -7,10 +7,10 @@ recorded and audited like any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from askgauss.canaries import Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Verdict
+from askgauss.simulation.hidden import HIDDEN
+from askgauss.simulation.kinds import Fault, Invisible, NodeNoise, TreeFault
 from askgauss.simulation.mechanism import (
     Adding,
     Gradients,
-    Mechanism,
     Run,
     gaussian,
     one_direction_each,
@@ -40,80 +41,6 @@ __all__ = [
 ]
 
 _Kind = TypeVar("_Kind")
-NodeNoise = Callable[[int, int, int], NDArray[np.float64]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One broken part of the mechanism.
-
-    Attributes:
-        name: Its name, in kebab-case.
-        description: What goes wrong.
-        part: The field of `Mechanism` it replaces.
-        broken: What that is replaced by.
-        finding: The check that names it.
-        verdict: What the audit of a run like the one in docs/faults.md says.
-        canaries: The least a canary must go through to meet it: the sum (``"own coin"``), sampler
-            and clipper too (``"data path"``), or these with a gradient that is ``"spread"`` over
-            several tensors.
-        several_tensors: Whether it needs two tensors of equal size, and a small one.
-        clip_norm: Clip norm of a run that shows it.
-        expected_batch: Records in a batch, on average, of a run that shows it; any if None.
-    """
-
-    name: str
-    description: str
-    part: str
-    broken: Any
-    finding: str
-    verdict: Verdict
-    canaries: Literal["own coin", "data path", "spread"] = "own coin"
-    several_tensors: bool = False
-    clip_norm: float = 1.0
-    expected_batch: float | None = None
-
-    def apply(self, mechanism: Mechanism) -> Mechanism:
-        """The mechanism with this part broken."""
-        return replace(mechanism, **{self.part: self.broken})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeFault:
-    """One broken part of a tree mechanism: where the noise of its nodes comes from.
-
-    Attributes:
-        name: Its name, in kebab-case.
-        description: What goes wrong.
-        broken: The noise of every node, from what it should be and the number of levels.
-        finding: The check that names it.
-        verdict: What the audit says.
-        restarts: Whether it needs a tree that is restarted.
-    """
-
-    name: str
-    description: str
-    broken: Callable[[NodeNoise, int], NodeNoise]
-    finding: str
-    verdict: Verdict
-    restarts: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invisible:
-    """Something the audit of one run cannot see, and what can.
-
-    Attributes:
-        name: Its name, in kebab-case.
-        description: What goes wrong.
-        reason: Why one run does not show it.
-        instead: The check that can.
-    """
-
-    name: str
-    description: str
-    reason: str
-    instead: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +264,7 @@ _ALL = (
         part="noise",
         broken=_fading,
         finding="noise drift",
-        verdict=_C,
+        verdict=_V,
     ),
     Fault(
         name="un-noised-tensor",
@@ -534,7 +461,7 @@ _ALL = (
     ),
 )
 
-FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _ALL})
+FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in (*_ALL, *HIDDEN)})
 """Every fault by its name."""
 
 
