@@ -1,0 +1,167 @@
+"""A run that goes on is the run that stopped, at the same step, and the only one that does."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import askgauss as ag
+from askgauss.exceptions import RecordingError
+from askgauss.integrations.opacus import CanaryAudit
+from tests.integrations.pair_worker import EVERY, REFUSED, STEPS
+from tests.integrations.runs import make_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def worker(folder, order, kill_at=-1):
+    script = Path(__file__).with_name("pair_worker.py")
+    return subprocess.run(
+        [sys.executable, str(script), str(folder), order, str(kill_at)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def kill_between_saves(folder, order, kill_at):
+    """Kill a run between its two saves, start it again, and hold what comes out against the rule.
+
+    Either it is refused, naming both totals or the weights; or, where no audit was saved yet, a new
+    one begins, and says how many of the steps that were accounted for it saw.
+    """
+    died = worker(folder, order, kill_at)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    again = worker(folder, order)
+    if again.returncode == REFUSED:
+        assert "not of the same step" in again.stdout
+        assert "written together" in again.stdout
+        return "refused"
+    assert again.returncode == 0, again.stderr
+    transcript = ag.Transcript.load(folder / "transcript.npz")
+    assert (order, kill_at) == ("model first", EVERY)
+    assert (transcript.number_of_steps, transcript.facts.accounted_steps) == (STEPS - EVERY, STEPS)
+    return "began anew"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no SIGKILL")
+@pytest.mark.parametrize(
+    ("order", "kill_at"), [("model first", 6), ("audit first", 9), ("audit first", 3)]
+)
+def test_killed_between_the_two_saves(tmp_path, order, kill_at):
+    assert kill_between_saves(tmp_path, order, kill_at) == "refused"
+
+
+def two_steps_apart(tmp_path, audit_ahead):
+    """A run whose model and audit were saved an epoch apart, as it is when started again."""
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    states = []
+    with audit:
+        for _ in range(2):
+            run.train()
+            states.append(
+                copy.deepcopy(
+                    {
+                        "model": run.model.state_dict(),
+                        "accountant": dict(run.engine.accountant.state_dict()),
+                        "audit": audit.state_dict(),
+                    }
+                )
+            )
+    fresh = make_run()
+    model, recorded = (states[0], states[1]) if audit_ahead else (states[1], states[0])
+    fresh.model.load_state_dict(model["model"])
+    return fresh, model, recorded
+
+
+@pytest.mark.parametrize("audit_ahead", [False, True])
+@pytest.mark.parametrize("restored", ["before", "after", "never"])
+def test_model_and_audit_an_epoch_apart_are_refused(tmp_path, audit_ahead, restored):
+    run, model, recorded = two_steps_apart(tmp_path, audit_ahead)
+    if restored == "before":
+        run.engine.accountant.load_state_dict(model["accountant"])
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    audit.load_state_dict(recorded["audit"])
+    before = run.weights().clone()
+    totals = (16, 8) if audit_ahead else (8, 16)
+    counted = 0 if restored == "never" else totals[1]
+
+    def go_on():
+        with audit:
+            if restored == "after":
+                run.engine.accountant.load_state_dict(model["accountant"])
+            run.train()
+
+    message = rf"with the {totals[0]} steps .* after {totals[0]} observed .* with {counted}\."
+    with pytest.raises(RecordingError, match=message):
+        go_on()
+    assert torch.equal(before, run.weights())  # refused before anything moved
+
+
+def test_weights_of_another_step_are_refused_even_if_totals_agree():
+    run = make_run()
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
+        run.train()
+        state = audit.state_dict()
+    resumed = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    resumed.load_state_dict(state)
+    good = copy.deepcopy(run.model.state_dict())
+    with torch.no_grad():
+        run.model.load_state_dict({name: item + 0.01 for name, item in good.items()})
+    for _ in range(2):  # trying again does not make it right
+        with resumed, pytest.raises(RecordingError, match="the weights that the audit's"):
+            run.train()
+    run.model.load_state_dict(good)
+    run.optimizer.zero_grad()
+    with resumed:
+        run.train()
+    assert resumed.steps == resumed.transcript().facts.accounted_steps == 16
+
+
+def test_two_live_copies_are_refused(tmp_path):
+    first, second = make_run(), make_run()
+    place = {"checkpoint": tmp_path / "audit.npz", "seed": 0}
+    audit = CanaryAudit(first.optimizer, data_loader=first.loader, **place)
+    copied = CanaryAudit(second.optimizer, data_loader=second.loader, **place)
+    with audit:
+        first.train()
+        with pytest.raises(RecordingError, match="belong to no live run"):
+            copied.__enter__()
+        audit.save()
+        with pytest.raises(RecordingError, match="belong to no live run"):
+            CanaryAudit(second.optimizer, data_loader=second.loader, **place)
+    # The first is done: its checkpoint may be gone on from.
+    assert CanaryAudit(first.optimizer, data_loader=first.loader, **place).steps == 8
+
+
+def test_a_store_has_one_writer(tmp_path):
+    first, second = make_run(), make_run()
+    place = {"store": tmp_path / "steps", "seed": 0}
+    live = CanaryAudit(first.optimizer, data_loader=first.loader, **place)
+    with live, pytest.raises(RecordingError, match="belong to no live run"):
+        CanaryAudit(second.optimizer, data_loader=second.loader, **place)
+
+
+if __name__ == "__main__":
+    # More of them: python -m tests.integrations.test_opacus_restarts 50
+    import collections
+    import tempfile
+
+    outcomes: collections.Counter[str] = collections.Counter()
+    for _ in range(int(sys.argv[1])):
+        order = random.choice(["model first", "audit first"])
+        kill_at = random.randrange(EVERY, STEPS + 1, EVERY)
+        with tempfile.TemporaryDirectory() as place:
+            outcomes[f"{order}: {kill_between_saves(Path(place), order, kill_at)}"] += 1
+    print(dict(outcomes))
