@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration faults fuzz docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor faults fuzz docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -59,6 +59,9 @@ bench: $(VENV)/all.stamp  ## ratios measured side by side
 
 calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
 	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+
+monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
+	$(BIN)/python -m tests.calibration.monitor_cells
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
 	$(BIN)/python -m tests.faults.table --output docs/faults.md

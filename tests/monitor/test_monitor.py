@@ -24,6 +24,7 @@ from askgauss.monitor.rehearsal import Fault
 from tests.monitor.runs import watched
 
 SIGMA = 2.0
+UNSEEN = {"weights": "nothing compares them with what was released"}
 
 
 def claim(**changes):
@@ -87,7 +88,7 @@ def test_a_clean_run_is_quiet_and_bounded():
     assert monitor.alarm is None
     assert monitor.steps == 64
     assert set(monitor.evidence) == {"noise", "contribution", "repeated noise", "all"}
-    assert monitor.untested == {"sampling rate": "the recorder's own coin plants"}
+    assert monitor.untested == UNSEEN | {"sampling rate": "the recorder's own coin plants"}
     assert 0.0 < monitor.bound < ag_epsilon(noise=SIGMA, steps=64)
 
 
@@ -139,17 +140,22 @@ def test_the_rate_is_watched_where_the_training_samples():
     clean = quiet(sampling_rate=0.2)
     loop(clean, 60, planter=poisson(0.2))
     assert clean.alarm is None
-    assert clean.untested == {}
+    assert clean.untested == UNSEEN
     silent = quiet()
     loop(silent, 2, planter=poisson(0.2))
-    assert silent.untested == {"sampling rate": "no sampling rate is claimed"}
+    assert silent.untested == UNSEEN | {"sampling rate": "no sampling rate is claimed"}
 
 
 def test_with_an_unknown_background_only_too_little_in_all_is_seen():
     monitor = quiet()
     loop(monitor, 30, background=None, noise=0.8 * SIGMA)
     assert monitor.alarm.cause == "noise"
-    assert set(monitor.untested) == {"contribution", "sampling rate", "repeated noise"}
+    assert set(monitor.untested) == {
+        "contribution",
+        "sampling rate",
+        "repeated noise",
+        "weights",
+    }
     assert monitor.bound is None
     assert monitor.projection() is None
 
@@ -243,7 +249,9 @@ def test_what_is_not_finite_alarms_and_is_left_out(value):
 def test_weights_that_are_not_what_was_released_alarm_at_once():
     monitor = Monitor(claim=claim())
     loop(monitor, 1)
+    assert "weights" in monitor.untested
     monitor.check_weights(1e-7, 1e-6)
+    assert "weights" not in monitor.untested
     assert monitor.alarm is None
     with pytest.raises(PrivacyAlarm, match="weights"):
         monitor.check_weights(0.1, 1e-6)

@@ -221,7 +221,7 @@ def duration(seconds: float) -> str:
 
     Examples:
         >>> duration(42), duration(600), duration(7300), duration(200_000)
-        ('42 s', '10 min', '2 h 2 min', '2 d 8 h')
+        ('42 s', '10 min', '2 h 1 min', '2 d 7 h')
     """
     whole = round(seconds)
     if whole < 120:

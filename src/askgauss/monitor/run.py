@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 from askgauss import _plain, _validate, accounting
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import (
-    AskGaussWarning,
-    FileFormatError,
-    PrivacyAlarm,
-    RecordingError,
-)
+from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.monitor.bets import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
 from askgauss.monitor.feed import Alarm, Course, Feed, Projection, write_feed
 from askgauss.monitor.looks import Looks, Sums
@@ -39,6 +34,7 @@ _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 _POINTS = 256
 # Different declared noise multipliers that are told apart.
 _DECLARED = 64
+_NOBODY_COMPARES = {"weights": "nothing compares them with what was released"}
 
 
 @dataclass(slots=True)
@@ -168,6 +164,7 @@ class Monitor:
         self._began_after = 0
         self._told = False
         self._pending: list[ObservedStep] = []
+        self._compared = False
 
     # ------------------------------------------------------------------------- what it says
 
@@ -190,7 +187,7 @@ class Monitor:
     @property
     def untested(self) -> dict[str, str]:
         """Parts that are not watched, and why; known after the first step."""
-        return dict(self._untested)
+        return self._untested | ({} if self._compared else _NOBODY_COMPARES)
 
     @property
     def evidence(self) -> dict[str, float]:
@@ -407,6 +404,7 @@ class Monitor:
         Raises:
             PrivacyAlarm: It does not explain it, and the alarm is to be raised.
         """
+        self._compared = True
         if not difference <= allowed:
             self._settle()
             self._sound(
