@@ -231,9 +231,7 @@ def test_any_scores_give_a_number_or_a_typed_error(shift, present, absent, seed)
 
 class TestDegenerate:
     def test_constant_present_above_constant_absent_is_unbounded(self):
-        scores = ag.CanaryScores.from_groups(
-            present=[1.0] * 5, absent=[0.0] * 5, noise="gaussian"
-        )
+        scores = ag.CanaryScores.from_groups(present=[1.0] * 5, absent=[0.0] * 5, noise="gaussian")
         result = ag.audit(scores, claim=CLAIM)
         assert result.epsilon_lower == math.inf
         assert result.verdict is ag.Verdict.VIOLATION
@@ -250,9 +248,7 @@ class TestDegenerate:
         assert result.epsilon_lower == math.inf
 
     def test_all_scores_equal_says_that_nothing_was_measured(self):
-        scores = ag.CanaryScores.from_groups(
-            present=[1.0] * 5, absent=[1.0] * 5, noise="gaussian"
-        )
+        scores = ag.CanaryScores.from_groups(present=[1.0] * 5, absent=[1.0] * 5, noise="gaussian")
         result = ag.audit(scores, claim=CLAIM)
         assert result.epsilon_lower == 0.0
         assert result.verdict is ag.Verdict.INVALID
@@ -417,7 +413,9 @@ class TestUndeclaredNoise:
         assert ag.AuditResult.from_json(result.to_json()) == result
         for declared in (
             ag.audit(ag.CanaryScores.from_groups(**groups, noise="gaussian"), claim=CLAIM),
-            ag.audit(ag.CanaryScores.from_groups(**groups), claim=CLAIM, auditor=ag.GaussianShift()),
+            ag.audit(
+                ag.CanaryScores.from_groups(**groups), claim=CLAIM, auditor=ag.GaussianShift()
+            ),
         ):
             assert declared.declared
             assert declared.distribution_free is None

@@ -275,9 +275,7 @@ class TestFairCoins:
                 member=np.arange(1000) < present,
             )
             evidence = gather(auditor(two_sided=False), scores)
-            above += auditor(two_sided=False).rejects(
-                evidence, epsilon=0.0, delta=1e-5, error=0.05
-            )
+            above += auditor(two_sided=False).rejects(evidence, epsilon=0.0, delta=1e-5, error=0.05)
         assert above <= stats.binom.isf(1e-5, 60, 0.05)
 
     def test_drawn_groups_have_binomial_sizes(self):
@@ -341,9 +339,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("selection", SELECTIONS[2:], ids=str)
     def test_a_handful_of_canaries(self, selection):
-        tiny = CanaryScores.from_groups(
-            present=[1.0, 2.0], absent=[0.0, -1.0], fair_coins=True
-        )
+        tiny = CanaryScores.from_groups(present=[1.0, 2.0], absent=[0.0, -1.0], fair_coins=True)
         result = ag.audit(tiny, delta=1e-5, auditor=ag.OneRun(selection=selection))
         assert result.epsilon_lower == 0.0
 

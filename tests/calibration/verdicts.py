@@ -283,7 +283,9 @@ def tally(
             printed.append(result.power)
     if leaks and printed and cell.leaking is not None:
         found.printed = float(np.mean(printed))
-        found.noticed = sum(_noticed(cell.leaking, generator, options) for _ in range(leaks)) / leaks
+        found.noticed = (
+            sum(_noticed(cell.leaking, generator, options) for _ in range(leaks)) / leaks
+        )
     return found
 
 
