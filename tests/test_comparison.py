@@ -172,5 +172,5 @@ class TestArguments:
             delta=1e-5,
             auditors=[ag.OneRun(selection=ag.Fixed(guesses=10_000)), ag.OneRun()],
         )
-        assert "guesses <= 600" in table.rows[0].reason
+        assert "guesses <= 459" in table.rows[0].reason
         assert table.rows[1].bound is not None

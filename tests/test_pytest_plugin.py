@@ -22,6 +22,7 @@ for module in ("auditing", "inputs", "simulation"):
     importlib.import_module(f"askgauss.{module}")
 
 SUITE = """
+import math
 import pytest
 import askgauss as ag
 
@@ -51,7 +52,7 @@ def test_weak(privacy_audit):
     "invalid": """
 @pytest.mark.privacy(epsilon=100.0, delta=1e-5)
 def test_invalid(privacy_audit):
-    values = [0.1 * index for index in range(300)] * 2
+    values = [math.sin(index) for index in range(300)] * 2
     privacy_audit(
         ag.CanaryScores.from_groups(present=[value + 1 for value in values], absent=values))
 """,

@@ -5,7 +5,7 @@ Gauss, rather than threshold the scores into guesses, gives a far tighter lower 
 
     import askgauss as ag
 
-    scores = ag.CanaryScores.from_groups(present=a, absent=b)
+    scores = ag.CanaryScores.from_groups(present=a, absent=b, noise="gaussian")
     result = ag.audit(scores, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
     print(result)
 """

@@ -81,9 +81,10 @@ def solve(
     steps: int | None,
     sampling_rate: float,
     alternative: float | None,
-    confidence: float = 0.95,
+    confidence: float | None = None,
     power: float | None = _ENOUGH,
     auditor: Auditor[Any] | None = None,
+    gate_error: float = 0.001,
 ) -> Plan:
     """The one number that is left open, such that the others hold.
 
@@ -95,13 +96,14 @@ def solve(
         steps: Number of steps; None to find the fewest.
         sampling_rate: Sampling rate.
         alternative: A true epsilon above the claim; None to find the smallest that is noticed.
-        confidence: Confidence of the test. The verdict of `askgauss.audit` tests at half of its
-            ``gate_error``: with the default, a confidence of .9995.
+        confidence: Confidence of the test; if not given, that at which the verdict of
+            `askgauss.audit` tests: half of its gate error is for the checks.
         power: Probability that the alternative contradicts the claim; None to compute it.
         auditor: The method; `SubsampledGaussian`, which reads a transcript, if not given.
+        gate_error: The gate error of the audit that is planned, where no confidence is given.
 
     Returns:
-        The plan, complete. Power is the method's own for those that model the scores, and that of
+        The plan, complete: an audit of that size prints this power. Power is the method's own for those that model the scores, and that of
         200 simulated audits, always the same ones, for the others.
 
     Raises:
@@ -110,7 +112,7 @@ def solve(
 
     Examples:
         >>> plan = solve(epsilon=8.0, delta=1e-5, present=None, absent=1000, steps=2500,
-        ...              sampling_rate=0.08, alternative=10.0, confidence=0.9995)
+        ...              sampling_rate=0.08, alternative=10.0)
         >>> plan.present < 20
         True
     """
@@ -130,6 +132,9 @@ def solve(
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
     _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+    _validate.within(0, 0.5, gate_error=gate_error)
+    if confidence is None:
+        confidence = 1.0 - gate_error / 2.0
     _validate.within(0.5, 1, confidence=confidence)
     for name, least in (("present", 2), ("absent", 2), ("steps", 1)):
         if asked[name] is not None:

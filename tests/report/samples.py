@@ -54,7 +54,9 @@ def inconclusive() -> ag.AuditResult:
 def heavy_tails() -> ag.CanaryScores:
     generator = np.random.default_rng(0)
     return ag.CanaryScores.from_groups(
-        present=generator.standard_t(3, 1500) + 1.6, absent=generator.standard_t(3, 1500)
+        present=generator.standard_t(3, 1500) + 1.6,
+        absent=generator.standard_t(3, 1500),
+        noise="gaussian",
     )
 
 
@@ -76,7 +78,9 @@ def no_claim() -> ag.AuditResult:
 @functools.cache
 def no_noise() -> ag.AuditResult:
     """An unbounded leak: nothing can be drawn to scale."""
-    scores = ag.CanaryScores.from_groups(present=np.ones(50), absent=np.zeros(50))
+    scores = ag.CanaryScores.from_groups(
+        present=np.ones(50), absent=np.zeros(50), noise="gaussian"
+    )
     return _through_json(ag.audit(scores, claim=CLAIM))
 
 

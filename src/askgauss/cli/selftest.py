@@ -72,6 +72,7 @@ def selftest(
             CanaryScores.from_groups(
                 present=streams[index].standard_normal(present),
                 absent=streams[index].standard_normal(absent),
+                noise="gaussian",
             )
         )
 

@@ -214,16 +214,13 @@ def plan(
     for name, value in usual.items():
         if name != find and given[name] is None:
             given[name] = value
-    from askgauss import _validate
     from askgauss.power import solve
 
-    _validate.within(0, 0.5, gate_error=gate_error)
     answer = solve(
         epsilon=epsilon,
         delta=delta,
         sampling_rate=sampling_rate,
-        # The verdict has half of the gate's error; the findings have the other.
-        confidence=1.0 - gate_error / 2,
+        gate_error=gate_error,
         auditor=auditor_named(auditor),
         **given,
     )
