@@ -23,7 +23,7 @@ __all__ = ["Recorder"]
 
 # Canaries every step of which is kept; of very long runs fewer, so that this many values are.
 _KEPT = 256
-_KEPT_VALUES = 1 << 25
+_KEPT_VALUES = 1 << 24
 # Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
 # products of so few are not handed to other threads.
 _CHUNK = 1 << 13
@@ -104,7 +104,7 @@ class Recorder(Checkpointed):
     instead; say then who was planted.
 
     Memory is a few numbers a canary and a few rows a step: every step is kept of 256 canaries, and
-    of half as many whenever the run grows beyond 33 million such values.
+    of half as many whenever the run grows beyond 17 million such values.
 
     Args:
         canaries: Who is planted where.

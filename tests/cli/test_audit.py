@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,21 @@ def test_the_exit_code_is_the_verdict(run, request, name, code, verdict):
     assert result.exit_code == code
     assert result.stdout.startswith(f"{verdict}: ")
     assert result.stderr == ""
+
+
+def test_a_file_without_a_digest_is_audited_with_a_note(run):
+    first = Path(__file__).parent.parent / "golden" / "first" / "scores.npz"
+    result = run("audit", first, *CLAIM)
+    assert result.exit_code in (0, 1, 3)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("askgauss: warning: A file of kind 'askgauss-scores' is unprotected")
+
+
+def test_an_epsilon_beyond_every_audit_is_refused_at_once(run, scores):
+    result = run("audit", scores, "--epsilon", "1e300", "--delta", "1e-5")
+    assert result.exit_code == 2
+    assert "epsilon in (0, 1e+09], got 1e+300" in result.stderr
 
 
 def test_an_invalid_audit_is_3(run, tmp_path):

@@ -450,6 +450,7 @@ def test_one_file_may_serve_several_commands(run, scores, tmp_path):
         ("epsilon = 8\ndelta = 1e-5\nsteps = 7.5", ["--steps", "integer"]),
         ("epsilon = 2020-01-01", ["epsilon", "date"]),
         ("epsilon = = 8", ["as TOML"]),
+        (f"steps = {'9' * 5000}", ["as TOML"]),
         ("[audit]\nepsilon = {a = 1}", ["epsilon", "dict"]),
     ],
 )
