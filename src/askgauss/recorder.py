@@ -214,8 +214,10 @@ class Recorder(Checkpointed):
             hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
             raise _validate.fail("monitor", monitor, "to be a monitor", hint)
         self._monitor = monitor
+        # What is kept of a very long run thins out; what is watched does not.
+        self._monitored = self._kept
         if monitor is not None:
-            monitor.attach(canaries, self._kept, sampling_rate=self._sampling_rate)
+            monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
@@ -332,14 +334,15 @@ class Recorder(Checkpointed):
             self._rows["watch_values"].append(watched / norm)
             self._rows["kept_values"].append(values[self._kept])
             self._rows["kept_planted"].append(self._flags[self._kept])
+            seen = None if self._monitor is None else values[self._monitored]
             self._add(values, indices, batch_size)
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
-        if self._monitor is not None:
-            self._monitor.observe(self._last_step(claimed))
+        if self._monitor is not None and seen is not None:
+            self._monitor.observe(self._last_step(claimed, seen))
 
-    def _last_step(self, claimed: float | None) -> ObservedStep:
+    def _last_step(self, claimed: float | None, seen: NDArray[np.float64]) -> ObservedStep:
         """The step that was just recorded, for the monitor."""
         rows = self._rows
         return ObservedStep(
@@ -348,7 +351,7 @@ class Recorder(Checkpointed):
             planted_square=rows["planted_square"].last(),
             total=rows["total"].last(),
             square=rows["square"].last(),
-            kept=rows["kept_values"].last(),
+            kept=seen,
             noise_multiplier=claimed,
             known=self._background == "known",
             own_coin=self._own_coin is True,

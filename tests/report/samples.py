@@ -78,9 +78,7 @@ def no_claim() -> ag.AuditResult:
 @functools.cache
 def no_noise() -> ag.AuditResult:
     """An unbounded leak: nothing can be drawn to scale."""
-    scores = ag.CanaryScores.from_groups(
-        present=np.ones(50), absent=np.zeros(50), noise="gaussian"
-    )
+    scores = ag.CanaryScores.from_groups(present=np.ones(50), absent=np.zeros(50), noise="gaussian")
     return _through_json(ag.audit(scores, claim=CLAIM))
 
 

@@ -275,7 +275,7 @@ class Monitor:
         Raises:
             RecordingError: The monitor watches another run already.
         """
-        if self._layout is not None:
+        if self._layout is not None and self.steps:
             raise RecordingError(
                 "Expected a monitor of its own for every run, got one that watches another. Make "
                 "a new Monitor."
