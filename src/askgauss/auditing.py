@@ -126,10 +126,14 @@ def audit(
         assert isinstance(data, CanaryScores)
         evidence = replace(evidence, declared=False)
         judged = _gathered(_LAWLESS, data, level, confidence)
+    findings = method.findings(evidence, delta=level, confidence=confidence)
     checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
     if diagnostics and judged is not None and _doubtful(checks, method, evidence, 1.0 - confidence):
         method, evidence, judged = _LAWLESS, judged, None
-    findings = method.findings(evidence, delta=level, confidence=confidence)
+        findings = (
+            *(item for item in findings if item.check == "noise model"),
+            *method.findings(evidence, delta=level, confidence=confidence),
+        )
     named = {item.check for item in findings}
     judge, heard = (method, evidence) if declared else (_LAWLESS, judged)
     findings += tuple(

@@ -553,8 +553,7 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._store is not None:
             self._store.flush(seal=True)
-        rows = {name: item.rows() for name, item in self._rows.items()}
-        rows |= zip(_MARKS, np.ascontiguousarray(rows.pop("marks").T), strict=True)
+        rows = _apart({name: item.rows() for name, item in self._rows.items()})
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
@@ -707,6 +706,7 @@ class Recorder(Checkpointed):
         if None in (progress.background, progress.own_coin, progress.watched):
             raise FileFormatError("Expected the checkpoint to say how its steps were recorded.")
         watch = self._canaries.watch_tensor if progress.watched else np.zeros(0, dtype=np.int64)
+        rows = _apart(rows)
         arrays = {
             "member": self._canaries.member,
             "tensor": self._tensor,
@@ -719,6 +719,12 @@ class Recorder(Checkpointed):
         # Views, since a transcript makes what it is given read-only.
         views = {name: array.view() for name, array in arrays.items()}
         Transcript.from_arrays(views, self._facts(progress.background, progress.own_coin))
+
+
+def _apart(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Rows with the numbers that are kept together each by itself."""
+    others = {name: array for name, array in rows.items() if name != "marks"}
+    return others | dict(zip(_MARKS, np.ascontiguousarray(rows["marks"].T), strict=True))
 
 
 def _halvings(count: int) -> Iterator[int]:
