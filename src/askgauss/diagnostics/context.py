@@ -11,7 +11,9 @@ from scipy.special import ndtri
 
 from askgauss import accounting
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
+from askgauss.stats import normality
 from askgauss.transcript import SILENCE, RunFacts, Transcript
 
 __all__ = ["INTERVAL_ERROR", "NOTICED", "TOLERANCE", "Context", "around"]
@@ -27,6 +29,7 @@ NOTICED = 5.2
 _FEWEST_TO_HEAR = 5
 # Fewer values than these may seem to lie on a lattice.
 _FEWEST_ON_A_LATTICE = 200
+_FEWEST_FOR_SHAPE = 8
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
 
@@ -35,6 +38,15 @@ def around(value: float, error: float) -> tuple[float, float]:
     """The interval of a Gaussian estimate with this standard error."""
     half = float(ndtri(1.0 - 0.5 * INTERVAL_ERROR)) * error
     return value - half, value + half
+
+
+def _may_be_gaussian(rows: NDArray[np.float64]) -> bool:
+    """Whether rows of single values, each by its own scale, are not far from a Gaussian."""
+    rows = rows[np.ptp(rows, axis=1) > 0.0] if rows.shape[1] >= _FEWEST_FOR_SHAPE else rows[:0]
+    if len(rows) == 0:
+        return True
+    _, skewness_p, _, kurtosis_p = normality.average_shape(rows)
+    return min(skewness_p, kurtosis_p) >= SUSPICIOUS
 
 
 @dataclass(frozen=True)
@@ -238,6 +250,15 @@ class Context:
         if not (scale > 0.0).all() or not (np.ptp(values, axis=1) > 0.0).all():
             return None
         return np.asarray(values / scale)
+
+    @functools.cached_property
+    def bell_shaped(self) -> tuple[bool, bool]:
+        """Whether the noise of a step, and of a coordinate, may be Gaussian for all that is seen.
+
+        If it is not, scales vary more than chance lets them without any of them being smaller.
+        """
+        values = self.quiet[0]
+        return _may_be_gaussian(values), _may_be_gaussian(values.T)
 
     @functools.cached_property
     def absolute(self) -> NDArray[np.float64]:

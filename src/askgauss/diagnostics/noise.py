@@ -254,7 +254,7 @@ def _by_step(context: Context) -> Finding:
         f"the noise scale varies by {spread:.1%} between steps, beyond chance.{implied}"
         if p_value < SUSPICIOUS
         else "the noise scale varies no more between steps than chance has it.",
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        consequence=_if_uneven(context, broken),
         measured=spread,
         claimed=0.0,
         remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it.",
@@ -288,6 +288,13 @@ def _uneven(context: Context, p_value: float) -> tuple[bool, str]:
     return context.exceeds(1.0 / (scale if claimed is None else scale * claimed), rate)
 
 
+def _if_uneven(context: Context, broken: bool) -> Consequence:
+    """What steps that differ mean; of noise that is not Gaussian their scales say nothing."""
+    if not broken:
+        return Consequence.LOOSENS
+    return Consequence.BREACH if context.bell_shaped[0] else Consequence.INVALIDATES
+
+
 def _drift(context: Context) -> Finding:
     """Whether the noise grows or fades along the run, on a logarithmic scale."""
     name, missing = "noise drift", _cannot_follow(context)
@@ -311,7 +318,7 @@ def _drift(context: Context) -> Finding:
         name,
         p_value,
         f"the noise scale changes by {math.expm1(change):+.1%} along the run.{implied}",
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        consequence=_if_uneven(context, broken),
         measured=math.expm1(change),
         interval=(math.expm1(low), math.expm1(high)),
         claimed=0.0,

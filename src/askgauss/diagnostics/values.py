@@ -31,6 +31,8 @@ _FEWEST_VALUES = 1000
 _FEWEST_OBSERVATIONS = 20
 _FEWEST_PLANTINGS = 10
 _FEWEST_TO_COMPARE = 100
+# Other laws of noise have up to some twice the density of a Gaussian at zero.
+_FAR_MORE = 3.0
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
 _KNOWN = "a known background, to tell noise from other records"
@@ -92,12 +94,16 @@ def _by_coordinate(context: Context) -> Finding:
             f"the least noise of {count.size:,} coordinates is {scales[lowest]:.3f} times the "
             f"average{_by_chance(p_value)}.{implied}"
         )
+    consequence = Consequence.BREACH if broken else Consequence.LOOSENS
+    if broken and not silent and not context.bell_shaped[1]:
+        # Of noise that is not Gaussian, scales of coordinates say nothing.
+        consequence = Consequence.INVALIDATES
     smallest = 1.3 * NOTICED / math.sqrt(2.0 * float(np.median(count)))
     return judged(
         name,
         p_value,
         summary,
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        consequence=consequence,
         measured=float(scales[lowest]),
         claimed=1.0,
         remedy="Every coordinate needs noise of one scale: look for a mask, a slice or a threshold "
@@ -141,10 +147,14 @@ def _silent(context: Context) -> Finding:
         p_value,
         f"{found:,} of {of:,} values{where} have next to no noise, where chance gives "
         f"{chance * of:,.1f}.",
-        consequence=Consequence.BREACH,
+        # A few more than expected may also mean that the noise is not Gaussian.
+        consequence=Consequence.BREACH
+        if found > _FAR_MORE * chance * of
+        else Consequence.INVALIDATES,
         measured=float(found),
         claimed=chance * of,
         remedy="Every value needs noise in every step: look for what leaves some of them out.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
         sees=f"{max(NOTICED * math.sqrt(chance / values), 3.0 / values):.2g} of all values "
         "without noise",
     )
@@ -194,6 +204,7 @@ def _planted(context: Context) -> Finding:
     if not none and ratio < 1.0 and p_value < SUSPICIOUS:
         high = Spread(freedom, square).interval(INTERVAL_ERROR)[1]
         broken, implied = context.breach(noise=high)
+        broken = broken and context.bell_shaped[0]
     return judged(
         name,
         p_value,
