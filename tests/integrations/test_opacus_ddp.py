@@ -114,3 +114,51 @@ def test_one_rank_writes_the_checkpoint_and_all_resume(folder):
     first, second = (facts(folder, rank) for rank in range(RANKS))
     assert first["resumed"] == second["resumed"] == [4, 8]
     assert first["weights"] == second["weights"]
+
+
+ALONE = """
+import sys, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from askgauss.exceptions import RecordingError
+from askgauss.integrations import _ranks
+from askgauss.integrations.opacus import CanaryAudit
+from tests.integrations.ddp_worker import distributed_run
+rank, meeting, attach = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+_ranks.PATIENCE = 2.0
+torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+run = distributed_run(rank)
+try:
+    if rank == 0 or attach == "made":
+        audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+        if rank == 0:
+            audit.__enter__()
+except RecordingError as error:
+    print(error)
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize("attach", ["nowhere", "made"])
+def test_an_audit_on_one_rank_only_says_so(tmp_path, attach):
+    """Neither aborts nor waits for ever, whether the other rank makes no audit or enters none."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ALONE, str(rank), (tmp_path / "meeting").as_uri(), attach],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        outcomes = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], outcomes
+    assert "waited 2 seconds for ranks [1]" in outcomes[0][0]
+    assert "every rank, not on the first only" in outcomes[0][0]
