@@ -73,7 +73,7 @@ class Context:
         """Sums of so many squares, zero where they are rounding errors and no noise."""
         claimed = self.claimed_noise
         unit = 1.0 if claimed is None or not claimed.any() else float(claimed.max())
-        silent = (squares < counts * (_SILENCE * unit) ** 2) & (counts >= _FEWEST_TO_HEAR)
+        silent = (squares < counts * np.square(_SILENCE * unit)) & (counts >= _FEWEST_TO_HEAR)
         return np.where(silent, 0.0, squares)
 
     @functools.cached_property
