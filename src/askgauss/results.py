@@ -34,7 +34,7 @@ _KIND = "askgauss-result"
 _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
-_MOST_CANARIES = 10**9
+_MOST_CANARIES = 10**8
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
 
@@ -486,11 +486,21 @@ def _check_ranges(result: AuditResult) -> None:
             raise _validate.fail("canaries", result.present, f"up to {_MOST_CANARIES}")
         if not isinstance(result.metadata, dict):
             raise _validate.fail("metadata", result.metadata, "to be an object")
+        for kept in (result.evidence, result.distribution_free_evidence):
+            _check_trials(kept, result.present + result.absent)
         for item in result.findings:
             if item.p_value is not None and not 0.0 <= item.p_value <= 1.0:
                 raise _validate.fail(f"p_value of {item.check}", item.p_value, "in [0, 1]")
     except InvalidArgumentError as error:
         raise FileFormatError(f"It is no result of an audit: {error}") from error
+
+
+def _check_trials(evidence: Any, canaries: int) -> None:
+    """Refuse counts of guesses that the canaries cannot have: bounds take memory by their size."""
+    for trial in getattr(evidence, "trials", ()):
+        for name, count in _plain.to_plain(trial).items():
+            if isinstance(count, int) and not 0 <= count <= canaries:
+                raise _validate.fail(f"{name} of a trial", count, f"in [0, {canaries}]")
 
 
 def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
@@ -504,7 +514,14 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
 
     try:
         again = derived(result, lambda: result.distribution_free_evidence)
-    except (AskGaussError, ArithmeticError, ValueError, TypeError, LookupError) as error:
+    except (
+        AskGaussError,
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        LookupError,
+        MemoryError,
+    ) as error:
         raise FileFormatError(
             f"Its evidence is none that an audit gathers: {error}. Audit the run again."
         ) from error

@@ -139,7 +139,7 @@ def test_a_full_disk(tmp_path, monkeypatch, cifar):
     with pytest.raises(data.DataError, match="5 MB free and 200 MB are needed"):
         data.fetch("fashion-mnist", folder=tmp_path, progress=False)
 
-    def full(*arguments):
+    def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(data._files, "write_arrays", full)

@@ -125,7 +125,7 @@ class Context:
         unit = 1.0
         if claimed is not None and claimed.any():
             unit = float((claimed / self.schedule).max())
-        silent = (squares < counts * (SILENCE * unit) ** 2) & (counts >= _FEWEST_TO_HEAR)
+        silent = (squares < counts * np.square(SILENCE * unit)) & (counts >= _FEWEST_TO_HEAR)
         return np.where(silent, 0.0, squares)
 
     @functools.cached_property
