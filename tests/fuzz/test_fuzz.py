@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz import engine, subjects
 
-# 35 subjects, so about 1,500 inputs.
-EACH = 43
+# 52 subjects, so about 1,500 inputs.
+EACH = 30
 # Small files of each kind of container: archive, store, document.
 EVERY_BYTE = ["scores", "step store", "content of a run folder", "cell of a sweep", "CSV table"]
 
