@@ -15,7 +15,7 @@ from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.monitor import Monitor, ObservedStep
+from askgauss.monitor import Monitor, ObservedStep, monitor_of
 from askgauss.step_store import StepWriter
 from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
 
@@ -118,7 +118,7 @@ class Recorder(Checkpointed):
         records: Records the training draws its batches from, to compare the sizes of batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
-        monitor: Watches every step; its state is kept in the checkpoints.
+        monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -151,7 +151,7 @@ class Recorder(Checkpointed):
         poisson: bool = False,
         records: int | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
@@ -209,20 +209,21 @@ class Recorder(Checkpointed):
             "gaps": _Rows.empty(np.int64),
             "watch_values": _Rows.empty(np.float64, 0),
         }
-        given: Any = monitor
-        if not isinstance(given, (Monitor, type(None))):
-            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
-            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
         # What is kept of a very long run thins out; what is watched does not.
         self._monitored = self._kept
-        if monitor is not None:
-            monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
+        if self._monitor is not None:
+            self._monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
         """Number of steps observed so far."""
         return len(self._rows["clip_norm"])
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def run(self) -> str:

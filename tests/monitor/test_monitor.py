@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -521,7 +522,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
         ("bets", {**state["bets"], "rows": [[1.0]]}),
         ("tally", [[1.0]]),
         ("sums", [1.0]),
-        ("stride", 0),
+        ("course", {**state["course"], "stride": 0}),
         ("steps", "three"),
     ):
         other = quiet()
@@ -552,6 +553,8 @@ def test_one_monitor_watches_one_run():
         ({"on_alarm": "stop"}, "on_alarm to be one of raise, warn"),
         ({"confidence": 1.0}, "confidence in"),
         ({"seconds": 0}, "seconds > 0"),
+        ({"log": "wandb"}, "log to be a function"),
+        ({"claim": None, "delta": 0.0}, "delta"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
@@ -559,10 +562,114 @@ def test_bad_arguments_are_named(options, message):
         Monitor(**{"claim": claim()} | options)
 
 
-def test_a_monitor_without_a_claim_is_refused():
-    canaries = ag.DiracCanaries(present=4, absent=4, dimension=10, seed=0)
-    with pytest.raises(InvalidArgumentError, match="Monitor\\(claim="):
-        ag.Recorder(canaries, sampling_rate=0.2, monitor=True)
+def test_true_is_a_monitor_that_holds_a_run_to_what_it_declares():
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+    options = {"sampling_rate": 0.2, "noise_multiplier": SIGMA}
+    clean = ag.Recorder(canaries, monitor=True, **options)
+    loop(None, 40, recorder=clean)
+    assert clean.monitor.alarm is None
+    assert clean.monitor.claim is None
+    assert clean.monitor.bound > 0.0
+    assert clean.monitor.projection() is None  # nobody said where the run ends
+    with pytest.raises(PrivacyAlarm, match="noise"):
+        loop(None, 3, recorder=ag.Recorder(canaries, monitor=True, **options), noise=SIGMA / 2)
+    assert ag.Recorder(canaries, monitor=False, **options).monitor is None
+    with pytest.raises(InvalidArgumentError, match="monitor to be a monitor"):
+        ag.Recorder(canaries, monitor="yes", **options)
+
+
+def test_whoever_saw_a_breach_can_tell_the_monitor():
+    monitor = quiet()
+    loop(monitor, 3)
+    monitor.breach("closure", "Gradients were computed again after the noise.")
+    assert monitor.alarm.cause == "closure"
+    assert monitor.alarm.evidence == math.inf
+    monitor.breach("weights", "They moved.")
+    assert monitor.alarm.cause == "closure"  # the first one stays
+    loud = Monitor(claim=claim())
+    loop(loud, 1)
+    with pytest.raises(PrivacyAlarm, match=r"Step 1: closure \(exact\)"):
+        loud.breach("closure", "Again.")
+
+
+def test_loggers_get_the_same_numbers(tmp_path):
+    told = []
+    monitor = Monitor(
+        claim=claim(),
+        on_alarm=lambda alarm: None,
+        seconds=1e-9,
+        folder=tmp_path,
+        log=lambda numbers, step: told.append((step, numbers)),
+    )
+    loop(monitor, 4)
+    monitor.close()
+    assert [step for step, _ in told] == [1, 2, 3, 4, 4]
+    numbers = told[-1][1]
+    feed = read_feed(tmp_path)
+    assert numbers == feed.numbers()
+    assert numbers["askgauss/epsilon_spent"] == pytest.approx(feed.spent)
+    assert numbers["askgauss/epsilon_lower"] == feed.bound[0]
+    assert numbers["askgauss/evidence_all"] == feed.evidence["all"]
+    low, high = (numbers[f"askgauss/epsilon_at_end_{end}"] for end in ("low", "high"))
+    assert low <= numbers["askgauss/epsilon_at_end"] <= high
+    assert numbers["askgauss/alarm"] == 0.0
+    loop(None, 1, noise=0.1, recorder=_recorder_of(monitor))
+    assert told[-1][1]["askgauss/alarm"] == 1.0
+
+
+def _recorder_of(monitor):
+    """A second recorder for a monitor, with the state of its first run."""
+    state = monitor.state_dict()
+    other = ag.Recorder(
+        ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3),
+        sampling_rate=0.2,
+        monitor=Monitor(claim=claim(), on_alarm=lambda alarm: None, seconds=1e-9, log=monitor._log),
+    )
+    other.monitor.load_state_dict(state)
+    return other
+
+
+def test_a_result_shows_the_course_and_survives_its_json():
+    from askgauss.diagnostics.figures import Missing, course, with_course
+
+    monitor = quiet()
+    recorder = loop(monitor, 20)
+    result = ag.audit(recorder.transcript(), claim=claim(steps=20))
+    assert isinstance(course(result), Missing)
+    assert 'id="course"' not in result.to_html()
+    shown = with_course(result, monitor.feed("finished"))
+    assert shown.verdict is result.verdict
+    assert shown.findings == result.findings
+    again = ag.AuditResult.from_json(shown.to_json())
+    assert again.metadata == shown.metadata
+    assert 'id="course"' in again.to_html()
+    assert "There was no alarm." in shown.to_html()
+    assert course(again).step == monitor.course().step
+    broken = dict(shown.metadata["watched"], error=7.0)
+    with pytest.raises(FileFormatError, match="error"):
+        course(replace(shown, metadata={"watched": broken}))
+
+
+def test_an_alarm_is_among_the_findings_and_in_the_report():
+    from askgauss.diagnostics.figures import course, with_course
+
+    monitor = quiet()
+    recorder = loop(monitor, 3, noise=SIGMA / 2)
+    result = with_course(
+        ag.audit(recorder.transcript(), claim=claim(steps=3)), monitor.feed("failed")
+    )
+    assert result.findings[-1].check == "monitor"
+    assert "Step 1: noise" in result.findings[-1].summary
+    assert course(result).alarm_step == 1
+    page = result.to_html()
+    assert "alarm at step 1" in page
+    assert "Step 1: noise" in page
+
+
+def test_a_claim_of_delta_zero_has_no_bound_that_is_finite_and_no_error():
+    monitor = quiet(delta=0.0)
+    loop(monitor, 4)
+    assert monitor.bound == 0.0 or monitor.bound is None
 
 
 def test_the_course_stays_short_and_keeps_its_peaks():
