@@ -9,11 +9,12 @@ import sys
 import types
 from typing import Any
 
+from askgauss.replay.joining import join
 from askgauss.replay.recording import Replay
 from askgauss.replay.report import Difference, ReplayReport
 from askgauss.replay.running import replay
 
-__all__ = ["Difference", "Replay", "ReplayReport", "replay"]
+__all__ = ["Difference", "Replay", "ReplayReport", "join", "replay"]
 
 
 class _Room(types.ModuleType):

@@ -156,10 +156,10 @@ class ReplayReport:
             )
             for item in self.differences
         ]
-        if self.verdict is Verdict.CONSISTENT:
-            found.append(Finding(check="replay", status=Status.PASS, summary=self.reason))
-        if self.verdict is Verdict.INCONCLUSIVE:
-            found.append(Finding(check="replay", status=Status.NOT_RUN, summary=self.reason))
+        if not self.leaks:
+            passed = self.verdict is not Verdict.INCONCLUSIVE
+            status = Status.PASS if passed else Status.NOT_RUN
+            found.append(Finding(check="replay", status=status, summary=self.reason))
         return tuple(found)
 
     @property

@@ -69,14 +69,14 @@ class World:
         """Where records of the data as given are in this world; the one left out is gone."""
         if self.name != LEFT_OUT:
             return ids
-        kept = ids[ids != self.record]
-        return kept - np.asarray(kept > self.record, np.int64)
+        kept: NDArray[np.int64] = ids[ids != self.record]
+        return np.where(kept > self.record, kept - 1, kept)
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices in the data as given of records of this world."""
         if self.name != LEFT_OUT:
             return positions
-        return positions + np.asarray(positions >= self.record, np.int64)
+        return np.where(positions >= self.record, positions + 1, positions)
 
 
 def worlds_of(
