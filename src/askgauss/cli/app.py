@@ -12,6 +12,7 @@ from askgauss.cli import paper_commands
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.program import Command, Program, config_option, debug_option
+from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
@@ -65,7 +66,7 @@ def program(
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, watch, plan, theory, selftest):
+for command in (demo, audit, compare, diagnose, report, watch, replay, plan, theory, selftest):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")

@@ -21,6 +21,7 @@ from askgauss.cli.terminal import note, one_line
 from askgauss.exceptions import AskGaussError, AskGaussWarning
 
 if TYPE_CHECKING:
+    from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
 __all__ = [
@@ -64,7 +65,7 @@ class ExitCode:
     """Stopped because nobody reads on, as shells have it."""
 
     @classmethod
-    def of(cls, result: AuditResult) -> int:
+    def of(cls, result: AuditResult | ReplayReport) -> int:
         """The code of a result; one without a claim has nothing to fail."""
         if result.verdict is None:
             return cls.CONSISTENT
