@@ -59,7 +59,8 @@ def program(
     Start with `askgauss demo`, or without any training:
     `askgauss simulate dpsgd --fault half-noise | askgauss audit - --epsilon 8 --delta 1e-5`.
 
-    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 inconclusive or invalid.
+    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 no verdict that lets the
+    run through: inconclusive, invalid, or without a claim.
     """
     if context.invoked_subcommand is None:
         say(context.get_help())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from askgauss._result_text import measured
 from askgauss._text import one_line
 from askgauss.report import text
-from askgauss.results import AuditResult, Status, number
+from askgauss.results import AuditResult, Status
 
 __all__ = ["markdown"]
 
@@ -28,17 +29,17 @@ def markdown(result: AuditResult) -> str:
     claim = result.claim
     rows = [
         ("claimed", "none" if claim is None else str(claim)),
-        (
-            "measured",
-            f"epsilon >= {number(result.epsilon_lower)} at delta {result.delta:g}, "
-            f"confidence {result.confidence:g}",
-        ),
+        ("measured", measured(result)),
         ("method", f"{result.auditor.name}, assuming {result.assumption.value}"),
         ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
     ]
     if result.sight:
         rows.append(("would see", result.sight))
     rows += result.scope_rows()
+    rows += [("note", note) for note in result.notes]
+    if result.provenance is not None:
+        rows.append(("source", str(result.provenance)))
+    rows.append(("next", result.next_step))
     lines = [f"### askgauss: {text.headline(result)}", "", _escaped(text.reason(result)), ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {_escaped(item)} |" for name, item in rows]
