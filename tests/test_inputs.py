@@ -134,7 +134,7 @@ HOSTILE = {
     "text": (b"score,member\n1,0\n", "no npz file"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(50), "no npz file"),
     "a pickle": (pickle.dumps({"score": [1.0]}), "no npz file"),
-    "JSON of somebody": (b'{"a": 1}', "found \'a\'"),
+    "JSON of somebody": (b'{"a": 1}', "found 'a'"),
     "a foreign npz": (_archive({"score.npy": MEMBER}), "expected the columns"),
     "a result": (b'{"kind": "askgauss-result", "schema": 1}', "askgauss report"),
     "a checkpoint": (_archive({"askgauss.npy": _header(kind="askgauss-recorder")}), "checkpoint"),

@@ -143,8 +143,8 @@ def _inconclusive(result: AuditResult) -> Advice:
     if factor is None or factor <= 1.0:
         return Advice(
             meaning=meaning,
-            action=f"More canaries do not help {result.auditor.name} here: audit the transcript "
-            "with the default method, or observe more steps.",
+            action=f"How many canaries would be enough for {result.auditor.name} is not known: "
+            "audit the transcript with the default method, or observe more steps.",
             actor=_AUDITOR,
         )
     present, absent = (math.ceil(factor * count) for count in (result.present, result.absent))

@@ -14,7 +14,7 @@ from askgauss import _validate, accounting
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import GaussianRectangle, GaussianShift, PairEvidence
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
-from askgauss.exceptions import InvalidArgumentError, NotDefinedError, UnsupportedError
+from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult, Verdict, number
 from askgauss.scores import GroupMoments
 from askgauss.simulation.simulate import simulate_scores
@@ -211,7 +211,7 @@ def needed_factor(result: AuditResult, *, power: float = ENOUGH) -> float | None
         A factor for the number of canaries, present and absent alike; at most 1 where there are
         enough, and None where no number of them is, or where the method does not say.
     """
-    from askgauss.auditors.enlarged import enlarged
+    from askgauss.diagnostics.figures.resized import resized
 
     claim, auditor = result.claim, result.auditor
     if claim is None:
@@ -221,7 +221,7 @@ def needed_factor(result: AuditResult, *, power: float = ENOUGH) -> float | None
 
     def enough(factor: float) -> bool:
         found = auditor.power(
-            enlarged(result.evidence, factor),
+            resized(result.evidence, factor),
             epsilon=claim.epsilon,
             true_epsilon=_ALTERNATIVE * claim.epsilon,
             delta=claim.delta,
@@ -229,14 +229,11 @@ def needed_factor(result: AuditResult, *, power: float = ENOUGH) -> float | None
         )
         return found is not None and found >= power
 
-    try:
-        low, high = 0.5, 1.0
-        while not enough(high):
-            if high >= _LARGEST_FACTOR:
-                return None
-            low, high = high, 2.0 * high
-    except NotDefinedError:
-        return None
+    low, high = 0.5, 1.0
+    while not enough(high):
+        if high >= _LARGEST_FACTOR:
+            return None
+        low, high = high, 2.0 * high
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)

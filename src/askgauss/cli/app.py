@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from askgauss.cli import paper_commands
+from askgauss.cli.attest import attest
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.program import Command, Program, config_option, debug_option
@@ -66,7 +67,7 @@ def program(
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, watch, plan, theory, selftest):
+for command in (demo, audit, compare, diagnose, report, attest, watch, plan, theory, selftest):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")

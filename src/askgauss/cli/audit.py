@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from askgauss.cli.runs import RunFolder
     from askgauss.results import AuditResult, Finding
 
-__all__ = ["audit", "compare", "diagnose", "report"]
+__all__ = ["audit", "compare", "diagnose", "read_result", "report"]
 
 
 def audit(
@@ -208,7 +208,7 @@ def report(
     if source != "-" and Path(source).is_dir():
         _report_folder(Path(source), outputs)
         return
-    result = _read_result(source)
+    result = read_result(source)
     if not outputs.on_stdout:
         say_result(result)
     outputs.write(result)
@@ -251,7 +251,7 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
             f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
             f"askgauss {run.read().command} {run.path} --resume"
         )
-    result = _read_result(str(run.result))
+    result = read_result(str(run.result))
     if not outputs.on_stdout:
         say_result(result)
     if outputs == Outputs():
@@ -261,7 +261,12 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
     outputs.write(result)
 
 
-def _read_result(source: str) -> AuditResult:
+def read_result(source: str) -> AuditResult:
+    """The result behind a path, or on standard input.
+
+    Raises:
+        FileFormatError: It is none.
+    """
     from askgauss.exceptions import FileFormatError
     from askgauss.results import AuditResult
 
