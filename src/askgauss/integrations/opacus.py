@@ -17,6 +17,7 @@ touched.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import weakref
@@ -115,10 +116,11 @@ class CanaryAudit(AuditedRun):
     training ends in the very same weights as without an audit.
 
     When their number is left to the audit, present canaries are few beside the records and the
-    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most. Each acts
-    like one more record, and all of them together move the weights no more than 8 % more noise
-    would. Absent ones cost the training nothing and fill up to 5,000. These numbers are fixed; for
-    auditors that guess membership give a number, which makes each present by a fair coin.
+    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless the
+    planned steps need more for a verdict. Each acts like one more record, and a sixteenth of the
+    parameters moves the weights no more than 8 % more noise would. Absent ones cost the training
+    nothing and fill up to 5,000. These numbers are fixed; for auditors that guess membership give a
+    number, which makes each present by a fair coin.
 
     The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
     not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
@@ -136,6 +138,11 @@ class CanaryAudit(AuditedRun):
             as accelerate's.
         canaries: How many, half of them present by fair coins; or canaries made by you over the
             optimizer's parameters; or examples; or None to leave it to the audit.
+        present: How many present canaries, instead of ``canaries``; an inconclusive result says how
+            many would do.
+        absent: How many absent canaries, instead of ``canaries``.
+        planned_steps: How many steps the run will take, so that the audit plants as many canaries
+            as a verdict on them needs; a few hundred are taken for granted.
         inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
             optimizer's own clipping as a gradient far above the clip norm, so that clipping is
             audited too; 32 are present unless you say otherwise.
@@ -188,6 +195,9 @@ class CanaryAudit(AuditedRun):
         optimizer: Any,
         *,
         canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
+        present: int | None = None,
+        absent: int | None = None,
+        planned_steps: int | None = None,
         inject: Literal["sum", "sample"] = "sum",
         seed: int | None = None,
         data_loader: Any = None,
@@ -244,6 +254,11 @@ class CanaryAudit(AuditedRun):
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
                 seed=seed,
                 draw_seed=self._draw_seed,
+                present=present,
+                absent=absent,
+                sampling_rate=self._sampling.rate,
+                noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                planned_steps=planned_steps,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
         self._monitor = monitor_of(monitor)
@@ -684,6 +699,11 @@ class CanaryAudit(AuditedRun):
             return
         arrays = self._arrays()
         plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        if self.steps and not self._entered:
+            # After the run the file can be audited as well: askgauss audit reads this part alone.
+            held = io.BytesIO()
+            self.transcript().save(held)
+            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
         _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -694,6 +714,7 @@ class CanaryAudit(AuditedRun):
             FileFormatError: It is no such checkpoint.
         """
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        arrays.pop("transcript", None)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})
 
