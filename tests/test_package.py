@@ -30,6 +30,7 @@ LAYERS = {
     "stats": 1,
     "accounting": 1,
     "sampling": 1,
+    "witness": 1,
     "claims": 2,
     "scores": 2,
     "canaries": 2,

@@ -17,6 +17,7 @@ from askgauss import _files, _plain
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.witness import StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
 
@@ -60,6 +61,8 @@ class RunFacts:
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        weights: How the weights moved, compared with what was released; None where nobody looked.
+        witness: What was found in steps that were looked at exactly; None where nobody looked.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -89,6 +92,8 @@ class RunFacts:
     records: int | None = None
     seed: int | None = None
     contribution: float | None = None
+    weights: WeightFacts | None = None
+    witness: StepFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
 
@@ -107,6 +112,9 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        for part in (self.weights, self.witness):
+            if part is not None:
+                part.check()
 
 
 def _unrecorded() -> NDArray[np.float64]:

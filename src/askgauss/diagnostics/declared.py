@@ -109,7 +109,7 @@ def _parameters_outside(facts: RunFacts) -> Finding:
         said = "the private optimizer has every parameter of the model that could train."
     return fact(
         name,
-        bool(outside),
+        bool(outside or moved),
         said,
         consequence=Consequence.BREACH if moved else Consequence.INFORMS,
         measured=float(len(moved or outside)),

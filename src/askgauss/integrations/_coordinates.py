@@ -53,6 +53,11 @@ class CanaryCoordinates:
         """Number of coordinates of one canary."""
         return self._layout.width
 
+    @property
+    def places(self) -> list[tuple[int, Tensor]]:
+        """Index and positions of every tensor that is read, in the order of a reading."""
+        return self._read_places
+
     def clipped_apart(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
         """What is left along each canary when every tensor clips its own part to its own norm.
 

@@ -17,10 +17,11 @@ touched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,7 @@ from askgauss.exceptions import (
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
+from askgauss.witness import StepFacts, WeightFacts
 
 try:
     import torch
@@ -53,6 +55,7 @@ except ImportError as error:
 from askgauss.integrations import _opacus_run as run
 from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe, ProbeProgress
 from askgauss.integrations._ledger import Ledger, LedgerState, accounting_notes
@@ -60,6 +63,8 @@ from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._ranks import agree, meet
 from askgauss.integrations._restarts import check_weights, digest, only_copy
 from askgauss.integrations._rows import send_through_clipping
+from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._stand_in import StandIn
 
 __all__ = ["CanaryAudit"]
 
@@ -104,6 +109,8 @@ class _Progress:
     examples: ProbeProgress | None = None
     weights: str = ""
     accumulated: tuple[int, ...] = ()
+    moves: WeightFacts | None = None
+    witness: StepFacts | None = None
 
 
 class CanaryAudit(AuditedRun):
@@ -152,6 +159,9 @@ class CanaryAudit(AuditedRun):
         criterion: The loss of the training, for examples.
         every: With examples, observe one step in so many: each costs a gradient a canary. The bound
             is on what the observed steps leak together.
+        witness: Share of the steps, beside the first, that are looked at exactly: what each record
+            adds after clipping, that the sum is theirs, that every trained tensor gets noise. For
+            ghost clipping, gradients of two records a batch are computed again. 0 for none.
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
@@ -195,6 +205,7 @@ class CanaryAudit(AuditedRun):
         model: torch.nn.Module | None = None,
         criterion: Any = None,
         every: int = 1,
+        witness: float = 0.02,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | None = None,
@@ -264,6 +275,14 @@ class CanaryAudit(AuditedRun):
         if self._probe is not None and NoiseWatch.fits(self._parameters):
             self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
         self._watched_all = self._watch is not None or self._probe is None
+        self._shadow: Shadow | None = None
+        if (places := self._places) is not None:
+            self._shadow = Shadow(
+                optimizer.original_optimizer, self._parameters, places, self._names
+            )
+        self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
+        named = run.parameter_names(optimizer, self._parameters, self._names, model)
+        self._witness = ClipWitness(optimizer, named, witness, self._canaries.root_seed)
         self._weights = ""
         self._accumulated: set[int] = set()
         self._planted: NDArray[np.int64] | None = None
@@ -271,8 +290,7 @@ class CanaryAudit(AuditedRun):
         self._unnoised = 0
         self._discarded = 0
         self._entered = False
-        self._add_noise: Any = None
-        self._previous: Any = None
+        self._add_noise: StandIn | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             with only_copy(self._shared):
@@ -344,11 +362,12 @@ class CanaryAudit(AuditedRun):
         self._ledger.check_total(self.steps, now=False)
         self._locked.enter_context(only_copy(self._shared))
         self._ledger.listen()
-        self._previous = vars(optimizer).get("add_noise")
-        self._add_noise = optimizer.add_noise
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        optimizer.add_noise = self._plant_then_add_noise
+        self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
         _attached.add(optimizer)
+        if self._shadow is not None:
+            self._shadow.attach(lambda: self.steps)
+        self._witness.attach(self.steps)
         if self._probe is not None:
             self._probe.listen()
         self._entered = True
@@ -366,12 +385,11 @@ class CanaryAudit(AuditedRun):
         _attached.discard(optimizer)
         if self._probe is not None:
             self._probe.stop()
+        if self._shadow is not None:
+            self._shadow.detach()
+        self._witness.detach()
         self._hook.remove()
-        # Whoever wrapped our wrapper meanwhile keeps it: it only passes calls on from here.
-        if vars(optimizer).get("add_noise") == self._plant_then_add_noise:
-            del optimizer.add_noise
-            if self._previous is not None:
-                optimizer.add_noise = self._previous
+        if self._add_noise is not None and self._add_noise.remove():
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
@@ -381,15 +399,44 @@ class CanaryAudit(AuditedRun):
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
 
-    def _plant_then_add_noise(self) -> None:
+    @contextlib.contextmanager
+    def postprocessing(self) -> Iterator[None]:
+        """Declare that what changes the weights in here reads released weights and no data.
+
+        Weights that change between two steps make the verdict INVALID, since whatever wrote them
+        was not audited. Clamping them, or going back to earlier ones, is postprocessing::
+
+            with audit.postprocessing():
+                clamp(model)
+
+        The result says how often that was declared.
+        """
+        if self._shadow is None:
+            yield
+            return
+        with self._shadow.declared():
+            yield
+
+    def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
-        if self._entered:
-            self._before_noise()
-        self._add_noise()
+        self._before_noise()
+        add_noise()
+        self._after_noise()
+
+    def _after_noise(self) -> None:
+        step, places = self._step, self._places
+        assert step is not None
+        # Over several ranks, the sum that is divided is not the one that is seen here.
+        noisy = None
+        if places is not None and self._world == 1:
+            noisy = places.read([_gradient(item) for item in self._parameters])
+        noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
+        self._witness.after_noise(noisy, noise)
 
     def _before_noise(self) -> None:
         optimizer = self._optimizer
         sums = self._clipped_sums()
+        self._witness.before_noise()
         self._check_same_step()
         self._ledger.open()
         self._count_batches()
@@ -415,9 +462,11 @@ class CanaryAudit(AuditedRun):
             if self._inject == "sum":
                 self._coordinates.plant(sums, self._planted, clip_norm)
             else:
-                send_through_clipping(
-                    optimizer, self._parameters, self._coordinates, self._planted, clip_norm
+                rows = functools.partial(
+                    send_through_clipping,
+                    *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
+                self._witness.aside(rows)
         self._step = _Step(
             clip_norm=clip_norm,
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
@@ -463,18 +512,23 @@ class CanaryAudit(AuditedRun):
             sums.append(value)
         return sums
 
-    def _observe(self, *_: Any) -> None:
+    def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
+        if self._shadow is not None:
+            self._shadow.begin(arguments, options)
         step, self._step = self._step, None
         if step is None:
             self._unnoised += 1
             return
         if self._probe is not None:
             self._observe_examples(self._probe, step)
+            self._witness.finish()
             return
         coordinates = self._coordinates
         # The only waits for the device in a step.
         released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        self._witness.divided(released.numpy(), step.scale, self._spacing)
+        self._witness.finish()
         released *= step.scale
         values = released.numpy()
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
@@ -500,8 +554,9 @@ class CanaryAudit(AuditedRun):
         assert planted is not None
         released = [_gradient(item) for item in self._parameters]
         if self._watch is not None:
-            noisy = self._watch.coordinates.read(released).cpu().double() * step.scale
-            self._watch.add(noisy - step.clean.cpu(), step.clip_norm)
+            noisy = self._watch.coordinates.read(released).cpu().double()
+            self._witness.divided(noisy.numpy(), step.scale, self._spacing)
+            self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
         with np.errstate(invalid="ignore", over="ignore"):
             self._recorder.observe(
                 probe.along(released, planted, step.clip_norm) * step.scale,
@@ -539,6 +594,8 @@ class CanaryAudit(AuditedRun):
             outside=self._outside.names,
             outside_moved=self._outside.moved(),
             watch_background="known" if self._watched_all else None,
+            weights=None if self._shadow is None else self._shadow.facts,
+            witness=self._witness.facts,
             accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
@@ -580,11 +637,6 @@ class CanaryAudit(AuditedRun):
             notes.append(
                 f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
                 "and canaries are planted at the rate of one batch."
-            )
-        unaudited = run.unaudited_parameters(self._optimizer, self._parameters)
-        if unaudited:
-            notes.append(
-                f"{unaudited} tensors began to train after the audit was made: no canary is there."
             )
         if self._discarded:
             notes.append(f"noise was added {self._discarded} times without a step after it.")
@@ -628,6 +680,8 @@ class CanaryAudit(AuditedRun):
             examples=None if self._probe is None else self._probe.progress,
             weights=digest(self._places, self._parameters),
             accumulated=tuple(sorted(self._accumulated)),
+            moves=None if self._shadow is None else self._shadow.facts,
+            witness=self._witness.facts,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -668,6 +722,9 @@ class CanaryAudit(AuditedRun):
         self._step = None
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
         self._ledger.load(progress.ledger)
+        if self._shadow is not None:
+            self._shadow.load(progress.moves)
+        self._witness.load(progress.witness)
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
         """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
