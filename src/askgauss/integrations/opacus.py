@@ -46,7 +46,8 @@ from askgauss.witness import StepFacts, WeightFacts
 
 try:
     import torch
-    from opacus.optimizers import DPPerLayerOptimizer
+
+    from askgauss.integrations._opacus_versions import DPPerLayerOptimizer, untried
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
@@ -632,7 +633,7 @@ class CanaryAudit(AuditedRun):
         return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
 
     def _notes(self, noise_differs: bool) -> list[str]:
-        notes = accounting_notes(self._ledger, noise_differs)
+        notes = [*filter(None, [untried()]), *accounting_notes(self._ledger, noise_differs)]
         if len(self._accumulated) > 1 or (self._store is not None and max(self._accumulated) > 1):
             notes.append(
                 f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
