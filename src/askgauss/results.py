@@ -181,6 +181,7 @@ class AuditResult:
             that needs none.
         judged_evidence: What that test kept, where it is not the result's own method.
         run: The identity of the run that was audited; None where its data do not say.
+        commitment: The digest that was published before the run; None where there was none.
     """
 
     auditor: Auditor[Any]
@@ -207,6 +208,7 @@ class AuditResult:
     law_declared: bool = True
     judged_evidence: Any = None
     run: str | None = field(default=None, compare=False)
+    commitment: str | None = field(default=None, compare=False)
 
     @property
     def assumption(self) -> Assumption:
@@ -407,6 +409,8 @@ class AuditResult:
             lines.append("  " + told.format(number(self.distribution_free)))
         if math.isfinite(self.ceiling):
             lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
+        if self.commitment is not None:
+            lines.append(f"  committed   sha256 {one_line(self.commitment)}")
         sight = self.sight
         if sight:
             lines.append(f"  would see   {sight}")
@@ -461,6 +465,7 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "law_declared": bool,
         "judged_evidence": ClopperPearson.evidence_type | None,
         "run": str | None,
+        "commitment": str | None,
     }
     hints |= {name: hint for name, hint in later.items() if name in content}
     missing = hints.keys() - content.keys()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain
 from askgauss._schema import Field, check_arrays, check_names
+from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.witness import StepFacts, WeightFacts
@@ -66,6 +67,7 @@ class RunFacts:
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
+        commitment: What was fixed before the first step, and what opens it; None if nothing was.
     """
 
     sampling_rate: float | None = None
@@ -96,6 +98,7 @@ class RunFacts:
     witness: StepFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
+    commitment: Commitment | None = field(default=None, compare=False)
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file.

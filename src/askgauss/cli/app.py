@@ -16,6 +16,7 @@ from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
 from askgauss.cli.theory import plan, theory
+from askgauss.cli.verify import verify
 from askgauss.cli.watch import watch
 
 __all__ = ["app", "main"]
@@ -65,7 +66,7 @@ def program(
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, watch, plan, theory, selftest):
+for command in (demo, audit, compare, diagnose, report, verify, watch, plan, theory, selftest):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")

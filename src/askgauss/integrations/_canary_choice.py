@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from askgauss import _validate
@@ -87,12 +88,15 @@ def default_numbers(places: int, records: float, *, rows: bool = False) -> tuple
     Args:
         places: How many canaries there is room for.
         records: About how many records the run trains on.
-        rows: Whether each planted canary costs a whole row of per-example gradients.
+        rows: Whether each planted canary costs a whole row of per-example gradients. A twentieth of
+            the records is then a twentieth more rows to clip; of an unknown number it is few.
 
     Examples:
         >>> default_numbers(2_750_000, 50_000), default_numbers(4_810, 1_437)
         ((1000, 4000), (71, 2405))
     """
-    limit = _PRESENT_ROWS if rows else min(_PRESENT, max(8, int(min(records, 1e9)) // 20))
+    limit = min(_PRESENT, max(8, int(min(records, 1e9)) // 20))
+    if rows and math.isinf(records):
+        limit = _PRESENT_ROWS
     present = min(limit, max(8, places // 16), places // 4)
     return present, max(min(_CANARIES - present, places // 2), 2)

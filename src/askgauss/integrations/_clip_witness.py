@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.optimizers import DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 from torch import Tensor, nn
 
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
+from askgauss.integrations._opacus_versions import (
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+)
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepFacts, StepWitness
 from askgauss.witness.steps import resolve

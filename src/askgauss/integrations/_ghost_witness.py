@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import Tensor, nn
 
+from askgauss.integrations._opacus_versions import DPTensorFastGradientClipping
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepWitness
 
@@ -23,7 +23,8 @@ _ULPS = 4.0
 
 _listeners: weakref.WeakKeyDictionary[Any, Callable[[GhostLook], bool]]
 _listeners = weakref.WeakKeyDictionary()
-_original = DPTensorFastGradientClipping.backward
+# Releases before 1.5 have no ghost clipping.
+_original: Any = getattr(DPTensorFastGradientClipping, "backward", None)
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ __all__ = [
     "audited_parameters",
     "background_known",
     "check_optimizer",
+    "clips_without_rows",
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
@@ -77,11 +78,16 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             f"{type(optimizer).__name__} keeps its sums where this audit cannot plant. Use plain "
             "distributed training, or record the run with askgauss.Recorder."
         )
-    if inject == "sample" and isinstance(optimizer, DPOptimizerFastGradientClipping):
+    if inject == "sample" and clips_without_rows(optimizer):
         raise UnsupportedError(
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
             "plant. Use ExampleCanaries, which go through the loss, or inject='sum'."
         )
+
+
+def clips_without_rows(optimizer: Any) -> bool:
+    """Whether the optimizer never forms per-example gradients."""
+    return isinstance(optimizer, DPOptimizerFastGradientClipping)
 
 
 def audited_parameters(optimizer: Any) -> list[nn.Parameter]:

@@ -20,6 +20,7 @@ import contextlib
 import functools
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -30,9 +31,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
+from askgauss.commitment import Commitment, commit
 from askgauss.exceptions import (
     MissingExtraError,
     PrivacyAlarm,
@@ -42,7 +44,6 @@ from askgauss.exceptions import (
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
-from askgauss.witness import StepFacts, WeightFacts
 
 try:
     import torch
@@ -54,14 +55,14 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations import _opacus_run as run
-from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
-from askgauss.integrations._examples import ExampleProbe, ProbeProgress
-from askgauss.integrations._ledger import Ledger, LedgerState, accounting_notes
+from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._ledger import Ledger, accounted_facts, accounting_notes
 from askgauss.integrations._noise_watch import NoiseWatch
-from askgauss.integrations._ranks import agree, meet
+from askgauss.integrations._opacus_restarts import Progress, Restartable, read_progress
+from askgauss.integrations._ranks import agree, meet, shared_nonce
 from askgauss.integrations._restarts import check_weights, digest, only_copy
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._shadow import Shadow
@@ -69,8 +70,6 @@ from askgauss.integrations._stand_in import StandIn
 
 __all__ = ["CanaryAudit"]
 
-_KIND = "askgauss-opacus-audit"
-_SCHEMA = 2
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),
@@ -97,24 +96,7 @@ class _Step:
     clean: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """The part of a checkpoint that is not the recorder's."""
-
-    inject: str
-    known: bool
-    seed: int
-    unnoised: int
-    discarded: int
-    ledger: LedgerState
-    examples: ProbeProgress | None = None
-    weights: str = ""
-    accumulated: tuple[int, ...] = ()
-    moves: WeightFacts | None = None
-    witness: StepFacts | None = None
-
-
-class CanaryAudit(AuditedRun):
+class CanaryAudit(Restartable):
     """Plants canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
@@ -143,9 +125,10 @@ class CanaryAudit(AuditedRun):
             as accelerate's.
         canaries: How many, half of them present by fair coins; or canaries made by you over the
             optimizer's parameters; or examples; or None to leave it to the audit.
-        inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
-            optimizer's own clipping as a gradient far above the clip norm, so that clipping is
-            audited too; 32 are present unless you say otherwise.
+        inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
+            far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
+            and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
+            clips rows, and ``"sum"`` with ghost or adaptive clipping.
         seed: Root of the audit's random choices; drawn and recorded if not given.
         data_loader: The training loader, which knows the true sampling rate and whether sampling
             is Poisson. Recommended.
@@ -163,6 +146,8 @@ class CanaryAudit(AuditedRun):
         witness: Share of the steps, beside the first, that are looked at exactly: what each record
             adds after clipping, that the sum is theirs, that every trained tensor gets noise. For
             ghost clipping, gradients of two records a batch are computed again. 0 for none.
+        claim: What the run claims, to commit to before the first step together with seed and coins:
+            the digest is printed, and kept in transcript and result.
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
@@ -197,7 +182,7 @@ class CanaryAudit(AuditedRun):
         optimizer: Any,
         *,
         canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
-        inject: Literal["sum", "sample"] = "sum",
+        inject: Literal["auto", "sum", "sample"] = "auto",
         seed: int | None = None,
         data_loader: Any = None,
         accountant: Any = None,
@@ -207,17 +192,25 @@ class CanaryAudit(AuditedRun):
         criterion: Any = None,
         every: int = 1,
         witness: float = 0.02,
+        claim: PrivacyClaim | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | None = None,
     ) -> None:
-        _validate.one_of(("sum", "sample"), inject=inject)
+        _validate.one_of(("auto", "sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
+        given: Any = claim
+        if not isinstance(given, (PrivacyClaim, type(None))):
+            hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
+            raise _validate.fail("claim", claim, "to be a claim", hint)
+        self._claim = claim
+        self._commitment: Commitment | None = None
         optimizer = run.unwrapped(optimizer)
         run.check_optimizer(optimizer, inject)
         self._optimizer = optimizer
-        self._inject: str = inject
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._before_restart = read_progress(self._checkpoint)
+        self._inject = self._widest() if inject == "auto" else str(inject)
         self._rank = int(getattr(optimizer, "rank", 0))
         self._world = int(getattr(optimizer, "world_size", 1))
         if store is not None and self._world > 1:
@@ -250,7 +243,7 @@ class CanaryAudit(AuditedRun):
                 canaries,
                 sizes=tuple(parameter.numel() for parameter in self._parameters),
                 records=self._records(),
-                rows=inject == "sample",
+                rows=self._inject == "sample",
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
                 seed=seed,
                 draw_seed=self._draw_seed,
@@ -297,6 +290,16 @@ class CanaryAudit(AuditedRun):
             with only_copy(self._shared):
                 self.load(self._checkpoint)
 
+    def _widest(self) -> str:
+        """How canaries go in: through the clipper, wherever rows can be sent through it.
+
+        Adaptive clipping counts the rows that it clips, and would count canaries too.
+        """
+        if self._before_restart is not None:
+            return self._before_restart.inject
+        narrow = run.clips_without_rows(self._optimizer) or run.adapts_clipping(self._optimizer)
+        return "sum" if narrow else "sample"
+
     def _make_recorder(self, rate: float) -> Recorder:
         return Recorder(
             self._canaries,
@@ -314,10 +317,8 @@ class CanaryAudit(AuditedRun):
 
     def _draw_seed(self) -> int | None:
         """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
-        if self._checkpoint is not None and self._checkpoint.exists():
-            _, content = _files.read_arrays(self._checkpoint, _KIND, _SCHEMA)
-            progress: _Progress = _plain.from_plain(_Progress, content.get("audit"), "audit")
-            return progress.seed
+        if self._before_restart is not None:
+            return self._before_restart.seed
         if self._world == 1:
             return None
         drawn = torch.tensor([fresh_seed()], device=self._parameters[0].device)
@@ -362,6 +363,7 @@ class CanaryAudit(AuditedRun):
         agree(facts, self._world, self._parameters[0].device)
         self._ledger.check_total(self.steps, now=False)
         self._locked.enter_context(only_copy(self._shared))
+        self._commit()
         self._ledger.listen()
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
         self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
@@ -373,6 +375,28 @@ class CanaryAudit(AuditedRun):
             self._probe.listen()
         self._entered = True
         return self
+
+    def _commit(self) -> None:
+        """Fix seed, coins and claim, and say so, before the first step."""
+        if self._commitment is not None or self.steps:
+            return
+        self._commitment = commit(
+            seed=self._canaries.root_seed,
+            member=self._canaries.member,
+            claim=self._claim,
+            nonce=shared_nonce(self._world, self._parameters[0].device),
+        )
+        if self._rank == 0:
+            what = "seed and coins" if self._claim is None else "seed, coins and claim"
+            sys.stderr.write(f"askgauss committed to {what}: sha256 {self._commitment.digest}\n")
+
+    def _own_claim(self) -> PrivacyClaim | None:
+        return self._claim
+
+    @property
+    def commitment(self) -> str | None:
+        """The digest of seed, coins and claim, fixed before the first step."""
+        return None if self._commitment is None else self._commitment.digest
 
     def __exit__(
         self,
@@ -579,25 +603,17 @@ class CanaryAudit(AuditedRun):
                 "optimizer that make_private returned."
             )
         recorded = self._recorder.transcript()
-        entries = self._ledger.entries()
-        rates = {rate for _, rate in entries or ()}
-        used = {float(noise) for noise in np.unique(recorded.steps.noise_multiplier)}
-        counted = {noise for noise, _ in entries or ()}
-        # The claim is what was accounted for, even where the optimizer says otherwise.
-        differs = bool(counted) and counted != used and not run.adapts_clipping(self._optimizer)
-        claimed = counted if differs else used
+        facts, differs = accounted_facts(
+            recorded, self._ledger, tolerate=run.adapts_clipping(self._optimizer)
+        )
         facts = replace(
-            recorded.facts,
-            noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
-            accounted_steps=None if entries is None else self._ledger.total,
-            accounted=() if entries is None else self._ledger.history(),
-            epsilon_reads=self._ledger.reads,
+            facts,
             outside=self._outside.names,
             outside_moved=self._outside.moved(),
             watch_background="known" if self._watched_all else None,
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
-            accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
+            commitment=self._commitment,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
@@ -655,23 +671,14 @@ class CanaryAudit(AuditedRun):
             )
         return notes
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart: tensors and plain values.
-
-        Put it in the same file as the state of model and optimizer, so that the two never part.
-        """
-        state = self._arrays()
-        plain = {"state": state.pop("state"), "audit": _plain.to_plain(self._progress())}
-        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
-
     def _arrays(self) -> dict[str, Any]:
         state = self._recorder.state_dict()
         if self._probe is not None:
             state |= self._probe.arrays()
         return state if self._watch is None else state | self._watch.arrays()
 
-    def _progress(self) -> _Progress:
-        return _Progress(
+    def _progress(self) -> Progress:
+        return Progress(
             inject=self._inject,
             known=self._known,
             seed=self._canaries.root_seed,
@@ -683,16 +690,10 @@ class CanaryAudit(AuditedRun):
             accumulated=tuple(sorted(self._accumulated)),
             moves=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
+            commitment=self._commitment,
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
-
-        Raises:
-            RecordingError: The state belongs to another run. The audit stays as it was.
-            FileFormatError: The state is not one of an audit, or parts of it are missing.
-        """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("audit"), "audit")
+    def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
         for name, theirs, mine in (
             ("inject", progress.inject, self._inject),
             ("known background", progress.known, self._known),
@@ -702,11 +703,6 @@ class CanaryAudit(AuditedRun):
                     f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
                     f"this run has {mine!r}. Resume with the same settings."
                 )
-        arrays = {
-            name: value.numpy() if isinstance(value, torch.Tensor) else value
-            for name, value in state.items()
-            if name != "audit"
-        }
         if self._probe is not None:
             self._probe.check(arrays, progress.examples)
         recorder = self._recorder
@@ -726,36 +722,11 @@ class CanaryAudit(AuditedRun):
         if self._shadow is not None:
             self._shadow.load(progress.moves)
         self._witness.load(progress.witness)
-
-    def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
-
-        Args:
-            path: Where; the audit's own ``checkpoint`` if not given.
-        """
-        target = self._checkpoint if path is None else Path(path)
-        if target is None:
-            raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
-        if self._rank != 0:
-            return
-        arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            RecordingError: It belongs to another run.
-            FileFormatError: It is no such checkpoint.
-        """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        plain = {name: content.get(name) for name in ("state", "audit")}
-        self.load_state_dict({**arrays, **plain})
+        self._commitment = progress.commitment
 
 
 def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
-    if inject != "sum":
+    if inject != "auto":
         raise _validate.fail(
             "inject", inject, "to be left out", "Examples go through the whole training anyway."
         )
