@@ -182,6 +182,7 @@ class AuditResult:
         run: The identity of the run that was audited; None where its data do not say.
         provenance: The file that was audited, its digest, when and with what; None where only
             arrays were.
+        commitment: The digest that was published before the run; None where there was none.
     """
 
     auditor: Auditor[Any]
@@ -209,6 +210,7 @@ class AuditResult:
     judged_evidence: Any = None
     run: str | None = field(default=None, compare=False)
     provenance: Provenance | None = field(default=None, compare=False)
+    commitment: str | None = field(default=None, compare=False)
 
     @property
     def assumption(self) -> Assumption:
@@ -422,6 +424,7 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "judged_evidence": ClopperPearson.evidence_type | None,
         "run": str | None,
         "provenance": Provenance | None,
+        "commitment": str | None,
     }
     hints |= {name: hint for name, hint in later.items() if name in content}
     missing = hints.keys() - content.keys()

@@ -18,6 +18,7 @@ from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
 from askgauss.cli.theory import plan, theory
+from askgauss.cli.verify import verify
 from askgauss.cli.watch import watch
 
 __all__ = ["app", "main"]
@@ -69,7 +70,8 @@ def program(
 
 
 for command in (
-    *(demo, audit, compare, diagnose, report, attest, watch, replay, plan, theory, selftest),
+    *(demo, audit, compare, diagnose, report, attest, verify),
+    *(watch, replay, plan, theory, selftest),
 ):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
