@@ -27,6 +27,7 @@ from askgauss.scores import CanaryScores
 DELTA = 1e-5
 
 Array = NDArray[np.float64]
+_PLAN = TreePlan(steps=64)
 
 
 @dataclass
@@ -101,6 +102,10 @@ class StepRun:
     @property
     def truth(self) -> float:
         return self.claim.epsilon
+
+    @property
+    def leaking(self) -> None:
+        """Power is compared elsewhere."""
 
     def _canaries(self, seed: int) -> Any:
         return ag.DiracCanaries(
@@ -252,31 +257,38 @@ class TreeRun:
         epsilon: What it claims.
         fault: The noise of a node from a function that gives the right one; None for a correct run.
         contribution: What a canary adds to a leaf.
+        delta: At this delta.
+        leak: The true epsilon over the claim.
     """
 
-    plan: TreePlan = TreePlan(steps=64)
+    plan: TreePlan = _PLAN
     present: int = 200
     absent: int = 600
     epsilon: float = 4.0
     fault: Callable[[Callable[..., Array], int, int, int], Array] | None = None
     contribution: Callable[[int], float] | None = None
+    delta: float = DELTA
+    leak: float = 1.0
 
     @functools.cached_property
     def sigma(self) -> float:
-        return tree.noise_multiplier(
-            epsilon=self.epsilon,
-            delta=DELTA,
-            steps=self.plan.steps,
-            restart_every=self.plan.restart_every,
-        )
+        """The noise of a node that is claimed."""
+        return self._sigma(self.epsilon)
+
+    def _sigma(self, epsilon: float) -> float:
+        return _node_noise(epsilon, self.delta, self.plan.steps, self.plan.restart_every)
 
     @property
     def claim(self) -> ag.PrivacyClaim:
-        return ag.PrivacyClaim(epsilon=self.epsilon, delta=DELTA, noise_multiplier=self.sigma)
+        return ag.PrivacyClaim(epsilon=self.epsilon, delta=self.delta, noise_multiplier=self.sigma)
 
     @property
     def truth(self) -> float:
         return self.epsilon
+
+    @property
+    def leaking(self) -> TreeRun:
+        return replace(self, leak=1.25)
 
     def draw(self, generator: np.random.Generator) -> Any:
         """One run."""
@@ -290,9 +302,11 @@ class TreeRun:
         recorder = ag.LinearRecorder(canaries, self.plan, noise_multiplier=self.sigma)
         root = int(generator.integers(1 << 60))
 
+        sigma = self._sigma(self.leak * self.epsilon)
+
         @functools.cache
         def right(*node: int) -> Array:
-            return self.sigma * np.random.default_rng([root, *node]).standard_normal(size)
+            return sigma * np.random.default_rng([root, *node]).standard_normal(size)
 
         def noise(*node: int) -> Array:
             return right(*node) if self.fault is None else self.fault(right, *node)
@@ -318,6 +332,13 @@ class TreeRun:
         for number in range(here):
             total += _prefix(noise, number, self.plan.period)
         return total
+
+
+@functools.cache
+def _node_noise(epsilon: float, delta: float, steps: int, restart_every: int | None) -> float:
+    return tree.noise_multiplier(
+        epsilon=epsilon, delta=delta, steps=steps, restart_every=restart_every
+    )
 
 
 def _prefix(noise: Callable[..., Array], number: int, leaves: int) -> Array:
@@ -655,9 +676,7 @@ def _children_decide(right: Callable[..., Array], number: int, level: int, index
     """A node's noise is made from that of its children, with the right variance."""
     if level == 0:
         return right(number, 0, index)
-    left, other = (
-        _children_decide(right, number, level - 1, 2 * index + side) for side in (0, 1)
-    )
+    left, other = (_children_decide(right, number, level - 1, 2 * index + side) for side in (0, 1))
     return (left + other) / math.sqrt(2.0)
 
 
@@ -669,7 +688,7 @@ def _second_half_again(right: Callable[..., Array], number: int, level: int, ind
 def _bare_coordinate(right: Callable[..., Array], *node: int) -> Array:
     noise = right(*node).copy()
     if node[1] == 0:
-        noise[::200] = 0.0
+        noise[::50] = 0.0
     return noise
 
 
@@ -677,6 +696,20 @@ def _clamped_nodes(right: Callable[..., Array], *node: int) -> Array:
     noise = right(*node)
     limit = 1.8 * noise.std()
     return np.clip(noise, -limit, limit)
+
+
+@functools.cache
+def _released_before(steps: int) -> dict[Any, Any]:
+    plan = TreePlan(steps=steps)
+    order = [node for step in range(steps) for node in released_nodes(plan, step)]
+    return dict(zip(order[1:], order, strict=False))
+
+
+def _overlapping_nodes(right: Callable[..., Array], *node: int) -> Array:
+    """The first half of a node's numbers is the second half of those of the node before it."""
+    before = _released_before(512).get(node, (1, 0, 0))
+    half = right(*node).size // 2
+    return np.concatenate([right(*before)[:half], right(*node)[:half]])
 
 
 def _half_of_the_trees(right: Callable[..., Array], number: int, level: int, index: int) -> Array:
@@ -690,9 +723,7 @@ def _double_at_the_end(step: int) -> float:
 # Faults of scores.
 
 
-def _less_noise(
-    generator: np.random.Generator, counts: Array, noise: Array
-) -> tuple[Array, Array]:
+def _less_noise(generator: np.random.Generator, counts: Array, noise: Array) -> tuple[Array, Array]:
     return counts, 0.7 * noise
 
 
@@ -718,9 +749,9 @@ def _two_kinds(generator: np.random.Generator, counts: Array, noise: Array) -> t
 
 
 def _twins(generator: np.random.Generator, counts: Array, noise: Array) -> tuple[Array, Array]:
-    """Present and absent canaries have the same noises."""
+    """Any two canaries have one noise; where one is present and one is not, nothing shows it."""
     half = noise.size // 2
-    return counts, np.concatenate([noise[:half], noise[:half]])
+    return counts, generator.permutation(np.concatenate([noise[:half], noise[:half]]))
 
 
 @dataclass(frozen=True)
@@ -813,7 +844,7 @@ _SCORE_FAULTS = {
     "one in a hundred unclipped": _outliers,
     "one in a hundred without noise": _bare_scores,
     "half with a third of the noise": _two_kinds,
-    "present and absent share their noise": _twins,
+    "two canaries share their noise": _twins,
 }
 
 LEAKS: tuple[Leak, ...] = (
@@ -827,7 +858,9 @@ LEAKS: tuple[Leak, ...] = (
         for name, sampler in _SAMPLERS.items()
     ),
     Leak("batches: all of one size", replace(_STEPS, records=20000, batches=_fixed_batch)),
-    Leak("batches: larger than the rate says", replace(_STEPS, records=20000, batches=_larger_batch)),
+    Leak(
+        "batches: larger than the rate says", replace(_STEPS, records=20000, batches=_larger_batch)
+    ),
     *(
         Leak(
             f"unknown background: {name}",
@@ -840,7 +873,14 @@ LEAKS: tuple[Leak, ...] = (
         for name, fault in _EXAMPLE_NOISE.items()
     ),
     *(Leak(f"tree: {name}", replace(_TREE, fault=fault)) for name, fault in _TREE_NOISE.items()),
-    Leak("tree: twice the clip norm in the last leaves", replace(_TREE, contribution=_double_at_the_end)),
+    Leak(
+        "tree: twice the clip norm in the last leaves",
+        replace(_TREE, present=800, absent=400, contribution=_double_at_the_end),
+    ),
+    Leak(
+        "tree: overlapping counters",
+        TreeRun(plan=TreePlan(steps=512), present=100, absent=700, fault=_overlapping_nodes),
+    ),
     Leak(
         "tree: one of four trees with .6 of its noise",
         replace(_TREE, plan=TreePlan(steps=64, restart_every=16), fault=_half_of_the_trees),
@@ -853,5 +893,8 @@ LEAKS: tuple[Leak, ...] = (
         "prefixes: leaves with .7 of their noise",
         replace(_TREE, plan=TreePlan(steps=64, release="prefixes"), fault=_weak_level),
     ),
-    *(Leak(f"scores: {name}", replace(_SCORES, fault=fault)) for name, fault in _SCORE_FAULTS.items()),
+    *(
+        Leak(f"scores: {name}", replace(_SCORES, fault=fault))
+        for name, fault in _SCORE_FAULTS.items()
+    ),
 )
