@@ -61,7 +61,9 @@ def test_files_keep_what_was_committed_to(result, transcript, tmp_path):
 
 
 def other_coins(run):
-    facts = replace(run.facts, commitment=commit(seed=run.facts.seed, member=~run.member, claim=CLAIM))
+    facts = replace(
+        run.facts, commitment=commit(seed=run.facts.seed, member=~run.member, claim=CLAIM)
+    )
     return run.with_facts(facts)
 
 
@@ -117,7 +119,9 @@ def test_what_was_not_promised_is_said_not_to_be(transcript):
 def test_a_promise_that_nothing_opens_fails(result, transcript):
     bare = transcript.with_facts(replace(transcript.facts, commitment=None))
     assert statuses(verify(result, bare))["commitment"] == "fails"
-    assert statuses(verify(replace(result, commitment="c" * 64), transcript))["commitment"] == "fails"
+    assert (
+        statuses(verify(replace(result, commitment="c" * 64), transcript))["commitment"] == "fails"
+    )
 
 
 def test_a_transcript_of_another_run_or_a_changed_one_fails(result, transcript):
