@@ -103,8 +103,9 @@ def solve(
         gate_error: The gate error of the audit that is planned, where no confidence is given.
 
     Returns:
-        The plan, complete: an audit of that size prints this power. Power is the method's own for those that model the scores, and that of
-        200 simulated audits, always the same ones, for the others.
+        The plan, complete: an audit of that size prints this power. Power is the method's own for
+        those that model the scores, and that of 200 simulated audits, always the same ones, for the
+        others.
 
     Raises:
         InvalidArgumentError: Not exactly one is left open, or one is out of its range.

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -535,10 +536,7 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         stated_checks = {(item.check, item.status) for item in result.findings}
         if not {(item.check, item.status) for item in own} <= stated_checks:
             raise _contradiction("findings", "others", ", ".join(map(str, own)))
-    for name in names:
-        stated, found = getattr(result, name), getattr(again, name)
-        if not _agree(stated, found):
-            raise _contradiction(name, stated, found)
+    check_agreement(result, again, names)
     if not same_code and _side(result) != _side(again):
         if _side(again) is Verdict.INVALID and "distribution_free_evidence" not in content:
             # Earlier results do not say what the method beside it saw.
@@ -546,6 +544,17 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def check_agreement(stated: Any, found: Any, names: Sequence[str]) -> None:
+    """Refuse what a file states where what it was derived from gives something else.
+
+    Raises:
+        FileFormatError: An attribute differs by more than another processor's rounding.
+    """
+    for name in names:
+        if not _agree(getattr(stated, name), getattr(found, name)):
+            raise _contradiction(name, getattr(stated, name), getattr(found, name))
 
 
 def _side(result: AuditResult) -> Verdict | None:

@@ -43,9 +43,10 @@ def test_an_epsilon_beyond_every_audit_is_refused_at_once(run, scores):
 def test_an_invalid_audit_is_3(run, tmp_path):
     # Every score twice: an audit of them would count the same evidence twice.
     path = tmp_path / "twice.npz"
-    generator = ag.CanaryScores.from_groups
     values = [0.1 * index for index in range(300)] * 2
-    generator(present=[value + 1.0 for value in values], absent=values).save(path)
+    ag.CanaryScores.from_groups(
+        present=[value + 1.0 for value in values], absent=values, noise="gaussian"
+    ).save(path)
     result = run("audit", path, "--epsilon", "100", "--delta", "1e-5")
     assert result.exit_code == 3
     assert result.stdout.startswith("INVALID: ")

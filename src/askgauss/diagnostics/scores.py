@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -304,6 +305,16 @@ def _drift(residuals: _Residuals) -> Finding:
     )
 
 
+class _Told(TypedDict):
+    """What a finding of repeated scores says however it was come by."""
+
+    consequence: Consequence
+    measured: float
+    claimed: float
+    remedy: str
+    undermines: Assumption
+
+
 def _duplicates(scores: CanaryScores) -> Finding:
     """Scores that are exactly equal: one canary counted twice, or noise used twice.
 
@@ -312,14 +323,14 @@ def _duplicates(scores: CanaryScores) -> Finding:
     name, groups = "duplicate scores", (scores.present, scores.absent)
     repeated = sum(values.size - np.unique(values).size for values in groups)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
-    told = {
-        "consequence": Consequence.INVALIDATES,
-        "measured": float(repeated),
-        "claimed": 0.0,
-        "remedy": "A canary counted twice, or one noise for several coordinates, makes the bound "
+    told = _Told(
+        consequence=Consequence.INVALIDATES,
+        measured=float(repeated),
+        claimed=0.0,
+        remedy="A canary counted twice, or one noise for several coordinates, makes the bound "
         "too high: make canaries distinct and look at how noise is drawn.",
-        "undermines": Assumption.INDEPENDENT_CANARIES,
-    }
+        undermines=Assumption.INDEPENDENT_CANARIES,
+    )
     tolerated = 3 + len(scores) // 100
     if repeated <= tolerated:
         return fact(name, False, f"{summary}.", **told)

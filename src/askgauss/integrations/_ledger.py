@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from askgauss.exceptions import RecordingError
+from askgauss.integrations._opacus_versions import history_of
 
 __all__ = ["Ledger", "LedgerState", "accounting_notes"]
 
@@ -56,13 +57,13 @@ class Ledger:
         """Steps the accountant has counted in all; None without one."""
         if self._accountant is None:
             return None
-        return sum(int(steps) for _, _, steps in self._accountant.history)
+        return sum(steps for _, _, steps in history_of(self._accountant))
 
     def history(self) -> tuple[tuple[float, float, int], ...]:
         """All that the accountant has counted: noise multiplier, sampling rate, steps."""
         if self._accountant is None:
             return ()
-        return tuple((float(a), float(b), int(c)) for a, b, c in self._accountant.history)
+        return tuple(history_of(self._accountant))
 
     def check_total(self, steps: int, *, now: bool) -> None:
         """Refuse to go on where the accountant and the audit are not at the same step.
@@ -136,7 +137,7 @@ class Ledger:
         """Count from here, unless counting already."""
         # Only now, at the first step: a resumed run may restore its accountant after attaching.
         if self._start is None and self._accountant is not None:
-            self._start = list(self._accountant.history)
+            self._start = history_of(self._accountant)
         self._expected = None
 
     def close(self) -> None:
@@ -153,7 +154,7 @@ class Ledger:
         counted = dict(self._closed)
         if self._start is None:
             return counted
-        history = list(self._accountant.history)
+        history = history_of(self._accountant)
         before = dict(enumerate(self._start))
         for index, (noise, rate, steps) in enumerate(history):
             old_noise, old_rate, old_steps = before.pop(index, (noise, rate, 0))

@@ -9,19 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opacus.accountants import IAccountant
-from opacus.optimizers import (
-    AdaClipDPOptimizer,
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
-)
-from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
-from opacus.utils.batch_memory_manager import BatchSplittingSampler
-from opacus.utils.uniform_sampler import (
-    DistributedUniformWithReplacementSampler,
-    UniformWithReplacementSampler,
-)
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -34,6 +21,18 @@ from torch.utils.data import (
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.integrations._opacus_versions import (
+    AdaClipDPOptimizer,
+    BatchSplittingSampler,
+    DistributedPerLayerOptimizer,
+    DistributedUniformWithReplacementSampler,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    FSDPOptimizerFastGradientClipping,
+    IAccountant,
+    UniformWithReplacementSampler,
+    history_of,
+)
 
 __all__ = [
     "OutsideParameters",
@@ -272,7 +271,8 @@ def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:
     if accountant is None:
         return hooked, rate
     if accountant is not hooked:
-        rate = float(accountant.history[-1][1]) if accountant.history else None
+        history = history_of(accountant)
+        rate = history[-1][1] if history else None
     return accountant, rate
 
 

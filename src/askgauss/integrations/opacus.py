@@ -38,13 +38,14 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.monitor import Monitor
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.transcript import Transcript
 
 try:
     import torch
-    from opacus.optimizers import DPPerLayerOptimizer
+
+    from askgauss.integrations._opacus_versions import DPPerLayerOptimizer, untried
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
@@ -155,8 +156,9 @@ class CanaryAudit(AuditedRun):
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
-        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``. All ranks see
-            the same sums, so that they alarm in the same step.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to hold
+            the run to what its optimizer declares. All ranks see the same sums, so that they alarm
+            in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -197,7 +199,7 @@ class CanaryAudit(AuditedRun):
         every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         _validate.one_of(("sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
@@ -244,7 +246,7 @@ class CanaryAudit(AuditedRun):
                 draw_seed=self._draw_seed,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
         self._store = store
         with only_copy(self._shared):
             self._recorder = self._make_recorder(self._sampling.rate)
@@ -575,7 +577,7 @@ class CanaryAudit(AuditedRun):
         return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
 
     def _notes(self, noise_differs: bool) -> list[str]:
-        notes = accounting_notes(self._ledger, noise_differs)
+        notes = [*filter(None, [untried()]), *accounting_notes(self._ledger, noise_differs)]
         if len(self._accumulated) > 1 or (self._store is not None and max(self._accumulated) > 1):
             notes.append(
                 f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
