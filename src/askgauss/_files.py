@@ -218,14 +218,20 @@ def read_arrays(
     return arrays, content
 
 
-def read_kind(stream: IO[bytes], name: str) -> str:
+def read_kind(stream: IO[bytes], name: str) -> str | None:
     """What kind of file an open npz file says it is, before its arrays are read.
 
+    Returns:
+        The kind; None where it has no header, and so is not one of ours.
+
     Raises:
-        FileFormatError: It is damaged, or not one of ours.
+        FileFormatError: It is damaged.
     """
     with _explained(name):
-        content = _plain.parse(_header(_archives.Archive(stream)))
+        archive = _archives.Archive(stream)
+        if _HEADER not in archive.names:
+            return None
+        content = _plain.parse(_header(archive))
         return str(content.get("kind") if isinstance(content, dict) else None)
 
 

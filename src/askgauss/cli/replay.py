@@ -95,7 +95,7 @@ def replay(
     for path, text in documents:
         # What differs between neighbouring data tells of the record.
         write_document(path, partial(_write, text.encode("utf-8")), private=True)
-    raise typer.Exit(ExitCode.of(found))
+    raise typer.Exit(ExitCode.of_replay(found))
 
 
 def _write(content: bytes, stream: IO[bytes]) -> None:

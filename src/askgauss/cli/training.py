@@ -118,7 +118,13 @@ class NumpyTrainer:
         self._shapes = ((64, plan.hidden), (plan.hidden,), (plan.hidden, 10), (10,))
         sizes = tuple(int(np.prod(shape)) for shape in self._shapes)
         self._ends = np.cumsum(sizes)
-        present, absent = default_numbers(sum(sizes), digits.labels.size)
+        present, absent = default_numbers(
+            sum(sizes),
+            digits.labels.size,
+            sampling_rate=plan.sampling_rate,
+            noise_multiplier=plan.noise_multiplier,
+            planned_steps=plan.steps,
+        )
         self._canaries = DiracCanaries(
             present=present, absent=absent, tensors=sizes, seed=plan.seed
         )

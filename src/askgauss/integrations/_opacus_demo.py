@@ -54,7 +54,11 @@ class OpacusTrainer:
         if plan.noise_factor != 1.0:
             _weaken(self._optimizer, plan.noise_factor)
         self._audit = CanaryAudit(
-            self._optimizer, data_loader=self._loader, model=self._model, seed=plan.seed
+            self._optimizer,
+            data_loader=self._loader,
+            model=self._model,
+            seed=plan.seed,
+            planned_steps=plan.steps,
         )
         self._batches = self._endless()
 

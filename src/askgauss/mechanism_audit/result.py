@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from askgauss import _files, _plain, _validate
+from askgauss._result_text import of_the_claim
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.mechanism_audit.evidence import Evidence
-from askgauss.results import Assumption, Verdict, check_agreement, number, whole_percent
+from askgauss.results import Assumption, Verdict, check_agreement, number
 
 __all__ = ["MechanismResult"]
 
@@ -117,7 +118,7 @@ class MechanismResult:
             lines.append(f"  claimed     {self.claim}")
         share = ""
         if self.claim is not None:
-            share = f" ({whole_percent(self.epsilon_lower / self.claim.epsilon)} of the claim)"
+            share = f" ({of_the_claim(self.epsilon_lower, self.claim.epsilon)})"
         lines.append(
             f"  measured    epsilon >= {number(self.epsilon_lower)} at delta {self.delta:g}, "
             f"confidence {self.confidence:g}{share}"
