@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz kills docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -72,6 +72,9 @@ faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewr
 
 fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
 	$(BIN)/python -m tests.fuzz --count 100000
+
+kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and what came out of them
+	$(BIN)/python -m tests.kills
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -8,8 +8,8 @@ canaries show. `tally` calls ``audit`` on it many times and counts
 - the power that correct runs print, beside the alarms of the same cell with a true epsilon of 1.25
   times the claim.
 
-A cell needs `draw`, `claim` and `truth`, and `leaking` where it has power to compare. Cells of other
-kinds of data (transcripts, linear transcripts, examples) are more classes with these four.
+A cell needs `draw`, `claim` and `truth`, and `leaking` where it has power to compare. Cells of
+other kinds of data (transcripts, linear transcripts, examples) are more classes with these four.
 """
 
 from __future__ import annotations
@@ -327,11 +327,13 @@ SAMPLED: tuple[SampledScores, ...] = (
     SampledScores(500, 500, 2500, 0.08192, 4.0, decimals=4),
 )
 
-PLAIN: tuple[PlainScores, ...] = tuple(
-    PlainScores(law, present, absent, epsilon)
-    for law, epsilon in (("laplace", 1.0), ("randomised response", 1.0), ("discrete gaussian", 2.0))
-    for present, absent in ((2, 2), (30, 30), (100, 100), (2500, 2500), (400, 60))
-) + (
+_LAWS = (("laplace", 1.0), ("randomised response", 1.0), ("discrete gaussian", 2.0))
+PLAIN: tuple[PlainScores, ...] = (
+    *(
+        PlainScores(law, present, absent, epsilon)
+        for law, epsilon in _LAWS
+        for present, absent in ((2, 2), (30, 30), (100, 100), (2500, 2500), (400, 60))
+    ),
     PlainScores("gaussian", 500, 500, 1.0),
     PlainScores("gaussian", 2500, 2500, 0.5),
     PlainScores("randomised response", 2500, 2500, 3.0),

@@ -471,18 +471,6 @@ def test_freezing_in_the_middle_is_refused_before_anything_moves(cleared):
     assert torch.equal(run.weights(), before)
 
 
-def test_layers_that_are_thawed_later_are_said_to_be_unaudited():
-    run = make_run()
-    run.model._module[0].requires_grad_(False)
-    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, inject="sample") as audit:
-        run.train()
-        assert audit.transcript().facts.notes == ()
-        run.model._module[0].requires_grad_(True)
-        run.train()
-    assert audit.steps == 16
-    assert any("2 tensors began to train" in note for note in audit.transcript().facts.notes)
-
-
 @pytest.mark.parametrize("inject", ["sum", "sample"])
 def test_clipping_by_layer_takes_blocks(inject):
     norms = [0.5, 0.5, 0.5, 0.5]

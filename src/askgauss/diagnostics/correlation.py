@@ -32,6 +32,8 @@ _FEWEST_PAIRS = 1000
 _FEWEST_CANARIES = 20
 # So much of a step along all before it, and its noise is made of theirs.
 _MADE_OF_EARLIER = 0.5
+# What to add to the largest of very many correlations, which is never near zero.
+_LARGEST = ", as the largest of so many may by chance."
 
 
 def correlation_checks(context: Context) -> Iterator[Finding]:
@@ -62,6 +64,7 @@ def _serial(context: Context) -> Finding:
         name,
         min(1.0, 2.0 * correlation_tail(abs(correlation), pairs)),
         f"neighbouring steps' noise correlates by {correlation:+.4f}.",
+        if_fine=", as it may by chance.",
         consequence=Consequence.BREACH if correlation > 0.5 else Consequence.INVALIDATES,
         measured=correlation,
         interval=around(correlation, 1.0 / math.sqrt(pairs)),
@@ -206,7 +209,8 @@ def _repeated(context: Context) -> Finding:
         name,
         p_value,
         f"the most alike noise of two steps, {first + 1} and {second + 1}, correlates by "
-        f"{correlation:+.3f}{_by_chance(p_value)}.",
+        f"{correlation:+.3f}.",
+        if_fine=_LARGEST,
         consequence=same_noise(correlation),
         measured=correlation,
         remedy="Noise that is used twice cancels out of a difference: save and restore the "
@@ -229,24 +233,25 @@ def _shared(context: Context) -> Finding:
     correlation, first, second, p_value = found
     names = [context.tensor_name(index) for index in sorted({*tensor[[first, second]].tolist()})]
     where = f"both in {names[0]}" if len(names) == 1 else f"in {' and '.join(names)}"
-    summary = (
-        f"the most alike two coordinates, {where}, correlate by {correlation:+.3f}"
-        f"{_by_chance(p_value)}."
-    )
+    summary = f"the most alike two coordinates, {where}, correlate by {correlation:+.3f}."
+    fine, wrong = _LARGEST, ""
     consequence = same_noise(correlation)
     if context.exact:
         ratio, among_all = squared_cosines_p_value(columns)
         if among_all < min(p_value, SUSPICIOUS):
             summary = (
-                f"squared correlations of coordinates are {ratio:.2f} times what chance gives: "
-                "they have a part of their noise in common."
+                f"squared correlations of coordinates are {ratio:.2f} times what is expected of "
+                "chance."
             )
+            fine, wrong = "", "They have a part of their noise in common."
             consequence = Consequence.INVALIDATES
         p_value = min(1.0, 2.0 * min(p_value, among_all))
     return judged(
         name,
         p_value,
         summary,
+        if_fine=fine,
+        if_wrong=wrong,
         consequence=consequence,
         measured=correlation,
         remedy="Every coordinate needs noise of its own: split the random key between tensors, or "
@@ -290,8 +295,3 @@ def _common(context: Context) -> Finding:
         sees=f"{NOTICED * math.sqrt(2.0 / taken) / float(context.others[use].mean()):.2g} of the "
         "noise's variance in common",
     )
-
-
-def _by_chance(p_value: float) -> str:
-    """What to add to the largest of very many correlations, which is never near zero."""
-    return ", as the largest of so many may by chance" if p_value > SUSPICIOUS else ""

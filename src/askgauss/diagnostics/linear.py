@@ -46,6 +46,8 @@ _SILENCE = 1e-5
 _SHARE = 5e-5
 # Standard errors that are noticed at that error, two-sided, with probability .8.
 _FAR = 4.06 + 0.84
+# What to add to the oddest of very many, which is never near what is expected.
+_LARGEST = ", as the largest of so many may by chance."
 
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
@@ -195,7 +197,7 @@ def _silent_values(run: _Run) -> Finding:
     return judged(
         name,
         _at_least(silent, expected),
-        f"{silent:,} of {values.size:,} values have no noise at all.",
+        f"{silent:,} of {values.size:,} values have no noise, where chance gives {expected:.2g}.",
         consequence=Consequence.BREACH,
         measured=float(silent),
         claimed=0.0,
@@ -244,6 +246,7 @@ def _repeated(run: _Run) -> Finding:
         p_value,
         f"the most alike noise of two nodes ({_place(run, first)}; {_place(run, second)}) "
         f"correlates by {correlation:+.3f}.",
+        if_fine=_LARGEST,
         consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
@@ -267,6 +270,7 @@ def _shared(run: _Run) -> Finding:
         name,
         p_value,
         f"the most alike two coordinates correlate by {correlation:+.3f} over all nodes.",
+        if_fine=_LARGEST,
         consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
@@ -288,6 +292,7 @@ def _ties(run: _Run) -> Finding:
         name,
         min(1.0, len(ties) * worst.p_value),
         f"the noise of {worst.between} correlates by {worst.correlation:+.4f}.",
+        if_fine=_LARGEST,
         consequence=same_noise(worst.correlation),
         measured=worst.correlation,
         claimed=0.0,
@@ -310,6 +315,7 @@ def _restarts(run: _Run) -> Finding:
         name,
         2.0 * float(ndtr(-abs(correlation) * math.sqrt(pairs))),
         f"a node's noise correlates by {correlation:+.3f} with that of the tree before.",
+        if_fine=", as it may by chance.",
         consequence=Consequence.BREACH if abs(correlation) > 0.5 else Consequence.INVALIDATES,
         measured=correlation,
         interval=around(correlation, 1.0 / math.sqrt(pairs)),
@@ -423,9 +429,11 @@ def _by_group(
     return judged(
         name,
         p_value,
-        f"{where(worst)} has {ratio:.3f} times the noise of the others.{implied}"
+        f"{where(worst)} has {ratio:.3f} times the noise of the others."
         if apart
-        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.{implied}",
+        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.",
+        if_fine=", as the oddest of so many may by chance.",
+        if_wrong=implied.strip(),
         consequence=consequence,
         measured=spread.scale,
         interval=interval,
@@ -457,7 +465,9 @@ def _where_planted(run: _Run) -> Finding:
     return judged(
         name,
         ratio_p_value(ratio**2, planted.freedom, noise.freedom),
-        f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.{implied}",
+        f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.",
+        if_fine=", as there may be by chance.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
         measured=planted.scale,
         interval=interval,
@@ -497,7 +507,8 @@ def _scale(run: _Run) -> Finding:
     return judged(
         name,
         noise.p_value(claimed),
-        f"the noise of a node is {ratio:.3f} times what is claimed.{implied}",
+        f"the noise of a node is {ratio:.3f} times what is claimed.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=noise.scale,
         interval=interval,
@@ -525,6 +536,8 @@ def _shape(run: _Run) -> Finding:
         name,
         min(1.0, 2.0 * min(skewness_p, kurtosis_p)),
         f"the noise of a node has skewness {skewness:+.3f} and excess kurtosis {kurtosis:+.3f}.",
+        if_fine=", as Gaussian noise may.",
+        if_wrong="Gaussian noise has neither: it is drawn from another distribution.",
         consequence=Consequence.INVALIDATES,
         measured=kurtosis,
         claimed=0.0,
@@ -558,7 +571,8 @@ def _contribution(run: _Run) -> Finding:
     return judged(
         name,
         2.0 * float(stdtr(noise.freedom, -distance)),
-        f"a planted canary adds {mean:.4f} clip norms to its leaf.{implied}",
+        f"a planted canary adds {mean:.4f} clip norms to its leaf, give or take {2.0 * error:.2g}.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=mean,
         interval=around(mean, error),

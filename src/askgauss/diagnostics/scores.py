@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,6 @@ _TRIED = 24
 _COMPARED = 128
 # The largest density of a Gaussian in units of its width, and some more.
 _DENSEST = 0.42
-# What the Anderson-Darling statistic of Gaussian samples exceeds in one of twenty (Stephens 1974).
-_USUAL = 0.75
 _LOOK = (
     "Look at the scores: outliers, several populations, heavy tails. Read the distribution-free "
     "bound until this is understood."
@@ -188,8 +187,8 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
     return judged(
         name,
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
-        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, where chance rarely "
-        f"gives more than {_USUAL}.",
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
+        f"are as far off in {_share(p_value)} of runs.",
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "
@@ -197,6 +196,11 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
         if unknown
         else _LOOK,
     )
+
+
+def _share(probability: float) -> str:
+    """A probability as a share of runs."""
+    return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1g}"
 
 
 def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
@@ -270,6 +274,7 @@ def _equal_variance(residuals: _Residuals) -> Finding:
         name,
         p_value,
         f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
+        if_fine=", as they may by chance.",
         consequence=Consequence.INVALIDATES if above and not unknown else Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
@@ -296,12 +301,24 @@ def _drift(residuals: _Residuals) -> Finding:
     return judged(
         name,
         ratio_tail(ratio, *freedom),
-        f"the mean score varies along the canary index by {ratio:.2f} times what chance gives.",
+        f"the mean score varies along the canary index by {ratio:.2f} times what is expected of "
+        "chance.",
+        if_fine=", as it may.",
         consequence=Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
         remedy="Draw canary coordinates at random over all tensors, and subtract the background.",
     )
+
+
+class _Told(TypedDict):
+    """What a finding of repeated scores says however it was come by."""
+
+    consequence: Consequence
+    measured: float
+    claimed: float
+    remedy: str
+    undermines: Assumption
 
 
 def _duplicates(scores: CanaryScores) -> Finding:
@@ -312,14 +329,14 @@ def _duplicates(scores: CanaryScores) -> Finding:
     name, groups = "duplicate scores", (scores.present, scores.absent)
     repeated = sum(values.size - np.unique(values).size for values in groups)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
-    told = {
-        "consequence": Consequence.INVALIDATES,
-        "measured": float(repeated),
-        "claimed": 0.0,
-        "remedy": "A canary counted twice, or one noise for several coordinates, makes the bound "
+    told = _Told(
+        consequence=Consequence.INVALIDATES,
+        measured=float(repeated),
+        claimed=0.0,
+        remedy="A canary counted twice, or one noise for several coordinates, makes the bound "
         "too high: make canaries distinct and look at how noise is drawn.",
-        "undermines": Assumption.INDEPENDENT_CANARIES,
-    }
+        undermines=Assumption.INDEPENDENT_CANARIES,
+    )
     tolerated = 3 + len(scores) // 100
     if repeated <= tolerated:
         return fact(name, False, f"{summary}.", **told)
@@ -333,8 +350,7 @@ def _duplicates(scores: CanaryScores) -> Finding:
     return judged(
         name,
         min(1.0, len(excesses) * p_value),
-        f"{summary}, {max(excess, 0.0):,.0f} pairs of them beyond what the grid they lie on "
-        "explains.",
+        f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
         tolerable=excess <= tolerated,
         **told,
     )

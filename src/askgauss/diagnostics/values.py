@@ -92,7 +92,7 @@ def _by_coordinate(context: Context) -> Finding:
     else:
         summary = (
             f"the least noise of {count.size:,} coordinates is {scales[lowest]:.3f} times the "
-            f"average{_by_chance(p_value)}.{implied}"
+            "average."
         )
     consequence = Consequence.BREACH if broken else Consequence.LOOSENS
     if broken and not silent and not context.bell_shaped[1]:
@@ -103,6 +103,8 @@ def _by_coordinate(context: Context) -> Finding:
         name,
         p_value,
         summary,
+        if_fine=", as the least of so many may be by chance.",
+        if_wrong=implied.strip(),
         consequence=consequence,
         measured=float(scales[lowest]),
         claimed=1.0,
@@ -111,10 +113,6 @@ def _by_coordinate(context: Context) -> Finding:
         tolerable=not silent and spread < TOLERANCE and min(tests[:2]) > SUSPICIOUS,
         sees=f"a coordinate with {min(smallest, 1.0):.0%} less noise than the others",
     )
-
-
-def _by_chance(p_value: float) -> str:
-    return ", as the least of so many may be by chance" if p_value > SUSPICIOUS else ""
 
 
 def _beyond_chance(scales: NDArray[np.float64], count: NDArray[np.float64]) -> float:
@@ -210,7 +208,9 @@ def _planted(context: Context) -> Finding:
         p_value,
         "there is no noise where a canary is planted."
         if none
-        else f"where a canary is planted, noise is {relative:.3f} times that elsewhere.{implied}",
+        else f"where a canary is planted, noise is {relative:.3f} times that elsewhere.",
+        if_fine=", as it may be by chance.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
         measured=relative,
         claimed=1.0,
@@ -248,6 +248,7 @@ def _single_plantings(context: Context) -> Finding:
         p_value,
         f"of {count:,} plantings the one furthest off reads {furthest:+.2f} clip norms, "
         f"{max(above):.1f} deviations of the noise from one.",
+        if_fine=", as the furthest of so many may by chance.",
         consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
         measured=furthest,
         claimed=1.0,
@@ -286,6 +287,8 @@ def _extremes(context: Context) -> Finding:
         min(1.0, 2.0 * min(p_values)),
         f"of {count:,} values the least and the most are {-least / scale:.2f} and "
         f"{most / scale:.2f} deviations.",
+        if_fine=", as those of Gaussian noise are.",
+        if_wrong="Gaussian noise has no such extremes.",
         consequence=Consequence.INVALIDATES,
         measured=max(most, least) / scale,
         remedy="The noise is not Gaussian in its tails, so neither the accountant nor this bound "

@@ -33,6 +33,10 @@ class AuditedRun(abc.ABC):
         """The transcript, with what is known only once the claim is."""
         return self.transcript()
 
+    def _own_claim(self) -> PrivacyClaim | None:
+        """The claim the audit was made with, if it was."""
+        return None
+
     def result(
         self,
         *,
@@ -43,7 +47,12 @@ class AuditedRun(abc.ABC):
         gate_error: float = 0.001,
         diagnostics: bool = True,
     ) -> AuditResult:
-        """Audit the steps so far; the arguments are those of `askgauss.audit`."""
+        """Audit the steps so far; the arguments are those of `askgauss.audit`.
+
+        Without claim and delta, the claim is the one the audit was made with.
+        """
+        if claim is None and delta is None:
+            claim = self._own_claim()
         found = audit(
             self._transcript_for(claim),
             claim=claim,

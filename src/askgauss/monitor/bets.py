@@ -294,14 +294,16 @@ class Bets:
         Raises:
             FileFormatError: It is not one of these bets.
         """
-        rows = np.asarray(state.rows, dtype=np.float64) if state.rows else self._rows[:0]
+        count, width = self._rows.shape
         fits = state.parts == self._parts and len(state.wealth) == self._wealth.size
-        if not fits or rows.shape != self._rows.shape or len(state.row_steps) != len(rows):
+        fits = fits and [len(row) for row in state.rows] == [width] * count
+        if not fits or len(state.row_steps) != count or state.step < 0:
             raise FileFormatError(
                 "Expected the monitor's checkpoint to be of this run's canaries, got other sizes. "
                 "Load the checkpoint of this run."
             )
         self._step, self._wealth = state.step, np.array(state.wealth, dtype=np.float64)
+        rows = np.array(state.rows, dtype=np.float64).reshape(count, width)
         self._rows, self._squared_rows = rows, rows * rows
         self._row_steps = list(state.row_steps)
         self._filled = [place for place, number in enumerate(self._row_steps) if number]
