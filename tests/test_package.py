@@ -60,6 +60,7 @@ LAYERS = {
     "simulation": 5,
     "linear_recorder": 5,
     "mechanism_audit": 5,
+    "final": 5,
     "replay": 5,
     "plots": 6,
     "report": 6,
