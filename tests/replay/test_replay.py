@@ -6,6 +6,8 @@ Nothing here is random beyond fixed seeds: a correct implementation never fails.
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -437,3 +439,10 @@ def test_the_function_and_the_package_share_their_name():
     assert callable(ag.replay)
     assert package.Replay is not None
     assert package(training(), records(), leave_out=17).verdict is ag.Verdict.CONSISTENT
+
+
+def test_the_guide_prints_what_it_says(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+    block, said = re.findall(r"^```(?:python)?\n(.*?)^```$", page, re.DOTALL | re.M)[:2]
+    exec(block, {})
+    assert capsys.readouterr().out == said

@@ -33,6 +33,7 @@ from askgauss.integrations._opacus_versions import (
     UniformWithReplacementSampler,
     history_of,
 )
+from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
     "OutsideParameters",
@@ -111,6 +112,7 @@ class Sampling:
         declared: Whether that is taken on trust: no loader was shown, or its sampler is of a class
             that is not known here and says that it has a rate.
         by_batch: Whether the rate is that of a batch, of which a step may accumulate several.
+        scheme: How batches are drawn, where the user says.
         notes: What a reader of the report should know about it.
     """
 
@@ -118,11 +120,33 @@ class Sampling:
     poisson: bool | None
     declared: bool = False
     by_batch: bool = True
+    scheme: Scheme | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def by_coins(self) -> bool:
+        """Whether what other records draw says nothing of a canary's draws."""
+        if self.scheme is not None:
+            return self.scheme.known_background
+        return self.poisson is True or self.declared
+
+    def against(self, accounted: float | None) -> Scheme | None:
+        """The scheme to hold drawn batches against: the user's, or the accountant's at its rate.
+
+        None where the loader is known to draw otherwise, which needs no test.
+        """
+        if self.scheme is not None:
+            return self.scheme
+        if self.poisson is False:
+            return None
+        return Poisson(rate=self.rate if accounted is None else accounted)
 
 
 def find_sampling(
-    data_loader: Any, sampling_rate: float | None, accounted: float | None
+    data_loader: Any,
+    sampling_rate: float | None,
+    accounted: float | None,
+    scheme: Scheme | None = None,
 ) -> Sampling:
     """The rate at which the run samples its records, from the best witness there is.
 
@@ -130,6 +154,7 @@ def find_sampling(
         data_loader: The training loader, if shown; a Poisson sampler in it knows its rate.
         sampling_rate: The rate the user states.
         accounted: The rate the accountant uses.
+        scheme: How batches are drawn, where the user says; then nothing else is asked.
 
     Raises:
         InvalidArgumentError: Nobody knows the rate, two witnesses contradict each other, or the
@@ -137,6 +162,10 @@ def find_sampling(
     """
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+    scheme = scheme_of(scheme, sampling_rate if scheme is not None else None)
+    if scheme is not None:
+        poisson = True if isinstance(scheme, Poisson) else None
+        return Sampling(rate=scheme.share, poisson=poisson, by_batch=False, scheme=scheme)
     if data_loader is None:
         rate = sampling_rate if sampling_rate is not None else accounted
         if rate is None:
@@ -245,14 +274,14 @@ def _rate_by_length(data_loader: Any) -> float:
 
 def background_known(background: str, sampling: Sampling) -> bool:
     """Whether the clean sum of the other records may, and shall, be subtracted."""
-    if background == "known" and sampling.poisson is False:
+    refused = sampling.poisson is False or (sampling.scheme is not None and not sampling.by_coins)
+    if background == "known" and refused:
         raise UnsupportedError(
             "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
             "records' batches give a record's own away. Use background='unknown', or make_private "
             "with poisson_sampling=True."
         )
-    by_coins = sampling.poisson is True or sampling.declared
-    return background == "known" or (background == "auto" and by_coins)
+    return background == "known" or (background == "auto" and sampling.by_coins)
 
 
 def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:

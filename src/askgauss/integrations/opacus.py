@@ -43,6 +43,7 @@ from askgauss.exceptions import (
 )
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
+from askgauss.sampling import Poisson, Scheme
 from askgauss.transcript import Transcript
 
 try:
@@ -60,6 +61,7 @@ from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
 from askgauss.integrations._ledger import Ledger, accounted_facts, accounting_notes
+from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import Progress, Restartable, read_progress
 from askgauss.integrations._ranks import agree, meet, shared_nonce
@@ -94,6 +96,7 @@ class _Step:
     noise_multiplier: float
     scale: float
     clean: torch.Tensor
+    batches: int
 
 
 class CanaryAudit(Restartable):
@@ -141,6 +144,9 @@ class CanaryAudit(Restartable):
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer's hook if not
             given.
         sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
+        sampling: How the loader draws its batches, a scheme of `askgauss.sampling`, where that is
+            not Poisson sampling. Canaries are drawn by the same law, the loader's batches are held
+            against it, and what was accounted is compared with it.
         background: Whether to subtract the other records' clean sum, which the auditor can see:
             ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
             unless the loader says that sampling is not Poisson.
@@ -197,6 +203,7 @@ class CanaryAudit(Restartable):
         data_loader: Any = None,
         accountant: Any = None,
         sampling_rate: float | None = None,
+        sampling: Scheme | None = None,
         background: Literal["auto", "known", "unknown"] = "auto",
         model: torch.nn.Module | None = None,
         criterion: Any = None,
@@ -236,7 +243,7 @@ class CanaryAudit(Restartable):
         self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = Ledger(found)
-        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
+        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
@@ -284,6 +291,9 @@ class CanaryAudit(Restartable):
         if self._probe is not None and NoiseWatch.fits(self._parameters):
             self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
         self._watched_all = self._watch is not None or self._probe is None
+        watched = None if isinstance(canaries, ExampleCanaries) else data_loader
+        held = self._sampling.against(accounted_rate)
+        self._loader = LoaderWatch(watched, held, self._world)
         self._shadow: Shadow | None = None
         if (places := self._places) is not None:
             self._shadow = Shadow(
@@ -316,9 +326,11 @@ class CanaryAudit(Restartable):
         return "sum" if narrow else "sample"
 
     def _make_recorder(self, rate: float) -> Recorder:
+        scheme = self._sampling.scheme
         return Recorder(
             self._canaries,
-            sampling_rate=rate,
+            sampling=scheme,
+            sampling_rate=rate if scheme is None else None,
             clip_norm=float(self._optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
             store=self._store,
@@ -386,6 +398,7 @@ class CanaryAudit(Restartable):
         if self._shadow is not None:
             self._shadow.attach(lambda: self.steps)
         self._witness.attach(self.steps)
+        self._loader.listen()
         if self._probe is not None:
             self._probe.listen()
         self._entered = True
@@ -428,6 +441,7 @@ class CanaryAudit(Restartable):
         if self._shadow is not None:
             self._shadow.detach()
         self._witness.detach()
+        self._loader.deafen()
         self._hook.remove()
         if self._add_noise is not None and self._add_noise.remove():
             self._add_noise = None
@@ -512,6 +526,7 @@ class CanaryAudit(Restartable):
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
             scale=float(scale),
             clean=clean,
+            batches=int(optimizer.accumulated_iterations),
         )
 
     @property
@@ -564,6 +579,7 @@ class CanaryAudit(Restartable):
             self._observe_examples(self._probe, step)
             self._witness.finish()
             return
+        self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
         released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
@@ -621,6 +637,10 @@ class CanaryAudit(Restartable):
         facts, differs = accounted_facts(
             recorded, self._ledger, tolerate=run.adapts_clipping(self._optimizer)
         )
+        batches, accounted = self._loader.drawn, None
+        if self._sampling.scheme is not None and facts.accounted_sampling_rate:
+            # Opacus' accountants know no other scheme.
+            accounted = Poisson(rate=facts.accounted_sampling_rate)
         facts = replace(
             facts,
             outside=self._outside.names,
@@ -632,11 +652,14 @@ class CanaryAudit(Restartable):
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
-            exercised=_EXERCISED[self._inject],
+            batches=batches,
+            accounted_scheme=accounted,
+            records=self._loader.records,
+            exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
                 sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
             ),
-            notes=(*self._sampling.notes, *self._notes(differs)),
+            notes=(*self._sampling.notes, *self._loader.notes(), *self._notes(differs)),
         )
         if self._probe is None:
             return recorded.with_facts(facts)
@@ -690,6 +713,7 @@ class CanaryAudit(Restartable):
         state = self._recorder.state_dict()
         if self._probe is not None:
             state |= self._probe.arrays()
+        state |= self._loader.arrays()
         return state if self._watch is None else state | self._watch.arrays()
 
     def _progress(self) -> Progress:
@@ -729,6 +753,7 @@ class CanaryAudit(Restartable):
             self._probe.load(arrays, progress.examples)
         if self._watch is not None:
             self._watched_all = self._watch.load(arrays, self.steps)
+        self._loader.load(arrays, self.steps)
         self._weights, self._accumulated = progress.weights, set(progress.accumulated)
         self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None
