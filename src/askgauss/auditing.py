@@ -34,6 +34,7 @@ from askgauss.results import (
     Status,
     Verdict,
     number,
+    whole_percent,
 )
 from askgauss.scope import scope_of, untested
 from askgauss.scores import CanaryScores
@@ -366,7 +367,7 @@ def _decide(
     if ceiling <= claim.epsilon:
         reason = (
             f"{nothing}, but from these canaries this method could never report more than "
-            f"{number(ceiling)}; take more canaries or another auditor."
+            f"{number(ceiling)}."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
     power = auditor.power(
@@ -391,10 +392,10 @@ def _decide(
         names = " and ".join(part.name for part in unseen)
         reason = f"{nothing}, but no check spoke of {names}: {unseen[0].how_to_test}."
         return Verdict.INCONCLUSIVE, reason, power
-    chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
+    chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     reason = (
         f"{nothing}, but this audit had {chance} of noticing a true epsilon of "
-        f"{_ALTERNATIVE * claim.epsilon:g}; take more canaries."
+        f"{_ALTERNATIVE * claim.epsilon:g}."
     )
     return Verdict.INCONCLUSIVE, reason, power
 

@@ -70,6 +70,7 @@ _KINDS = (
         others=(
             "shared noise",
             "common noise",
+            "noise elsewhere again",
             "noise shape",
             "noise spectrum",
             "whole-run correlation",

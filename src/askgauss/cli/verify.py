@@ -29,8 +29,7 @@ def verify(
     from askgauss.verification import verify as verified
 
     stated = AuditResult.load(result)
-    data, _ = read_input(transcript)
-    answer = verified(stated, data)
+    answer = verified(stated, read_input(transcript).data)
     for part in answer.parts:
         say(one_line(f"{part.status:>11}  {part.name}: {part.summary}"))
     say(answer.conclusion)

@@ -8,7 +8,9 @@ from typing import Any
 from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.figures import with_course
 from askgauss.linear_transcript import LinearTranscript
+from askgauss.monitor import Monitor
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
 
@@ -21,6 +23,11 @@ class AuditedRun(abc.ABC):
     @abc.abstractmethod
     def transcript(self) -> Transcript | LinearTranscript:
         """What the steps so far released about the canaries."""
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return None
 
     def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript | LinearTranscript:
         """The transcript, with what is known only once the claim is."""
@@ -46,7 +53,7 @@ class AuditedRun(abc.ABC):
         """
         if claim is None and delta is None:
             claim = self._own_claim()
-        return audit(
+        found = audit(
             self._transcript_for(claim),
             claim=claim,
             delta=delta,
@@ -55,3 +62,6 @@ class AuditedRun(abc.ABC):
             gate_error=gate_error,
             diagnostics=diagnostics,
         )
+        if self.monitor is None:
+            return found
+        return with_course(found, self.monitor.feed("finished"))

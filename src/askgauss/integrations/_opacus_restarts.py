@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from askgauss import _files, _plain, _validate
@@ -55,6 +57,12 @@ class Restartable(AuditedRun):
 
     _checkpoint: Path | None
     _rank: int
+    _entered: bool
+
+    @property
+    @abc.abstractmethod
+    def steps(self) -> int:
+        """Number of steps recorded so far."""
 
     @abc.abstractmethod
     def _arrays(self) -> dict[str, Any]:
@@ -105,6 +113,11 @@ class Restartable(AuditedRun):
             return
         arrays = self._arrays()
         plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        if self.steps and not self._entered:
+            # After the run the file can be audited as well: askgauss audit reads this part alone.
+            held = io.BytesIO()
+            self.transcript().save(held)
+            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
         _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -115,5 +128,6 @@ class Restartable(AuditedRun):
             FileFormatError: It is no such checkpoint.
         """
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        arrays.pop("transcript", None)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})

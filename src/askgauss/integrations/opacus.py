@@ -41,7 +41,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.monitor import Monitor
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.sampling import Poisson, Scheme
 from askgauss.transcript import Transcript
@@ -107,10 +107,11 @@ class CanaryAudit(Restartable):
     training ends in the very same weights as without an audit.
 
     When their number is left to the audit, present canaries are few beside the records and the
-    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most. Each acts
-    like one more record, and all of them together move the weights no more than 8 % more noise
-    would. Absent ones cost the training nothing and fill up to 5,000. These numbers are fixed; for
-    auditors that guess membership give a number, which makes each present by a fair coin.
+    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless the
+    planned steps need more for a verdict. Each acts like one more record, and a sixteenth of the
+    parameters moves the weights no more than 8 % more noise would. Absent ones cost the training
+    nothing and fill up to 5,000. These numbers are fixed; for auditors that guess membership give a
+    number, which makes each present by a fair coin.
 
     The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
     not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
@@ -128,6 +129,11 @@ class CanaryAudit(Restartable):
             as accelerate's.
         canaries: How many, half of them present by fair coins; or canaries made by you over the
             optimizer's parameters; or examples; or None to leave it to the audit.
+        present: How many present canaries, instead of ``canaries``; an inconclusive result says how
+            many would do.
+        absent: How many absent canaries, instead of ``canaries``.
+        planned_steps: How many steps the run will take, so that the audit plants as many canaries
+            as a verdict on them needs; a few hundred are taken for granted.
         inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
             far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
             and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
@@ -157,8 +163,9 @@ class CanaryAudit(Restartable):
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
-        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``. All ranks see
-            the same sums, so that they alarm in the same step.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to hold
+            the run to what its optimizer declares. All ranks see the same sums, so that they alarm
+            in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -188,6 +195,9 @@ class CanaryAudit(Restartable):
         optimizer: Any,
         *,
         canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
+        present: int | None = None,
+        absent: int | None = None,
+        planned_steps: int | None = None,
         inject: Literal["auto", "sum", "sample"] = "auto",
         seed: int | None = None,
         data_loader: Any = None,
@@ -202,7 +212,7 @@ class CanaryAudit(Restartable):
         claim: PrivacyClaim | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         _validate.one_of(("auto", "sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
@@ -254,9 +264,14 @@ class CanaryAudit(Restartable):
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
                 seed=seed,
                 draw_seed=self._draw_seed,
+                present=present,
+                absent=absent,
+                sampling_rate=self._sampling.rate,
+                noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                planned_steps=planned_steps,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
         self._store = store
         with only_copy(self._shared):
             self._recorder = self._make_recorder(self._sampling.rate)
