@@ -20,7 +20,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.monitor import Monitor, ObservedStep
+from askgauss.monitor import Monitor, ObservedStep, monitor_of
 from askgauss.planting import Planting
 from askgauss.sampling import Poisson, Scheme, scheme_of
 from askgauss.step_store import StepWriter
@@ -129,7 +129,7 @@ class Recorder(Checkpointed):
         records: Records the training draws its batches from, to compare batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
-        monitor: Watches every step; its state is kept in the checkpoints.
+        monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -163,7 +163,7 @@ class Recorder(Checkpointed):
         poisson: bool = False,
         records: int | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
@@ -225,25 +225,26 @@ class Recorder(Checkpointed):
             "gaps": _Rows.empty(np.int64),
             "watch_values": _Rows.empty(np.float64, 0),
         }
-        given: Any = monitor
-        if not isinstance(given, (Monitor, type(None))):
-            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
-            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
-        if monitor is not None and not isinstance(scheme, (Poisson, type(None))):
+        self._monitor = monitor_of(monitor)
+        if self._monitor is not None and not isinstance(scheme, (Poisson, type(None))):
             raise UnsupportedError(
                 f"A monitor composes steps by Poisson sampling, got sampling={scheme!r}. Leave out "
                 "monitor=, and audit the transcript."
             )
-        self._monitor = monitor
         # What is kept of a very long run thins out; what is watched does not.
         self._monitored = self._kept
-        if monitor is not None:
-            monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
+        if self._monitor is not None:
+            self._monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
         """Number of steps observed so far."""
         return len(self._rows["clip_norm"])
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def run(self) -> str:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain
 from askgauss._schema import Field, check_arrays, check_names
+from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.witness import StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
 
@@ -65,9 +67,12 @@ class RunFacts:
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        weights: How the weights moved, compared with what was released; None where nobody looked.
+        witness: What was found in steps that were looked at exactly; None where nobody looked.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
+        commitment: What was fixed before the first step, and what opens it; None if nothing was.
     """
 
     sampling_rate: float | None = None
@@ -98,8 +103,11 @@ class RunFacts:
     plantings: DrawnBatches | None = None
     seed: int | None = None
     contribution: float | None = None
+    weights: WeightFacts | None = None
+    witness: StepFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
+    commitment: Commitment | None = field(default=None, compare=False)
 
     @property
     def drawn_by(self) -> Scheme | None:
@@ -128,6 +136,9 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        for part in (self.weights, self.witness):
+            if part is not None:
+                part.check()
         for name in ("batches", "plantings"):
             drawn = getattr(self, name)
             if drawn is not None:
