@@ -18,13 +18,28 @@ from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedProbe:
+    """What came of trying likely seeds on the first released noise.
+
+    Attributes:
+        tried: Number of seeds; 0 where there was too little noise to compare.
+        ways: Ways to draw noise from a seed that were tried.
+        found: The seed and the way that give this noise; empty if none does.
+    """
+
+    tried: int
+    ways: tuple[str, ...] = ()
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,7 @@ class RunFacts:
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -89,6 +105,7 @@ class RunFacts:
     records: int | None = None
     seed: int | None = None
     contribution: float | None = None
+    seed_probe: SeedProbe | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
 

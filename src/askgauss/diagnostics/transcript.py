@@ -9,6 +9,7 @@ from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
+from askgauss.diagnostics.predictable import predictable_noise
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
 from askgauss.results import Consequence, Finding
@@ -33,4 +34,5 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
             yield misread
         yield from noise_checks(Context(noise_by_itself(transcript), claim))
         yield from signal_checks(Context(transcript, claim))
+    yield from predictable_noise(transcript.facts.seed_probe)
     yield from declared_checks(transcript.facts, claim)

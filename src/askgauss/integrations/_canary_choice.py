@@ -27,6 +27,7 @@ def choose_canaries(
     spread: bool,
     seed: int | None,
     draw_seed: Callable[[], int | None],
+    most: int = _CANARIES,
 ) -> DiracCanaries | BlockCanaries:
     """The canaries given, checked against the model, or canaries that suit it.
 
@@ -38,13 +39,14 @@ def choose_canaries(
         spread: Whether canaries have to reach into several tensors.
         seed: The seed the user gave.
         draw_seed: Where a seed comes from otherwise.
+        most: How many canaries there are at most when their number is left open.
     """
     if isinstance(given, (DiracCanaries, BlockCanaries)):
         if seed is not None:
             raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
         if given.tensor_sizes != sizes:
             raise InvalidArgumentError(
-                f"Expected canaries with tensors={list(sizes)}, the optimizer's parameters, got "
+                f"Expected canaries with tensors={list(sizes)}, the sizes of the parameters, got "
                 f"{list(given.tensor_sizes)}."
             )
         if spread and not isinstance(given, BlockCanaries):
@@ -58,7 +60,7 @@ def choose_canaries(
     present, absent = None, None
     if given is None:
         places = sum(sizes) // (_BLOCK if spread else 1)
-        present, absent = default_numbers(places, records, rows=rows)
+        present, absent = default_numbers(places, records, rows=rows, most=most)
         if present < _FEWEST:
             raise InvalidArgumentError(
                 f"Expected a model with at least {_FEWEST * 4} places for canaries, got {places} "
@@ -74,20 +76,23 @@ def choose_canaries(
     return DiracCanaries(count=given, present=present, absent=absent, tensors=sizes, seed=root)
 
 
-def default_numbers(places: int, records: float, *, rows: bool = False) -> tuple[int, int]:
+def default_numbers(
+    places: int, records: float, *, rows: bool = False, most: int = _CANARIES
+) -> tuple[int, int]:
     """How many present and how many absent canaries.
 
     A present canary is one more record whose clipped gradient is a single direction: no more than
     a twentieth of the records are. Over a run of epsilon 8, planting moves a coordinate about one
     and a half standard deviations of what the noise does to it; planted in a sixteenth of the
     places, canaries move the weights as 8 % more noise would. Beyond a thousand the bound hardly
-    gains. Absent canaries change nothing; they fill up to five thousand, in half of the places at
-    most, which leaves some to watch.
+    gains. Absent canaries change nothing; they fill up to ``most``, in half of the places at most,
+    which leaves some to watch.
 
     Args:
         places: How many canaries there is room for.
         records: About how many records the run trains on.
         rows: Whether each planted canary costs a whole row of per-example gradients.
+        most: How many canaries there are at most.
 
     Examples:
         >>> default_numbers(2_750_000, 50_000), default_numbers(4_810, 1_437)
@@ -95,4 +100,4 @@ def default_numbers(places: int, records: float, *, rows: bool = False) -> tuple
     """
     limit = _PRESENT_ROWS if rows else min(_PRESENT, max(8, int(min(records, 1e9)) // 20))
     present = min(limit, max(8, places // 16), places // 4)
-    return present, max(min(_CANARIES - present, places // 2), 2)
+    return present, max(min(most - present, places // 2), 2)
