@@ -1,4 +1,4 @@
-"""Audit jax_privacy: a small transformer trained with DP-SGD, and with correlated noise (BandMF)."""
+"""Audit jax_privacy: a small transformer, with DP-SGD and with correlated noise (BandMF)."""
 
 from __future__ import annotations
 

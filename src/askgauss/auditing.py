@@ -34,6 +34,7 @@ from askgauss.results import (
     Status,
     Verdict,
     number,
+    whole_percent,
 )
 from askgauss.scope import scope_of, untested
 from askgauss.scores import CanaryScores
@@ -159,6 +160,7 @@ def audit(
         law_declared=declared,
         judged_evidence=judged,
         run=_run(given),
+        commitment=_commitment(given),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 
@@ -240,6 +242,13 @@ def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, er
 def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
     """The identity of the run that the data are of, where they say."""
     return data.metadata.run if isinstance(data, CanaryScores) else data.facts.run
+
+
+def _commitment(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
+    """The digest that was published before the run, where there was one."""
+    if not isinstance(data, Transcript) or data.facts.commitment is None:
+        return None
+    return data.facts.commitment.digest
 
 
 def _free_evidence(
@@ -358,7 +367,7 @@ def _decide(
     if ceiling <= claim.epsilon:
         reason = (
             f"{nothing}, but from these canaries this method could never report more than "
-            f"{number(ceiling)}; take more canaries or another auditor."
+            f"{number(ceiling)}."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
     power = auditor.power(
@@ -383,10 +392,10 @@ def _decide(
         names = " and ".join(part.name for part in unseen)
         reason = f"{nothing}, but no check spoke of {names}: {unseen[0].how_to_test}."
         return Verdict.INCONCLUSIVE, reason, power
-    chance = "an unknown chance" if power is None else f"only a {power:.0%} chance"
+    chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     reason = (
         f"{nothing}, but this audit had {chance} of noticing a true epsilon of "
-        f"{_ALTERNATIVE * claim.epsilon:g}; take more canaries."
+        f"{_ALTERNATIVE * claim.epsilon:g}."
     )
     return Verdict.INCONCLUSIVE, reason, power
 

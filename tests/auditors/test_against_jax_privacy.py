@@ -7,6 +7,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.auditors import gaussian_dp
+from askgauss.scores import ScoreMetadata
 
 auditing = pytest.importorskip("jax_privacy.auditing")
 
@@ -22,7 +23,8 @@ def draw(seed, canaries, shift):
     generator = np.random.default_rng(seed)
     member = generator.random(canaries) < 0.5
     score = generator.standard_normal(canaries) + shift * member
-    scores = ag.CanaryScores(score=score, member=member)
+    coins = ScoreMetadata(fair_coins=True)
+    scores = ag.CanaryScores(score=score, member=member, metadata=coins)
     peer = auditing.CanaryScoreAuditor(score[member], score[~member])
     thresholds = np.quantile(score, [0.02, 0.3, 0.6, 0.85, 0.97]).tolist()
     return scores, peer, thresholds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -43,17 +44,27 @@ def test_an_epsilon_beyond_every_audit_is_refused_at_once(run, scores):
 def test_an_invalid_audit_is_3(run, tmp_path):
     # Every score twice: an audit of them would count the same evidence twice.
     path = tmp_path / "twice.npz"
-    generator = ag.CanaryScores.from_groups
     values = [0.1 * index for index in range(300)] * 2
-    generator(present=[value + 1.0 for value in values], absent=values).save(path)
+    ag.CanaryScores.from_groups(
+        present=[value + 1.0 for value in values], absent=values, noise="gaussian"
+    ).save(path)
     result = run("audit", path, "--epsilon", "100", "--delta", "1e-5")
     assert result.exit_code == 3
     assert result.stdout.startswith("INVALID: ")
 
 
-def test_without_a_claim_there_is_a_bound_and_0(run, leaky):
+def test_lenient_lets_the_inconclusive_through_and_nothing_else(run, scores, leaky):
+    assert run("audit", scores, *CLAIM, "--strict").exit_code == 3
+    assert run("audit", scores, *CLAIM, "--lenient").exit_code == 0
+    assert run("audit", leaky, *CLAIM, "--lenient").exit_code == 1
+    assert run("audit", leaky, "--delta", "1e-5", "--lenient").exit_code == 3
+
+
+def test_without_a_claim_there_is_a_bound_and_the_gate_stays_closed(run, leaky):
     result = run("audit", leaky, "--delta", "1e-5")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
+    assert "the gate stays closed" in result.stderr
+    assert result.stdout.startswith("NO VERDICT: ")
     assert "epsilon >= " in result.stdout
     assert "VIOLATION" not in result.stdout
 
@@ -76,7 +87,13 @@ def test_the_command_says_what_the_library_says(run, scores):
         confidence=0.9,
         gate_error=0.01,
     )
-    assert content == json.loads(expected.to_json())
+    wanted = json.loads(expected.to_json())
+    source = content.pop("provenance")
+    assert source["file"] == "scores.npz"
+    assert source["sha256"] == hashlib.sha256(scores.read_bytes()).hexdigest()
+    for each in (content, wanted):
+        each.pop("digest")
+    assert content == {key: item for key, item in wanted.items() if key != "provenance"}
 
 
 @pytest.mark.parametrize(

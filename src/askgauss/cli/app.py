@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from askgauss.cli import paper_commands
+from askgauss.cli.attest import attest
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.program import Command, Program, config_option, debug_option
+from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
 from askgauss.cli.theory import plan, theory
+from askgauss.cli.verify import verify
 from askgauss.cli.watch import watch
 
 __all__ = ["app", "main"]
@@ -59,13 +62,17 @@ def program(
     Start with `askgauss demo`, or without any training:
     `askgauss simulate dpsgd --fault half-noise | askgauss audit - --epsilon 8 --delta 1e-5`.
 
-    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 inconclusive or invalid.
+    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 no verdict that lets the
+    run through: inconclusive, invalid, or without a claim.
     """
     if context.invoked_subcommand is None:
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, watch, plan, theory, selftest):
+for command in (
+    *(demo, audit, compare, diagnose, report, attest, verify),
+    *(watch, replay, plan, theory, selftest),
+):
     app.command(cls=Command)(command)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")

@@ -21,6 +21,7 @@ from askgauss.cli.terminal import note, one_line
 from askgauss.exceptions import AskGaussError, AskGaussWarning
 
 if TYPE_CHECKING:
+    from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
 __all__ = [
@@ -57,19 +58,27 @@ class ExitCode:
     FAILURE = 2
     """Wrong usage, unreadable input, unwritable output: there is no answer."""
     UNDECIDED = 3
-    """Inconclusive or invalid."""
+    """Inconclusive, invalid, or without a verdict."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C, as shells have it."""
     CLOSED_PIPE = 141
     """Stopped because nobody reads on, as shells have it."""
 
     @classmethod
-    def of(cls, result: AuditResult) -> int:
-        """The code of a result; one without a claim has nothing to fail."""
-        if result.verdict is None:
-            return cls.CONSISTENT
+    def of(cls, result: AuditResult, *, lenient: bool = False) -> int:
+        """The code of a result by the policy of `askgauss.gate`; why, where no verdict says so."""
+        from askgauss.gate import decide
+
+        decision = decide(result, lenient=lenient)
+        if decision.why:
+            note(decision.why)
+        return decision.exit_code
+
+    @classmethod
+    def of_replay(cls, report: ReplayReport) -> int:
+        """The code of a replay, in which there is no chance: what was not seen is not passed."""
         codes = {"CONSISTENT": cls.CONSISTENT, "VIOLATION": cls.VIOLATION}
-        return codes.get(result.verdict.value, cls.UNDECIDED)
+        return codes.get(report.verdict.value, cls.UNDECIDED)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -166,4 +166,11 @@ def _promise(
 
     count, allowed = sum(map(bad, results)), 1.0 - confidence
     kept = clopper_pearson_lower(count, len(results), _ERROR) <= allowed
-    return name, f"{count}/{len(results)}", f"at most {allowed:.3g}", _word(kept)
+    # The most that chance gives a sound installation, so that the row agrees with its word.
+    most = count
+    while clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed and most < len(results):
+        most += 1
+    while most and clopper_pearson_lower(most, len(results), _ERROR) > allowed:
+        most -= 1
+    promised = f"{allowed:.3g} of them, by chance up to {most}"
+    return name, f"{count}/{len(results)}", promised, _word(kept)

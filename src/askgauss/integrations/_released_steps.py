@@ -204,10 +204,9 @@ def released_steps(
     Raises:
         UnsupportedError: Nobody knows what such a run leaks.
     """
-    cyclic = isinstance(scheme, CyclicPoisson)
-    if strategy is None and not cyclic:
+    if strategy is None:
         return _AsReleased(canaries, scheme)
-    mixed = unmixing.strategy_of([1.0] if strategy is None else strategy, steps)
+    mixed = unmixing.strategy_of(strategy, steps)
     if isinstance(scheme, Poisson):
         scheme = EveryStep() if scheme.rate == 1.0 else CyclicPoisson(rate=scheme.rate, cycle=1)
     if isinstance(scheme, EveryStep):

@@ -40,7 +40,7 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._released_steps import released_steps
 from askgauss.recorder import Recorder
 from askgauss.results import AuditResult
-from askgauss.sampling import EveryStep, Poisson, Scheme
+from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import SeedProbe, Transcript
 
@@ -60,7 +60,7 @@ from askgauss.integrations._jax_seeds import probe_seeds
 __all__ = ["Audit", "AuditState", "claim_of"]
 
 _STEPS = 1024
-_CANARIES = 2000
+_ABSENT = 1000
 # Device memory that readings may take without being asked for: a step without donation copies it.
 _MOST_BYTES = 1 << 28
 
@@ -126,7 +126,7 @@ class Audit:
         >>> for _ in range(20):
         ...     noisy, state = jax.jit(privatizer.update)(params, state)
         >>> audit.transcript(state)
-        Transcript(steps=20, present=128, absent=1025, background='known')
+        Transcript(steps=20, present=128, absent=1000, background='known')
     """
 
     def __init__(
@@ -182,7 +182,8 @@ class Audit:
                 spread=False,
                 seed=seed,
                 draw_seed=lambda: None,
-                most=_CANARIES,
+                # Each takes four bytes a step on the device.
+                absent=None if canaries is not None else min(_ABSENT, max(sum(sizes) // 2, 2)),
             ),
         )
         self._canaries: PlacedCanaries = self._seam.canaries
@@ -257,13 +258,9 @@ class Audit:
         noise = self._noise_multiplier
         if noise is not None:
             noise *= self._released.noise(self._steps)
-        scheme = self._released.sampling
-        rate = 1.0 if isinstance(scheme, EveryStep) else getattr(scheme, "rate", None)
-        if not isinstance(scheme, (Poisson, EveryStep)):
-            raise UnsupportedError(f"Expected Poisson sampling, got {scheme}.")
         return Recorder(
             self._canaries,
-            sampling_rate=rate,
+            sampling=self._released.sampling,
             clip_norm=self._clip_norm,
             noise_multiplier=noise,
         )
@@ -276,7 +273,7 @@ class Audit:
         def drawn() -> Any:
             while True:
                 yield recorder.sample()
-                recorder.observe(nothing, background=0.0)
+                recorder.observe(nothing, background=0.0 if self._known else None)
 
         return self._released.planted(drawn(), self._steps)[:, self._present]
 
@@ -537,7 +534,6 @@ class Audit:
             recorded.facts,
             run=self._run,
             skipped_steps=self._released.accounted(taken) - steps,
-            loader_poisson=None,
             watch_background="known",
             tensors=tuple(name for name, _, _ in self._leaves),
             exercised=self._exercised,

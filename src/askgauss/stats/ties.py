@@ -107,7 +107,7 @@ def _even(values: Array) -> Integers | None:
     span = float(distinct[-1] - distinct[0])
     step = span / round(span / step)
     places = (values - distinct[0]) / step
-    indices = np.rint(places)
+    indices: Array = np.rint(places)
     if float(np.abs(places - indices).max()) * step > _ROUNDING * scale:
         return None
     return indices.astype(np.int64)

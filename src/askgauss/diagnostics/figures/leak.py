@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,11 +14,10 @@ from scipy.special import expit, ndtr, ndtri
 
 from askgauss import accounting
 from askgauss.diagnostics.figures.missing import Missing, usable
+from askgauss.diagnostics.figures.resized import resized
 from askgauss.diagnostics.summary import Summary
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.results import Assumption, AuditResult
-from askgauss.scores import GroupMoments
-from askgauss.stats.shift import SlopeTest
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
@@ -347,7 +346,7 @@ def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
         return missing
     total = result.present + result.absent
     factors = _CANARY_FACTORS[_CANARY_FACTORS * min(result.present, result.absent) >= 2.0]
-    found = [(factor * total, _resized(result.evidence, factor)) for factor in factors]
+    found = [(factor * total, resized(result.evidence, factor)) for factor in factors]
     return _epsilon_curve(result, found, float(total))
 
 
@@ -370,7 +369,7 @@ def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
         if name == _OF_STEPS:
             if evidence.plantings * steps < 2 * here:
                 continue
-            found.append((steps, replace(_resized(evidence, steps / here), steps=steps)))
+            found.append((steps, replace(resized(evidence, steps / here), steps=steps)))
         else:
             # In units of the noise of a score, the shift grows with the root of the steps.
             gap = evidence.present.mean - evidence.absent.mean
@@ -409,29 +408,3 @@ def _epsilon_curve(
         bound=result.epsilon_lower,
         claimed=None if result.claim is None else result.claim.epsilon,
     )
-
-
-def _resized(value: Any, factor: float) -> Any:
-    """The evidence of so many times the observations, with the same means and variances."""
-    if isinstance(value, GroupMoments):
-        count = max(round(value.count * factor), 2)
-        return replace(value, count=count, sum_of_squares=value.variance * (count - 1))
-    if isinstance(value, SlopeTest):
-        count = max(round(value.count * factor), 3)
-        return replace(
-            value,
-            count=count,
-            spread=value.spread * factor,
-            residual=value.residual * (count - 2) / max(value.count - 2, 1),
-        )
-    if isinstance(value, tuple):
-        return tuple(_resized(item, factor) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: _resized(getattr(value, field.name), factor) for field in fields(value)
-        }
-        for name in ("plantings", "opportunities"):
-            if name in changes:
-                changes[name] = max(round(changes[name] * factor), 1)
-        return replace(value, **changes)
-    return value
