@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor faults fuzz docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz kills docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -63,11 +63,18 @@ calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibra
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
 
+final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
+	$(BIN)/askgauss data fetch fashion-mnist
+	$(BIN)/python -m benchmarks.final_models
+
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
 	$(BIN)/python -m tests.faults.table --output docs/faults.md
 
 fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
 	$(BIN)/python -m tests.fuzz --count 100000
+
+kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and what came out of them
+	$(BIN)/python -m tests.kills
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -1,21 +1,36 @@
-"""What an audit reads, from a file, a folder or a stream, told apart by what it says it is."""
+"""What an audit reads, from a file, a folder or a stream, told apart by what it says it is.
+
+Files of askgauss say what they are. Tables of scores that others wrote (CSV, JSON, Parquet, plain
+npz) are read by `askgauss.tables`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from askgauss._files import Source, read_kind
+import numpy as np
+
+from askgauss._files import Source, read_arrays, read_kind
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores
+from askgauss.tables import looks_like, read_table
 from askgauss.transcript import Transcript
 
-__all__ = ["AuditInput", "check_audit_input", "load_audit_input"]
+__all__ = [
+    "AuditInput",
+    "FolderChoice",
+    "check_audit_input",
+    "choose_in_folder",
+    "load_audit_input",
+]
 
 AuditInput: TypeAlias = CanaryScores | Transcript | LinearTranscript
 
@@ -41,7 +56,16 @@ _OTHERS = {
     "askgauss-steps": "It is a step store: audit the transcript that was taken with it.",
     "askgauss-cli-run": "It describes a run: name the folder it lies in.",
 }
-_CHECKPOINT = "It is a checkpoint of an unfinished run: finish the run first."
+_CHECKPOINT = (
+    "It is a checkpoint to go on from, taken while the run was recorded. Where the run has ended, "
+    'write what it released: audit.transcript().save("transcript.npz"), or audit.save() after the '
+    "with block."
+)
+# A checkpoint that was written after the run holds its transcript, as a file of its own.
+_HOLDS_TRANSCRIPT = {"askgauss-opacus-audit": 2}
+# Files of a run that hold something else.
+_NEVER = ("run.json", "result.json", "checkpoint.npz", "config.json", "environment.json")
+_TABLES = (".csv", ".tsv", ".parquet", ".json", ".npz")
 # The header of a file of ours is a few kilobytes of JSON.
 _HEADER = 1 << 22
 _ZIP = b"PK\x03\x04"
@@ -51,8 +75,9 @@ def load_audit_input(source: Source) -> AuditInput:
     """Scores or a transcript, whichever the source holds.
 
     Args:
-        source: A file of askgauss, an open binary stream of one (a pipe will do), or a folder: a
-            run with ``transcript.npz`` or ``scores.npz`` in it, or one of the paper's public code.
+        source: A file of askgauss or a table of scores (CSV, JSON, Parquet, npz: see
+            `askgauss.tables`), an open binary stream of one (a pipe will do), or a folder: a run
+            with ``transcript.npz`` or ``scores.npz`` in it, or one of the paper's public code.
 
     Raises:
         FileFormatError: The source is corrupt, foreign, hostile, or of a newer schema.
@@ -78,16 +103,49 @@ def load_audit_input(source: Source) -> AuditInput:
         return _load(_whole(stream, repr(str(path))), repr(str(path)))
 
 
-def _load_folder(folder: Path) -> AuditInput:
+@dataclass(frozen=True, slots=True)
+class FolderChoice:
+    """What is audited of a folder.
+
+    Attributes:
+        path: The file, or the folder itself where its files belong together.
+        others: Names of other files in it that could have been audited.
+    """
+
+    path: Path
+    others: tuple[str, ...]
+
+
+def choose_in_folder(folder: Path) -> FolderChoice:
+    """What is audited of a folder: its transcript, else its scores, else the one file there is.
+
+    Raises:
+        FileFormatError: There is nothing, or several files that none goes before.
+    """
+    names = sorted(
+        item.name
+        for item in folder.iterdir()
+        if item.suffix.lower() in _TABLES and item.is_file() and item.name not in _NEVER
+    )
     for name in ("transcript.npz", "scores.npz"):
         if (folder / name).exists():
-            return load_audit_input(folder / name)
+            return FolderChoice(folder / name, tuple(item for item in names if item != name))
     if any(folder.glob("in_scores_ndis_*.csv")):
-        return CanaryScores.from_auditbench(folder)
+        return FolderChoice(folder, ())
+    if len(names) == 1:
+        return FolderChoice(folder / names[0], ())
+    found = "nothing that holds scores" if not names else f"several: {', '.join(names[:8])}"
     raise FileFormatError(
-        f"Expected transcript.npz or scores.npz in {str(folder)!r}, found neither. Name a file, or "
+        f"Expected transcript.npz or scores.npz in {str(folder)!r}, found {found}. Name a file, or "
         "the folder of a finished run."
     )
+
+
+def _load_folder(folder: Path) -> AuditInput:
+    chosen = choose_in_folder(folder).path
+    if chosen == folder:
+        return CanaryScores.from_auditbench(folder)
+    return load_audit_input(chosen)
 
 
 def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
@@ -103,15 +161,37 @@ def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
 
 
 def _load(source: Path | io.BytesIO, name: str) -> AuditInput:
-    if isinstance(source, io.BytesIO):
-        kind = _kind(source, name)
-        source.seek(0)
-    else:
-        with source.open("rb") as stream:
-            kind = _kind(stream, name)
-    if kind not in _READERS:
-        raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_advice(kind)}")
+    with contextlib.ExitStack() as stack:
+        stream: IO[bytes] = (
+            source if isinstance(source, io.BytesIO) else stack.enter_context(source.open("rb"))
+        )
+        kind = _kind(stream, name)
+        if kind is None:
+            stream.seek(0)
+            form = looks_like(stream.read(64), name.strip("'\""))
+            stream.seek(0)
+            if form is None:
+                raise FileFormatError(
+                    f"Cannot read {name}: it is no npz file, nor CSV, JSON or Parquet. Expected "
+                    "what Transcript.save() or CanaryScores.save() wrote, what askgauss simulate "
+                    "writes, or a table with the columns score and member."
+                )
+            return read_table(stream, form, name)
+        stream.seek(0)
+        if kind in _HOLDS_TRANSCRIPT:
+            return _held_transcript(stream, kind, name)
+        if kind not in _READERS:
+            raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_advice(kind)}")
     return _READERS[kind].load(source)
+
+
+def _held_transcript(stream: IO[bytes], kind: str, name: str) -> Transcript:
+    """The transcript in a checkpoint that was written after the run."""
+    arrays, _ = read_arrays(stream, kind, _HOLDS_TRANSCRIPT[kind])
+    held = arrays.get("transcript")
+    if held is None or held.dtype != np.uint8:
+        raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_CHECKPOINT}")
+    return Transcript.load(io.BytesIO(held.tobytes()))
 
 
 def _advice(kind: str) -> str:
@@ -122,8 +202,8 @@ def _advice(kind: str) -> str:
     return f"It says it is {kind[:80]!r}, which this askgauss does not know: update askgauss."
 
 
-def _kind(stream: IO[bytes], name: str) -> str:
-    """What a file says it is."""
+def _kind(stream: IO[bytes], name: str) -> str | None:
+    """What a file of ours says it is; None of any other."""
     start = stream.read(len(_ZIP))
     stream.seek(0)
     if start == _ZIP:
@@ -136,7 +216,5 @@ def _kind(stream: IO[bytes], name: str) -> str:
         content = None
     if isinstance(content, dict) and "kind" in content:
         return str(content["kind"])
-    raise FileFormatError(
-        f"Cannot read {name}: it is no npz file. Expected what Transcript.save() or "
-        "CanaryScores.save() wrote, or what askgauss simulate writes."
-    )
+    stream.seek(0)
+    return None

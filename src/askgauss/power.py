@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from askgauss import _validate, accounting
+from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import GaussianRectangle, GaussianShift, PairEvidence
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
@@ -21,15 +22,19 @@ from askgauss.simulation.simulate import simulate_scores
 from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
-__all__ = ["Plan", "smallest_leak", "solve"]
+__all__ = ["ENOUGH", "Plan", "needed_factor", "smallest_leak", "solve"]
 
-_ENOUGH = 0.8
+ENOUGH = 0.8
+"""An audit with this power against 1.25 times the claim is strong enough for CONSISTENT."""
 # Audits simulated for the power of a method that has no law of its own.
 _AUDITS = 200
 # What no run will ever have. Beyond it more of the same does not help, and the answer is an error.
 _MOST = 10**9
 _MOST_SIMULATED = 10**6
 _LARGEST_RATIO = 1e4
+_LARGEST_FACTOR = 2.0**14
+# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
+_ALTERNATIVE = 1.25
 # Chances closer to 0 or 1 are taken for this, which has a probit.
 _NEVER = 1e-12
 
@@ -82,8 +87,8 @@ def solve(
     sampling_rate: float,
     alternative: float | None,
     confidence: float | None = None,
-    power: float | None = _ENOUGH,
-    auditor: Auditor[Any] | None = None,
+    power: float | None = ENOUGH,
+    auditor: Auditor[Any] | str | None = None,
     gate_error: float = 0.001,
 ) -> Plan:
     """The one number that is left open, such that the others hold.
@@ -154,7 +159,7 @@ def solve(
         alternative=float(alternative or 0.0),
         confidence=float(confidence),
         power=float(power or 0.0),
-        auditor=SubsampledGaussian() if auditor is None else auditor,
+        auditor=SubsampledGaussian() if auditor is None else as_auditor(auditor),
     )
     name = unknown[0]
     if name == "power":
@@ -170,7 +175,7 @@ def solve(
     return replace(complete, power=_power(complete))
 
 
-def smallest_leak(result: AuditResult, *, power: float = _ENOUGH) -> float | None:
+def smallest_leak(result: AuditResult, *, power: float = ENOUGH) -> float | None:
     """The smallest true epsilon that this audit would have called a VIOLATION, with this power.
 
     Args:
@@ -194,6 +199,46 @@ def smallest_leak(result: AuditResult, *, power: float = _ENOUGH) -> float | Non
         power=power,
     )
     return found if found is not None and math.isfinite(found) else None
+
+
+def needed_factor(result: AuditResult, *, power: float = ENOUGH) -> float | None:
+    """How many times the canaries an audit like this one needs to notice 1.25 times the claim.
+
+    Args:
+        result: An audit with a claim.
+        power: How likely it should notice.
+
+    Returns:
+        A factor for the number of canaries, present and absent alike; at most 1 where there are
+        enough, and None where no number of them is, or where the method does not say.
+    """
+    from askgauss.diagnostics.figures.resized import resized
+
+    claim, auditor = result.claim, result.auditor
+    if claim is None:
+        return None
+    tested = any(finding.p_value is not None for finding in result.findings)
+    error = result.gate_error / 2 if tested else result.gate_error
+
+    def enough(factor: float) -> bool:
+        found = auditor.power(
+            resized(result.evidence, factor),
+            epsilon=claim.epsilon,
+            true_epsilon=_ALTERNATIVE * claim.epsilon,
+            delta=claim.delta,
+            error=error,
+        )
+        return found is not None and found >= power
+
+    low, high = 0.5, 1.0
+    while not enough(high):
+        if high >= _LARGEST_FACTOR:
+            return None
+        low, high = high, 2.0 * high
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def _power(plan: Plan) -> float:

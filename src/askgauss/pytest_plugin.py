@@ -6,13 +6,16 @@
     def test_training_is_private(privacy_audit):
         privacy_audit(train_with_canaries())
 
+    def test_nothing_else_leaks(privacy_replay):
+        privacy_replay(train, data, leave_out=17)
+
 Nothing of askgauss is imported before the first audit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from askgauss.auditors.base import Auditor
     from askgauss.claims import PrivacyClaim
     from askgauss.inputs import AuditInput
+    from askgauss.replay import Replay, ReplayReport
+    from askgauss.replay.report import Adjacency
     from askgauss.results import AuditResult
 
-__all__ = ["PrivacyAudit", "privacy_audit"]
+__all__ = ["PrivacyAudit", "PrivacyReplay", "privacy_audit", "privacy_replay"]
 
 _KIND = "askgauss-test-audits"
 _SCHEMA = 1
@@ -41,8 +46,8 @@ _ATTRIBUTE = "privacy_audits"
 class PrivacyAudit:
     """The ``privacy_audit`` fixture: call it with what a run left behind."""
 
-    def __init__(self, node: pytest.Item, strict: bool) -> None:
-        self._node, self._strict = node, strict
+    def __init__(self, node: pytest.Item, lenient: bool) -> None:
+        self._node, self._lenient = node, lenient
 
     def __call__(
         self,
@@ -51,7 +56,7 @@ class PrivacyAudit:
         claim: PrivacyClaim | None = None,
         auditor: Auditor[Any] | None = None,
     ) -> AuditResult:
-        """Audit, and fail the test on a violation or an invalid audit.
+        """Audit, and fail the test unless the run is consistent with its claim.
 
         Args:
             data: Scores, a transcript, or the path of either or of a run folder.
@@ -62,6 +67,7 @@ class PrivacyAudit:
             The result, for further assertions.
         """
         from askgauss.auditing import audit
+        from askgauss.gate import decide
         from askgauss.inputs import load_audit_input
 
         held_to, confidence, gate_error = self._terms(claim)
@@ -76,9 +82,9 @@ class PrivacyAudit:
             ("privacy_verdict", verdict),
             ("privacy_epsilon_lower", f"{result.epsilon_lower:g}"),
         ]
-        failing = {"VIOLATION", "INVALID", "none"} | ({"INCONCLUSIVE"} if self._strict else set())
-        if verdict in failing:
-            pytest.fail(_explanation(result), pytrace=False)
+        decision = decide(result, lenient=self._lenient)
+        if not decision.passes:
+            pytest.fail(_explanation(result, decision.why), pytrace=False)
         return result
 
     def _terms(self, claim: PrivacyClaim | None) -> tuple[PrivacyClaim, float, float]:
@@ -114,17 +120,69 @@ class PrivacyAudit:
         return PrivacyClaim(**terms), confidence, gate_error
 
 
-def _explanation(result: AuditResult) -> str:
+class PrivacyReplay:
+    """The ``privacy_replay`` fixture: call it with a training function and its data."""
+
+    def __init__(self, node: pytest.Item) -> None:
+        self._node = node
+
+    def __call__(
+        self,
+        train: Callable[[Any, Replay], object],
+        data: Any,
+        *,
+        leave_out: int | None = None,
+        replace: int | None = None,
+        replacement: Any = None,
+        steps: int = 5,
+        adjacency: Adjacency | None = None,
+        plant: bool = True,
+        seed: int = 0,
+    ) -> ReplayReport:
+        """Replay, and fail the test unless nothing differed but what may; see `askgauss.replay`.
+
+        A replay that could not look at everything fails too: there is no chance in it, so that a
+        test can be written that looks.
+
+        Returns:
+            The report, for further assertions.
+        """
+        from askgauss.replay import replay
+
+        report = replay(
+            train,
+            data,
+            leave_out=leave_out,
+            replace=replace,
+            replacement=replacement,
+            steps=steps,
+            adjacency=adjacency,
+            plant=plant,
+            seed=seed,
+        )
+        self._node.user_properties.append(("privacy_replay", report.verdict.value))
+        if report.verdict.value != "CONSISTENT":
+            pytest.fail(_explanation(report), pytrace=False)
+        return report
+
+
+def _explanation(result: AuditResult | ReplayReport, why: str = "") -> str:
     """The result and its worst findings, with nothing in it that could command a terminal."""
     from askgauss.cli.terminal import printable
 
-    return printable(str(result))
+    return printable(f"{result}\n{why}".rstrip())
 
 
 @pytest.fixture
 def privacy_audit(request: pytest.FixtureRequest) -> PrivacyAudit:
     """Audits a run against the test's ``privacy`` marker; the test fails if the run does."""
-    return PrivacyAudit(request.node, request.config.getoption("privacy_strict"))
+    return PrivacyAudit(request.node, not request.config.getoption("privacy_strict"))
+
+
+@pytest.fixture
+def privacy_replay(request: pytest.FixtureRequest) -> PrivacyReplay:
+    """Replays a training on neighbouring data; the test fails if anything else leaks."""
+    return PrivacyReplay(request.node)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,8 +197,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--privacy-strict",
         action="store_true",
-        default=False,
-        help="also fail tests whose privacy audit is inconclusive",
+        default=True,
+        help="fail tests whose privacy audit is inconclusive (the default)",
+    )
+    group.addoption(
+        "--privacy-lenient",
+        action="store_false",
+        dest="privacy_strict",
+        help="let tests pass whose privacy audit is inconclusive",
     )
 
 
@@ -186,6 +250,16 @@ def _promises_an_audit(item: pytest.Item) -> bool:
     return marked or "privacy_audit" in getattr(item, "fixturenames", ())
 
 
+def _scope(result: dict[str, Any]) -> str:
+    """What was tested and what was not, by the names of the parts."""
+    named: dict[str, list[str]] = {"broken": [], "not tested": [], "fine": []}
+    for part in result["scope"]:
+        named[part["status"]].append(part["name"])
+    words = {"fine": "tested"}
+    shown = [f"{words.get(key, key)}: {', '.join(names)}" for key, names in named.items() if names]
+    return "; ".join(shown) or "which parts of the training were tested is not known"
+
+
 class _Summary:
     """Gathers the audits of all tests, in whatever process they ran."""
 
@@ -224,7 +298,7 @@ class _Summary:
             terminalreporter.write_line(
                 one_line(
                     f"{result['verdict'] or 'none'} {name}: epsilon >= {bound}, claimed "
-                    f"{claim['epsilon']:g} at delta {claim['delta']:g}"
+                    f"{claim['epsilon']:g} at delta {claim['delta']:g}; {_scope(result)}"
                 )
             )
         if self._failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import Canaries, Stream, random_stream
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.monitor import Monitor, ObservedStep
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.monitor import Monitor, ObservedStep, monitor_of
+from askgauss.planting import Planting
+from askgauss.sampling import Poisson, Scheme, scheme_of
 from askgauss.step_store import StepWriter
 from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
 
@@ -94,6 +101,7 @@ class _Progress:
     run: str | None = None
     stored_check: str | None = None
     monitor: dict[str, Any] | None = None
+    scheme: Scheme | None = None
 
 
 class Recorder(Checkpointed):
@@ -108,17 +116,20 @@ class Recorder(Checkpointed):
 
     Args:
         canaries: Who is planted where.
-        sampling_rate: Probability that a present canary is planted in a step. Needed unless your
-            own sampler plants, in which case it stays None.
+        sampling: How the training draws its records, a scheme of `askgauss.sampling`. By the same
+            law `sample` draws canaries; where your own sampler plants, what it drew is tested.
+        sampling_rate: Short for ``sampling=Poisson(rate=...)`` where `sample` plants: the
+            probability that a present canary is planted in a step. Needed unless your own sampler
+            plants, in which case it stays None.
         clip_norm: Norm of one planted canary; `observe` may give another for its step.
         noise_multiplier: The noise multiplier the run claims, for the findings.
         poisson: Whether your own sampler draws every record by an independent coin in every step.
             Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
             needs no word for it.
-        records: Records the training draws its batches from, to compare the sizes of batches with.
+        records: Records the training draws its batches from, to compare batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
-        monitor: Watches every step; its state is kept in the checkpoints.
+        monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -145,33 +156,38 @@ class Recorder(Checkpointed):
         self,
         canaries: Canaries,
         *,
+        sampling: Scheme | None = None,
         sampling_rate: float | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
         poisson: bool = False,
         records: int | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )
-        if sampling_rate is not None:
-            _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+        scheme = scheme_of(sampling, sampling_rate)
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         if records is not None:
             _validate.integer(1, records=records)
+        if poisson and not isinstance(scheme, (Poisson, type(None))):
+            raise InvalidArgumentError(
+                f"Expected poisson=False, got True with sampling={scheme!r}. Say one of the two."
+            )
         self._canaries = canaries
-        self._sampling_rate = None if sampling_rate is None else float(sampling_rate)
+        self._planting = Planting(canaries, scheme, None if records is None else int(records))
+        self._sampling_rate = None if scheme is None else scheme.share
+        # A rate alone does not say how the user's own sampler draws.
+        self._declared = sampling
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._poisson = bool(poisson)
-        self._records = None if records is None else int(records)
+        self._poisson = bool(poisson) or isinstance(sampling, Poisson)
         self._store = None if store is None else StepWriter(store, canaries)
-        self._coin = random_stream(canaries.root_seed, Stream.PLANTING)
         self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
         self._own_coin: bool | None = None
@@ -209,20 +225,26 @@ class Recorder(Checkpointed):
             "gaps": _Rows.empty(np.int64),
             "watch_values": _Rows.empty(np.float64, 0),
         }
-        given: Any = monitor
-        if not isinstance(given, (Monitor, type(None))):
-            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
-            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
+        if self._monitor is not None and not isinstance(scheme, (Poisson, type(None))):
+            raise UnsupportedError(
+                f"A monitor composes steps by Poisson sampling, got sampling={scheme!r}. Leave out "
+                "monitor=, and audit the transcript."
+            )
         # What is kept of a very long run thins out; what is watched does not.
         self._monitored = self._kept
-        if monitor is not None:
-            monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
+        if self._monitor is not None:
+            self._monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
         """Number of steps observed so far."""
         return len(self._rows["clip_norm"])
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def run(self) -> str:
@@ -244,7 +266,7 @@ class Recorder(Checkpointed):
             self._kept = fewer
 
     def sample(self) -> NDArray[np.int64]:
-        """Indices of the canaries to plant in this step, by an independent coin for each.
+        """Indices of the canaries to plant in this step, each drawn by itself by the scheme's law.
 
         Raises:
             RecordingError: The last sample has not been observed yet, or your own sampler plants.
@@ -252,8 +274,8 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._sampling_rate is None:
             raise RecordingError(
-                "Expected sampling_rate to be given to the Recorder before sample(); or let your "
-                "own sampler choose and pass planted= to observe()."
+                "Expected sampling_rate or sampling to be given to the Recorder before sample(); "
+                "or let your own sampler choose and pass planted= to observe()."
             )
         if self._own_coin is False:
             raise RecordingError(
@@ -262,8 +284,7 @@ class Recorder(Checkpointed):
             )
         if self._drawn is not None:
             raise RecordingError("sample() was called twice for one step: observe() it first.")
-        coins = self._coin.random(self._present.size)
-        self._drawn = self._present[coins < self._sampling_rate]
+        self._drawn = self._planting.draw()
         return self._drawn.copy()
 
     def observe(
@@ -276,20 +297,22 @@ class Recorder(Checkpointed):
         noise_multiplier: float | None = None,
         watch: ArrayLike | None = None,
         batch_size: int | None = None,
+        batch: ArrayLike | None = None,
     ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
         Args:
             noisy_sum: The released sum along each canary (`canaries.project`).
             background: The clean sum there, before anything was planted, or 0 where it has been
-                taken off already; None where unknown. Only valid with Poisson sampling of the
-                other records.
+                taken off already; None where unknown. Only where what other records drew says
+                nothing of a canary's draws (`Scheme.known_background`): Poisson sampling, say.
             planted: Indices of the planted canaries, where your own sampler chose them.
             clip_norm: Norm of one planted canary in this step, if not the recorder's.
             noise_multiplier: Noise multiplier claimed for this step, if not the recorder's.
             watch: The released sum, less its clean value where that is known, at
                 ``canaries.watch``.
             batch_size: Records in the batch of the training, as its sampler drew it.
+            batch: Indices of those records, from 0 to ``records - 1``, to test how they are drawn.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape, type or range.
@@ -306,11 +329,23 @@ class Recorder(Checkpointed):
             _validate.non_negative(noise_multiplier=claimed)
         if batch_size is not None:
             _validate.integer(0, batch_size=batch_size)
+        members = self._planting.checked_batch(batch, self.steps)
+        if members is not None and batch_size not in (None, members.size):
+            hint = "Leave it out: batch says it."
+            raise _validate.fail("batch_size", batch_size, f"= {members.size}, as in batch", hint)
+        if members is not None:
+            batch_size = members.size
         known: Literal["known", "unknown"] = "unknown" if background is None else "known"
         if self._background not in (None, known):
             raise RecordingError(
                 f"Expected the background to stay {self._background}, got it {known} in step "
                 f"{self.steps + 1}. Give it in every step or in none."
+            )
+        scheme = self._planting.scheme
+        if known == "known" and scheme is not None and not scheme.known_background:
+            raise RecordingError(
+                f"Expected no background with {scheme}: what other records drew says which steps "
+                "drew a canary, so their sum has to stay in. Leave background out."
             )
         clean: Any = 0.0
         if not (background is None or (isinstance(background, (int, float)) and background == 0)):
@@ -336,6 +371,7 @@ class Recorder(Checkpointed):
             self._rows["kept_planted"].append(self._flags[self._kept])
             seen = None if self._monitor is None else values[self._monitored]
             self._add(values, indices, batch_size)
+            self._planting.add(self._flags, members, own_coin=planted is None)
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
@@ -564,23 +600,31 @@ class Recorder(Checkpointed):
             steps=StepSums(**{name: rows.pop(name) for name in _STEP_FIELDS}),
             kept=self._kept.copy(),
             watch_tensor=watch.copy(),
-            facts=self._facts(self._background, self._own_coin),
+            facts=replace(
+                self._facts(self._background, self._own_coin),
+                batches=self._planting.batches,
+                plantings=self._planting.plantings,
+                exercised=("sampler",) if self._planting.meets_the_sampler else (),
+            ),
             **rows,
         )
 
     def _facts(
         self, background: Literal["known", "unknown"] | None, own_coin: bool | None
     ) -> RunFacts:
+        scheme = self._planting.scheme
+        other = not isinstance(scheme, (Poisson, type(None)))
         return RunFacts(
             sampling_rate=self._sampling_rate,
+            scheme=self._declared,
             sampling="user's sampler" if own_coin is False else "own coin",
-            poisson=self._poisson or own_coin is not False,
+            poisson=self._poisson or (own_coin is not False and not other),
             poisson_declared=self._poisson and own_coin is False,
             background=background or "unknown",
             fair_coins=self._canaries.fair_coins,
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
-            records=self._records,
+            records=self._planting.records,
             seed=self._canaries.root_seed,
             run=self._run,
         )
@@ -597,6 +641,7 @@ class Recorder(Checkpointed):
         state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
         state["previous"] = self._previous.copy()
+        state |= self._planting.arrays()
         if self._drawn is not None:
             state["drawn"] = self._drawn.copy()
         state["state"] = _plain.to_plain(
@@ -607,11 +652,12 @@ class Recorder(Checkpointed):
                 own_coin=self._own_coin,
                 background=self._background,
                 watched=self._watched,
-                coin=_integers_as_text(self._coin.bit_generator.state),
+                coin=self._planting.coin,
                 stored=self._store is not None,
                 run=self._run,
                 stored_check=None if self._store is None else self._store.last_check,
                 monitor=None if self._monitor is None else self._monitor.state_dict(),
+                scheme=self._declared,
             )
         )
         return state
@@ -629,6 +675,7 @@ class Recorder(Checkpointed):
             ("fingerprint", self._canaries.fingerprint()),
             ("sampling_rate", self._sampling_rate),
             ("clip_norm", self._clip_norm),
+            ("scheme", self._declared),
         ):
             theirs = getattr(progress, name)
             if theirs != mine:
@@ -664,11 +711,10 @@ class Recorder(Checkpointed):
         rows = {name: _part(state, f"rows.{name}", like, steps) for name, like in likes.items()}
         if steps:
             self._check_sums(sums, rows, kept, progress)
-        coin = random_stream(self._canaries.root_seed, Stream.PLANTING)
-        try:
-            coin.bit_generator.state = _text_as_integers(progress.coin)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FileFormatError(f"Expected the state of a generator: {error}.") from error
+        planting = Planting(self._canaries, self._planting.scheme, self._planting.records)
+        own = progress.own_coin is not False
+        planting.resume((steps if own else 0) + (drawn is not None), progress.coin)
+        planting.take(planting.read_sums(state, steps))
         if steps and progress.stored != (self._store is not None):
             raise RecordingError(
                 "Expected store to be given to the Recorder exactly if the run began with one: a "
@@ -685,7 +731,8 @@ class Recorder(Checkpointed):
             self._store.resume(steps, run=progress.run, check=progress.stored_check)
         self._run = progress.run or self._run
         self._kept = kept
-        self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
+        self._sums, self._previous, self._drawn = sums, previous, drawn
+        self._planting = planting
         self._rows = {name: _Rows(array) for name, array in rows.items()}
         declared = rows["noise_multiplier"]
         first = declared[0] if declared.size else 0.0
@@ -793,17 +840,3 @@ def _part(
             "Load an older checkpoint."
         )
     return given.copy()
-
-
-def _integers_as_text(state: Any) -> Any:
-    """A generator's state with its 128-bit integers as text, which any JSON reader keeps whole."""
-    if isinstance(state, dict):
-        return {key: _integers_as_text(value) for key, value in state.items()}
-    return f"int:{state}" if isinstance(state, int) else state
-
-
-def _text_as_integers(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _text_as_integers(value) for key, value in state.items()}
-    is_integer = isinstance(state, str) and state.startswith("int:")
-    return int(state[4:]) if is_integer else state

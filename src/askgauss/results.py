@@ -6,7 +6,7 @@ import enum
 import math
 import os
 import re
-import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from askgauss.auditors.base import Auditor
     from askgauss.comparison import Comparison
+    from askgauss.provenance import Provenance
     from askgauss.stats.meaning import GaussianPrivacy
     from askgauss.stats.tradeoff import TradeOff
 
@@ -35,8 +36,6 @@ _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
 _MOST_CANARIES = 10**8
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
 
 
 class Verdict(enum.Enum):
@@ -181,6 +180,9 @@ class AuditResult:
             that needs none.
         judged_evidence: What that test kept, where it is not the result's own method.
         run: The identity of the run that was audited; None where its data do not say.
+        provenance: The file that was audited, its digest, when and with what; None where only
+            arrays were.
+        commitment: The digest that was published before the run; None where there was none.
     """
 
     auditor: Auditor[Any]
@@ -207,6 +209,8 @@ class AuditResult:
     law_declared: bool = True
     judged_evidence: Any = None
     run: str | None = field(default=None, compare=False)
+    provenance: Provenance | None = field(default=None, compare=False)
+    commitment: str | None = field(default=None, compare=False)
 
     @property
     def assumption(self) -> Assumption:
@@ -283,6 +287,7 @@ class AuditResult:
         plain: dict[str, Any] = _plain.to_plain(replace(self, auditor=_NO_AUDITOR))
         plain["auditor"] = {"name": self.auditor.name, "options": _plain.to_plain(self.auditor)}
         plain["assumption"] = self.assumption.value
+        plain["next_step"] = self.next_step
         return plain
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -317,35 +322,30 @@ class AuditResult:
 
     @property
     def sight(self) -> str:
-        """What this audit would have called a violation, and how likely; empty where unknown."""
-        parts = []
-        if self.smallest_leak is not None:
-            parts.append(f"a true epsilon of {number(self.smallest_leak)} in 80% of audits")
-        if self.power is not None and self.claim is not None:
-            alternative = f"{_ALTERNATIVE * self.claim.epsilon:g} in {whole_percent(self.power)}"
-            parts.append(f"of {alternative}" if parts else f"a true epsilon of {alternative}")
-        if not parts:
-            return ""
-        return f"{', '.join(parts)}; a correct run is called one in at most {self.gate_error:g}"
+        """What this audit would have called a violation, and how often; empty where unknown."""
+        from askgauss._result_text import sight_of
+
+        return sight_of(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the run, such as what was taken on trust."""
+        run = self.metadata.get("run")
+        listed = run.get("notes") if isinstance(run, dict) else None
+        return tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+
+    @property
+    def next_step(self) -> str:
+        """What to do now, with a number where one helps."""
+        from askgauss.advice import advice
+
+        return advice(self).action
 
     def scope_rows(self) -> list[tuple[str, str]]:
         """The scope in words: what was tested, what is broken, what was not tested and how to."""
-        tested = [
-            f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
-            for part in self.scope
-            if part.status == "fine"
-        ]
-        broken = [part.name for part in self.scope if part.status == "broken"]
-        unseen: dict[str, list[str]] = {}
-        for part in self.scope:
-            if part.status == "not tested":
-                unseen.setdefault(part.how_to_test, []).append(part.name)
-        untested = [
-            f"{', '.join(names)} ({how})" if how else ", ".join(names)
-            for how, names in unseen.items()
-        ]
-        rows = (("tested", tested), ("broken", broken), ("not tested", untested))
-        return [(label, "; ".join(items)) for label, items in rows if items]
+        from askgauss._result_text import scope_rows_of
+
+        return scope_rows_of(self)
 
     def _repr_html_(self) -> str:
         from askgauss import report
@@ -383,53 +383,15 @@ class AuditResult:
         return result
 
     def __str__(self) -> str:
-        lines = []
-        if self.claim is not None and self.verdict is not None:
-            lines.append(one_line(f"{self.verdict.value}: {self.reason}"))
-            lines.append(f"  claimed     {self.claim}")
-        share = ""
-        if self.claim is not None and self.claim.delta == self.delta:
-            share = f" ({whole_percent(self.epsilon_lower / self.claim.epsilon)} of the claim)"
-        lines.append(
-            f"  measured    epsilon >= {number(self.epsilon_lower)} at delta {self.delta:g}, "
-            f"confidence {self.confidence:g}{share}"
-        )
-        lines.append(
-            f"  method      {self.auditor.name}, assuming {self.assumption.value}; "
-            f"{self.present:,} present and {self.absent:,} absent canaries"
-        )
-        if self.distribution_free is not None:
-            told = (
-                "instead     epsilon >= {} by the distribution-free method"
-                if self.declared
-                else "model-free  epsilon >= {}, whatever the law of the scores"
-            )
-            lines.append("  " + told.format(number(self.distribution_free)))
-        if math.isfinite(self.ceiling):
-            lines.append(f"  ceiling     this method could report at most {number(self.ceiling)}")
-        sight = self.sight
-        if sight:
-            lines.append(f"  would see   {sight}")
-        for label, words in self.scope_rows():
-            lines += textwrap.wrap(
-                words, width=100, initial_indent=f"  {label:<12}", subsequent_indent=" " * 14
-            )
-        shown = [f for f in self.findings if f.status in (Status.FAIL, Status.WARN, Status.INFO)]
-        order = [Status.FAIL, Status.WARN, Status.INFO]
-        for finding in sorted(shown, key=lambda item: order.index(item.status))[:5]:
-            lines += textwrap.wrap(
-                one_line(f"{finding} {finding.remedy}"),
-                width=100,
-                break_long_words=False,
-                initial_indent="  ",
-                subsequent_indent="      ",
-            )
-        return "\n".join(lines)
+        from askgauss._result_text import text_of
+
+        return text_of(self)
 
 
 def _from_content(content: dict[str, Any]) -> AuditResult:
     """The result that JSON values describe, within the ranges of an audit."""
     from askgauss.auditors import ClopperPearson, OneRun, auditor_from_options
+    from askgauss.provenance import Provenance
 
     description = content.get("auditor")
     if not isinstance(description, dict) or "evidence" not in content:
@@ -461,6 +423,8 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "law_declared": bool,
         "judged_evidence": ClopperPearson.evidence_type | None,
         "run": str | None,
+        "provenance": Provenance | None,
+        "commitment": str | None,
     }
     hints |= {name: hint for name, hint in later.items() if name in content}
     missing = hints.keys() - content.keys()
@@ -535,10 +499,7 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         stated_checks = {(item.check, item.status) for item in result.findings}
         if not {(item.check, item.status) for item in own} <= stated_checks:
             raise _contradiction("findings", "others", ", ".join(map(str, own)))
-    for name in names:
-        stated, found = getattr(result, name), getattr(again, name)
-        if not _agree(stated, found):
-            raise _contradiction(name, stated, found)
+    check_agreement(result, again, names)
     if not same_code and _side(result) != _side(again):
         if _side(again) is Verdict.INVALID and "distribution_free_evidence" not in content:
             # Earlier results do not say what the method beside it saw.
@@ -546,6 +507,17 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def check_agreement(stated: Any, found: Any, names: Sequence[str]) -> None:
+    """Refuse what a file states where what it was derived from gives something else.
+
+    Raises:
+        FileFormatError: An attribute differs by more than another processor's rounding.
+    """
+    for name in names:
+        if not _agree(getattr(stated, name), getattr(found, name)):
+            raise _contradiction(name, getattr(stated, name), getattr(found, name))
 
 
 def _side(result: AuditResult) -> Verdict | None:
@@ -589,7 +561,9 @@ def number(value: float | None) -> str:
 
 def whole_percent(share: float) -> str:
     """A share for a person, rounded down: what falls short of all of it is not 100%."""
-    return "infinity" if math.isinf(share) else f"{math.floor(100.0 * share)}%"
+    if math.isinf(share):
+        return "infinity"
+    return f"{math.floor(100.0 * share)}%" if share < 10.0 else f"{share:,.3g} times"
 
 
 class _NoAuditor:

@@ -34,6 +34,12 @@ main(sys.argv[1:])
 PLAIN_PROGRAM = [sys.executable, "-c", WITHOUT_EXTRAS]
 
 
+@pytest.fixture(autouse=True)
+def one_moment(monkeypatch):
+    """Documents of the same audit are the same, whenever they are made."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+
 @pytest.fixture
 def run():
     """Call the program in this process; stdout, stderr and the exit code come back apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -52,9 +53,18 @@ def test_an_invalid_audit_is_3(run, tmp_path):
     assert result.stdout.startswith("INVALID: ")
 
 
-def test_without_a_claim_there_is_a_bound_and_0(run, leaky):
+def test_lenient_lets_the_inconclusive_through_and_nothing_else(run, scores, leaky):
+    assert run("audit", scores, *CLAIM, "--strict").exit_code == 3
+    assert run("audit", scores, *CLAIM, "--lenient").exit_code == 0
+    assert run("audit", leaky, *CLAIM, "--lenient").exit_code == 1
+    assert run("audit", leaky, "--delta", "1e-5", "--lenient").exit_code == 3
+
+
+def test_without_a_claim_there_is_a_bound_and_the_gate_stays_closed(run, leaky):
     result = run("audit", leaky, "--delta", "1e-5")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
+    assert "the gate stays closed" in result.stderr
+    assert result.stdout.startswith("NO VERDICT: ")
     assert "epsilon >= " in result.stdout
     assert "VIOLATION" not in result.stdout
 
@@ -77,7 +87,13 @@ def test_the_command_says_what_the_library_says(run, scores):
         confidence=0.9,
         gate_error=0.01,
     )
-    assert content == json.loads(expected.to_json())
+    wanted = json.loads(expected.to_json())
+    source = content.pop("provenance")
+    assert source["file"] == "scores.npz"
+    assert source["sha256"] == hashlib.sha256(scores.read_bytes()).hexdigest()
+    for each in (content, wanted):
+        each.pop("digest")
+    assert content == {key: item for key, item in wanted.items() if key != "provenance"}
 
 
 @pytest.mark.parametrize(

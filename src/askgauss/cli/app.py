@@ -8,14 +8,19 @@ from typing import Annotated
 
 import typer
 
+from askgauss._version import __version__
 from askgauss.cli import paper_commands
+from askgauss.cli.attest import attest
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
-from askgauss.cli.program import Command, Program, config_option, debug_option
+from askgauss.cli.hooks import check_results
+from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
+from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
 from askgauss.cli.theory import plan, theory
+from askgauss.cli.verify import verify
 from askgauss.cli.watch import watch
 
 __all__ = ["app", "main"]
@@ -28,6 +33,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"askgauss {__version__}")
+        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
@@ -53,27 +64,52 @@ def program(
             callback=debug_option,
         ),
     ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Say nothing but errors: documents and the exit code are the answer.",
+            is_eager=True,
+            expose_value=False,
+            callback=quiet_option,
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+        ),
+    ] = False,
 ) -> None:
     """Audit differentially private training from one run.
 
     Start with `askgauss demo`, or without any training:
     `askgauss simulate dpsgd --fault half-noise | askgauss audit - --epsilon 8 --delta 1e-5`.
 
-    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 inconclusive or invalid.
+    Exit codes: 0 consistent, 1 violation, 2 usage or unreadable input, 3 no verdict that lets the
+    run through: inconclusive, invalid, or without a claim.
     """
     if context.invoked_subcommand is None:
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, watch, plan, theory, selftest):
+for command in (
+    *(demo, audit, compare, diagnose, report, attest, verify),
+    *(watch, replay, plan, theory, selftest),
+):
     app.command(cls=Command)(command)
+app.command(cls=Command, name="check-results")(check_results)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")
 paper_commands.register(app)
 
 
-@app.command(cls=Command)
-def version() -> None:
+@app.command(cls=Command, name="version")
+def versions_command() -> None:
     """Print the version of askgauss and of what it stands on."""
     from askgauss.cli.versions import versions
 

@@ -15,6 +15,7 @@ from askgauss.cli.shared import (
     Delta,
     Epsilon,
     GateError,
+    Lenient,
     NoiseMultiplier,
     SamplingRate,
     Source,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from askgauss.cli.runs import RunFolder
     from askgauss.results import AuditResult, Finding
 
-__all__ = ["audit", "compare", "diagnose", "report"]
+__all__ = ["audit", "compare", "diagnose", "read_result", "report"]
 
 
 def audit(
@@ -41,7 +42,7 @@ def audit(
     auditor: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
+            metavar="NAME|MODULE:CLASS",
             help="Method, chosen before looking; by default the one that suits the data.",
             autocompletion=complete_auditor,
         ),
@@ -52,6 +53,7 @@ def audit(
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
     clip_norm: ClipNorm = None,
+    lenient: Lenient = False,
     html: Html = None,
     json: Json = None,
     junit: Junit = None,
@@ -59,12 +61,12 @@ def audit(
 ) -> None:
     """Audit scores, a transcript or a run against what it claims.
 
-    Exits with 0 if consistent with the claim (or if there is none), 1 on a violation, 2 if there
-    is no answer, 3 if the audit is inconclusive or invalid.
+    Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
+    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
     """
     outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
-    data, found = read_input(source)
+    given = read_input(source)
     claim = make_claim(
         epsilon,
         delta,
@@ -72,22 +74,24 @@ def audit(
         sampling_rate=sampling_rate,
         steps=steps,
         clip_norm=clip_norm,
-        found=found,
+        found=given.claim,
     )
     from askgauss.auditing import audit as run_audit
+    from askgauss.provenance import with_provenance
 
     result = run_audit(
-        data,
+        given.data,
         claim=claim,
         delta=delta if claim is None else None,
         auditor=method,
         confidence=confidence,
         gate_error=gate_error,
     )
+    result = with_provenance(result, given.provenance())
     if not outputs.on_stdout:
         say_result(result)
     outputs.write(result)
-    raise typer.Exit(ExitCode.of(result))
+    raise typer.Exit(ExitCode.of(result, lenient=lenient))
 
 
 def compare(
@@ -97,7 +101,7 @@ def compare(
     auditor: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
+            metavar="NAME|MODULE:CLASS",
             help="A method to show; repeat for several, leave out for all that apply.",
             autocompletion=complete_auditor,
         ),
@@ -109,12 +113,12 @@ def compare(
     """Show what several methods say about the same data; it decides nothing."""
     Outputs(json=json, markdown=markdown)  # at most one of them on standard output
     methods = [auditor_named(name) for name in auditor or ()]
-    data, found = read_input(source)
-    claim = make_claim(epsilon, delta, found=found)
+    given = read_input(source)
+    claim = make_claim(epsilon, delta, found=given.claim)
     from askgauss.comparison import compare as run_comparison
 
     table = run_comparison(
-        data,
+        given.data,
         claim=claim,
         delta=delta if claim is None else None,
         auditors=[method for method in methods if method is not None] or None,
@@ -143,9 +147,9 @@ def diagnose(
 
     Exits with 1 if the mechanism is broken, 3 if an audit would be invalid, 0 otherwise.
     """
-    data, found = read_input(source)
+    given = read_input(source)
     details = (noise_multiplier, sampling_rate, steps, clip_norm)
-    claimed = any(value is not None for value in (epsilon, delta, found, *details))
+    claimed = any(value is not None for value in (epsilon, delta, given.claim, *details))
     claim = (
         make_claim(
             epsilon,
@@ -154,7 +158,7 @@ def diagnose(
             sampling_rate=sampling_rate,
             steps=steps,
             clip_norm=clip_norm,
-            found=found,
+            found=given.claim,
         )
         if claimed
         else None
@@ -163,12 +167,12 @@ def diagnose(
     from askgauss.diagnostics import describe
     from askgauss.diagnostics import diagnose as run_checks
 
-    findings = run_checks(data, claim=claim, gate_error=gate_error)
+    findings = run_checks(given.data, claim=claim, gate_error=gate_error)
     if json != "-":
         for finding in findings:
             if finding.status.value == "pass":
                 say(printable(str(finding)))
-        say(printable(describe(findings, data=data)))
+        say(printable(describe(findings, data=given.data)))
     if json is not None:
         content = {"findings": _plain.to_plain(findings)}
         write_text(json, _plain.dumps("askgauss-findings", 1, content) + "\n")
@@ -204,7 +208,7 @@ def report(
     if source != "-" and Path(source).is_dir():
         _report_folder(Path(source), outputs)
         return
-    result = _read_result(source)
+    result = read_result(source)
     if not outputs.on_stdout:
         say_result(result)
     outputs.write(result)
@@ -247,7 +251,7 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
             f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
             f"askgauss {run.read().command} {run.path} --resume"
         )
-    result = _read_result(str(run.result))
+    result = read_result(str(run.result))
     if not outputs.on_stdout:
         say_result(result)
     if outputs == Outputs():
@@ -257,7 +261,12 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
     outputs.write(result)
 
 
-def _read_result(source: str) -> AuditResult:
+def read_result(source: str) -> AuditResult:
+    """The result behind a path, or on standard input.
+
+    Raises:
+        FileFormatError: It is none.
+    """
     from askgauss.exceptions import FileFormatError
     from askgauss.results import AuditResult
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from askgauss.cli.terminal import note
 from askgauss.exceptions import InvalidArgumentError, RecordingError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from askgauss.auditors.base import Auditor
     from askgauss.claims import PrivacyClaim
     from askgauss.inputs import AuditInput
+    from askgauss.provenance import Provenance
 
 __all__ = [
     "ClipNorm",
@@ -24,6 +27,8 @@ __all__ = [
     "Delta",
     "Epsilon",
     "GateError",
+    "Input",
+    "Lenient",
     "NoiseMultiplier",
     "SamplingRate",
     "Seed",
@@ -58,6 +63,14 @@ ClipNorm = Annotated[float | None, typer.Option(help="Claimed clip norm, for the
 Confidence = Annotated[float, typer.Option(help="Confidence of the bound.")]
 GateError = Annotated[
     float, typer.Option(help="How often a correct run may end as violation or invalid.")
+]
+Lenient = Annotated[
+    bool,
+    typer.Option(
+        "--lenient/--strict",
+        help="Whether an inconclusive audit lets the run through.",
+        show_default="strict",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Root of every random choice.")]
 
@@ -119,15 +132,21 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def auditor_named(name: str | None) -> Auditor[Any] | None:
-    """The auditor of a kebab-case name, with its default options.
+    """The auditor of a kebab-case name, or of a class as module:Class, with its default options.
 
     Raises:
         InvalidArgumentError: There is none of this name.
     """
-    from askgauss.auditors import auditor_types
+    from askgauss.auditors import auditor_types, imported_auditor
 
     if name is None:
         return None
+    if ":" in name:
+        sys.path.insert(0, "")  # a module in the working folder, as python -m has it
+        try:
+            return imported_auditor(name)
+        finally:
+            sys.path.remove("")
     types = auditor_types()
     if name not in types:
         raise InvalidArgumentError(f"Expected --auditor to be {nearest(name, types)}")
@@ -159,26 +178,70 @@ def standard_input(what: str) -> BinaryIO:
     return stream
 
 
-def read_input(source: str) -> tuple[AuditInput, PrivacyClaim | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What a source holds.
+
+    Attributes:
+        data: The data.
+        claim: The claim it brings, if it is a run.
+        file: Name of the file it was read from.
+        sha256: Digest of that file.
+    """
+
+    data: AuditInput
+    claim: PrivacyClaim | None
+    file: str
+    sha256: str
+
+    def provenance(self) -> Provenance:
+        """Where a result of this comes from."""
+        from askgauss.provenance import provenance
+
+        command = ("askgauss", *sys.argv[1:])
+        return provenance(file=self.file, sha256=self.sha256, command=command)
+
+
+def read_input(source: str) -> Input:
     """The data behind a source, and the claim it brings if it is a run.
 
     Raises:
         FileFormatError: The source is not what an audit reads.
         RecordingError: The run is not finished.
     """
-    from askgauss.inputs import load_audit_input
+    from askgauss.inputs import choose_in_folder, load_audit_input
+    from askgauss.provenance import DigestingStream
 
     if source == "-":
-        return load_audit_input(standard_input("a file of scores or a transcript")), None
+        stream: Any = DigestingStream(standard_input("a file of scores or a transcript"))
+        data = load_audit_input(stream)
+        return Input(data=data, claim=None, file="standard input", sha256=stream.sha256)
     from askgauss.cli.runs import RunFolder
 
     folder = RunFolder.at(source)
     if folder is None:
-        return load_audit_input(source), None
+        path = Path(source)
+        if path.is_dir():
+            chosen = choose_in_folder(path)
+            others = f" Also there: {', '.join(chosen.others[:8])}." if chosen.others else ""
+            note(f"reading {chosen.path}.{others}")
+            path = chosen.path
+        return _read_file(path, None)
     run = folder.read()
     if run.status != "finished":
         raise RecordingError(
             f"Expected a finished run, {source!r} came to step {run.done} of {run.steps}. Go on "
             f"with: askgauss {run.command} {source} --resume"
         )
-    return load_audit_input(folder.path), run.claim
+    note(f"reading {folder.transcript}, the run of askgauss {run.command}, with its own claim.")
+    return _read_file(folder.transcript, run.claim)
+
+
+def _read_file(path: Path, claim: PrivacyClaim | None) -> Input:
+    from askgauss.inputs import load_audit_input
+    from askgauss.provenance import file_digest
+
+    data = load_audit_input(path)
+    # A folder, or a pipe that has a name, cannot be read once more.
+    digest = file_digest(path) if path.is_file() else ""
+    return Input(data=data, claim=claim, file=path.name, sha256=digest)

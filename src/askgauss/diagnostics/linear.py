@@ -17,7 +17,7 @@ from scipy.special import chdtri, gammainc, ndtr, stdtr
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
-from askgauss.diagnostics.outcomes import fact, judged, not_run
+from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
 from askgauss.diagnostics.tails import (
     Spread,
@@ -26,7 +26,7 @@ from askgauss.diagnostics.tails import (
     ratio_p_value,
 )
 from askgauss.exceptions import NotDefinedError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import gaussian, normality
 
@@ -38,6 +38,8 @@ _FEWEST_COLUMNS = 32
 _FEWEST_PIECES = 10
 _FEWEST_FOR_SHAPE = 16
 _FEWEST_PLANTINGS = 10
+# Parts of the run in which what canaries add is also looked at by itself.
+_PARTS = 8
 # Bartlett's test is one of large samples.
 _FEWEST_TO_POOL = 20
 # Noise below this share of what is claimed is none: what is left are rounding errors.
@@ -46,6 +48,8 @@ _SILENCE = 1e-5
 _SHARE = 5e-5
 # Standard errors that are noticed at that error, two-sided, with probability .8.
 _FAR = 4.06 + 0.84
+# What to add to the oddest of very many, which is never near what is expected.
+_LARGEST = ", as the largest of so many may by chance."
 
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
@@ -195,7 +199,7 @@ def _silent_values(run: _Run) -> Finding:
     return judged(
         name,
         _at_least(silent, expected),
-        f"{silent:,} of {values.size:,} values have no noise at all.",
+        f"{silent:,} of {values.size:,} values have no noise, where chance gives {expected:.2g}.",
         consequence=Consequence.BREACH,
         measured=float(silent),
         claimed=0.0,
@@ -218,6 +222,8 @@ def _visible_count(expected: float) -> int:
 
 def _place(run: _Run, row: int) -> str:
     pieces = run.transcript.pieces
+    if isinstance(run.transcript.plan, StrategyPlan):
+        return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
@@ -244,6 +250,7 @@ def _repeated(run: _Run) -> Finding:
         p_value,
         f"the most alike noise of two nodes ({_place(run, first)}; {_place(run, second)}) "
         f"correlates by {correlation:+.3f}.",
+        if_fine=_LARGEST,
         consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
@@ -267,6 +274,7 @@ def _shared(run: _Run) -> Finding:
         name,
         p_value,
         f"the most alike two coordinates correlate by {correlation:+.3f} over all nodes.",
+        if_fine=_LARGEST,
         consequence=same_noise(correlation),
         measured=correlation,
         claimed=0.0,
@@ -288,6 +296,7 @@ def _ties(run: _Run) -> Finding:
         name,
         min(1.0, len(ties) * worst.p_value),
         f"the noise of {worst.between} correlates by {worst.correlation:+.4f}.",
+        if_fine=_LARGEST,
         consequence=same_noise(worst.correlation),
         measured=worst.correlation,
         claimed=0.0,
@@ -310,6 +319,7 @@ def _restarts(run: _Run) -> Finding:
         name,
         2.0 * float(ndtr(-abs(correlation) * math.sqrt(pairs))),
         f"a node's noise correlates by {correlation:+.3f} with that of the tree before.",
+        if_fine=", as it may by chance.",
         consequence=Consequence.BREACH if abs(correlation) > 0.5 else Consequence.INVALIDATES,
         measured=correlation,
         interval=around(correlation, 1.0 / math.sqrt(pairs)),
@@ -402,6 +412,9 @@ def _by_group(
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
+    if apart and square[worst] == square.sum():
+        # No noise in all others: the odd one out is one of those.
+        worst = int(np.argmin(square))
     spread = Spread(float(freedom[worst]), float(square[worst]))
     others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
     against = others.scale if apart else run.claimed
@@ -423,9 +436,11 @@ def _by_group(
     return judged(
         name,
         p_value,
-        f"{where(worst)} has {ratio:.3f} times the noise of the others.{implied}"
+        f"{where(worst)} has {ratio:.3f} times the noise of the others."
         if apart
-        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.{implied}",
+        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.",
+        if_fine=", as the oddest of so many may by chance.",
+        if_wrong=implied.strip(),
         consequence=consequence,
         measured=spread.scale,
         interval=interval,
@@ -457,7 +472,9 @@ def _where_planted(run: _Run) -> Finding:
     return judged(
         name,
         ratio_p_value(ratio**2, planted.freedom, noise.freedom),
-        f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.{implied}",
+        f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.",
+        if_fine=", as there may be by chance.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
         measured=planted.scale,
         interval=interval,
@@ -497,7 +514,8 @@ def _scale(run: _Run) -> Finding:
     return judged(
         name,
         noise.p_value(claimed),
-        f"the noise of a node is {ratio:.3f} times what is claimed.{implied}",
+        f"the noise of a node is {ratio:.3f} times what is claimed.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=noise.scale,
         interval=interval,
@@ -525,6 +543,8 @@ def _shape(run: _Run) -> Finding:
         name,
         min(1.0, 2.0 * min(skewness_p, kurtosis_p)),
         f"the noise of a node has skewness {skewness:+.3f} and excess kurtosis {kurtosis:+.3f}.",
+        if_fine=", as Gaussian noise may.",
+        if_wrong="Gaussian noise has neither: it is drawn from another distribution.",
         consequence=Consequence.INVALIDATES,
         measured=kurtosis,
         claimed=0.0,
@@ -536,29 +556,42 @@ def _shape(run: _Run) -> Finding:
 
 
 def _contribution(run: _Run) -> Finding:
-    """What a planted canary adds to its leaves, in clip norms, by least squares."""
+    """What a planted canary adds to its leaves, in clip norms: over the run, and in parts of it."""
     name, transcript = "contribution", run.transcript
     if not run.known or not transcript.plan.independent:
         return not_run(name, _APART if run.known else _KNOWN)
     present = transcript.member & (transcript.information > 0.0)
-    if np.count_nonzero(present) < _FEWEST_PLANTINGS:
+    count = int(np.count_nonzero(present))
+    if count < _FEWEST_PLANTINGS:
         return not_run(name, f"{_FEWEST_PLANTINGS} present canaries that entered")
     noise, information = run.noise, transcript.information[present]
-    weight = float(information @ information)
-    mean = float(information @ transcript.score[present]) / weight
-    error = noise.scale / math.sqrt(weight)
+    products = information * transcript.score[present]
+    parts = min(_PARTS, count // _FEWEST_PLANTINGS)
+    part = transcript.leaves[present].min(axis=1) * parts // transcript.plan.steps
+    # The whole run first, by least squares, then each part by itself.
+    weights = np.array([information @ information, *np.bincount(part, information**2, parts)])
+    sums = np.array([products.sum(), *np.bincount(part, products, parts)])
+    means = np.divide(sums, weights, out=np.ones(parts + 1), where=weights > 0.0)
+    errors = noise.scale / np.sqrt(np.maximum(weights, np.finfo(np.float64).tiny))
+    # Without noise, rounding alone is let pass.
+    off = np.where(np.abs(means - 1.0) > 1e-6, np.abs(means - 1.0), 0.0)
+    distances = np.divide(off, errors, out=np.where(off > 0.0, np.inf, 0.0), where=errors > 0.0)
+    p_values = 2.0 * stdtr(noise.freedom, -distances)
+    p_values[1:] *= parts
+    worst = int(np.argmin(p_values)) if p_values.min() < SUSPICIOUS else 0
+    mean, error = float(means[worst]), float(errors[worst])
     more, broken, implied = mean > 1.0, False, ""
     if more and noise.square > 0.0:
         surely = max(mean - 4.0 * error, 0.0)
         broken, implied = run.breach(
             surely * transcript.largest_information / noise.interval(INTERVAL_ERROR)[1]
         )
-    # Without noise, rounding alone is let pass.
-    distance = abs(mean - 1.0) / error if error else (math.inf if abs(mean - 1.0) > 1e-6 else 0.0)
+    where = f" in part {worst} of {parts} of the run" if worst else ""
     return judged(
         name,
-        2.0 * float(stdtr(noise.freedom, -distance)),
-        f"a planted canary adds {mean:.4f} clip norms to its leaf.{implied}",
+        min(1.0, 2.0 * float(p_values.min())),
+        f"a planted canary adds {mean:.4f} clip norms to its leaf{where}.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=mean,
         interval=around(mean, error),
@@ -568,5 +601,5 @@ def _contribution(run: _Run) -> Finding:
         if more
         else "Canaries are scaled down: the bound is lower than it could be.",
         tolerable=abs(mean - 1.0) < TOLERANCE,
-        sees=f"a record that adds {1.0 + _FAR * error:.3f} clip norms",
+        sees=f"a record that adds {1.0 + _FAR * float(errors[0]):.3f} clip norms",
     )

@@ -85,11 +85,11 @@ def _scale(context: Context) -> Finding:
     p_value, (low, high) = relative.p_value(1.0), relative.interval(INTERVAL_ERROR)
     suspicious = p_value < SUSPICIOUS
     broken, implied = context.breach() if suspicious and not too_much else (False, "")
-    cause = _usual_cause(low, high) if suspicious else ""
     return judged(
         name,
         p_value,
-        f"the noise is {ratio:.3f} times what is claimed.{implied}{cause}",
+        f"the noise is {ratio:.3f} times what is claimed.",
+        if_wrong=f"{implied}{_usual_cause(low, high)}".strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=ratio * unit,
         interval=(low * unit, high * unit),
@@ -203,7 +203,8 @@ def _by_tensor(context: Context) -> Finding:
         name,
         p_value,
         f"{context.tensor_name(int(seen[worst]))} has {relative:.3f} times the noise of the "
-        f"others.{implied}{unseen}",
+        f"others.{unseen}",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=spread.scale,
         interval=interval,
@@ -246,14 +247,15 @@ def _by_step(context: Context) -> Finding:
         return not_run(name, missing)
     square, freedom = _relative_squares(context), context.others
     spread = _beyond_chance(context)[1]
+    chance = math.sqrt(float((0.5 / freedom).mean()))
     p_value, tolerable = equal_variances_p_value(square, freedom), spread < TOLERANCE
     broken, implied = (False, "") if tolerable else _uneven(context, p_value)
     return judged(
         name,
         p_value,
-        f"the noise scale varies by {spread:.1%} between steps, beyond chance.{implied}"
-        if p_value < SUSPICIOUS
-        else "the noise scale varies no more between steps than chance has it.",
+        f"the measured noise varies by {math.hypot(spread, chance):.1%} from step to step, where "
+        f"{chance:.1%} is expected of chance.",
+        if_wrong=implied.strip(),
         consequence=_if_uneven(context, broken),
         measured=spread,
         claimed=0.0,
@@ -317,7 +319,9 @@ def _drift(context: Context) -> Finding:
     return judged(
         name,
         p_value,
-        f"the noise scale changes by {math.expm1(change):+.1%} along the run.{implied}",
+        f"the noise scale changes by {math.expm1(change):+.1%} along the run.",
+        if_fine=", as it may by chance.",
+        if_wrong=implied.strip(),
         consequence=_if_uneven(context, broken),
         measured=math.expm1(change),
         interval=(math.expm1(low), math.expm1(high)),
@@ -346,6 +350,8 @@ def _shape(context: Context) -> Finding:
         name,
         min(1.0, 2.0 * min(skewness_p, kurtosis_p)),
         f"the noise of a step has skewness {skewness:+.3f} and excess kurtosis {kurtosis:+.3f}.",
+        if_fine=", as Gaussian noise may.",
+        if_wrong="Gaussian noise has neither: it is drawn from another distribution.",
         consequence=Consequence.INVALIDATES,
         measured=kurtosis,
         claimed=0.0,

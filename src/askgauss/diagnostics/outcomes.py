@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from askgauss.diagnostics.causes import root_causes
 from askgauss.results import Assumption, Consequence, Finding, Status
 
-__all__ = ["SUSPICIOUS", "apply_gate", "fact", "judged", "not_run"]
+__all__ = ["SUSPICIOUS", "apply_gate", "fact", "judged", "not_run", "worded"]
 
 # A p-value below this that the gate does not reject is worth a look, and no more than that.
 SUSPICIOUS = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Undecided(Finding):
+    """A check before the gate has decided: what to say depends on how it ends."""
+
+    if_fine: str = ""
+    if_wrong: str = ""
 
 
 def judged(
@@ -19,6 +27,8 @@ def judged(
     p_value: float,
     summary: str,
     *,
+    if_fine: str = "",
+    if_wrong: str = "",
     consequence: Consequence,
     measured: float | None = None,
     interval: tuple[float, float] | None = None,
@@ -33,7 +43,9 @@ def judged(
     Args:
         check: Name of the check.
         p_value: Probability of something at least as far off in a correct run.
-        summary: One sentence.
+        summary: What was measured, in words that hold however the check ends.
+        if_fine: What to add where it passes, such as that chance gives as much.
+        if_wrong: What to add where it does not, such as what follows from it.
         consequence: What a failure would mean.
         measured: The measured value.
         interval: Its confidence interval.
@@ -43,7 +55,11 @@ def judged(
         undermines: The least a bound must assume for a failure to make it too high.
         sees: The smallest fault it would have noticed, in words.
     """
-    return Finding(
+    if tolerable and p_value < SUSPICIOUS:
+        if_fine = ", which is too little to matter."
+    return _Undecided(
+        if_fine=if_fine,
+        if_wrong=if_wrong,
         check=check,
         status=Status.PASS,
         summary=summary,
@@ -68,6 +84,7 @@ def fact(
     claimed: float | None = None,
     remedy: str = "",
     undermines: Assumption = Assumption.DISTRIBUTION_FREE,
+    sees: str = "",
 ) -> Finding:
     """A check that needs no statistics: it holds or it does not."""
     return Finding(
@@ -79,6 +96,7 @@ def fact(
         measured=measured,
         claimed=claimed,
         remedy=remedy if failed else "",
+        sees=sees,
     )
 
 
@@ -90,6 +108,19 @@ def not_run(check: str, needs: str) -> Finding:
 def _failed_status(consequence: Consequence) -> Status:
     serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)
     return Status.FAIL if serious else Status.WARN
+
+
+def worded(finding: Finding, status: Status) -> Finding:
+    """A finding that says what its status says."""
+    if not isinstance(finding, _Undecided):
+        return finding
+    said = {Status.PASS: finding.if_fine, Status.INFO: ""}.get(status, finding.if_wrong)
+    summary = finding.summary
+    if said:
+        # A clause goes into the sentence, a sentence behind it.
+        summary = f"{summary[:-1]}{said}" if said.startswith((",", ";")) else f"{summary} {said}"
+    plain = {item.name: getattr(finding, item.name) for item in fields(Finding)}
+    return Finding(**{**plain, "summary": summary})
 
 
 def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]:
@@ -110,11 +141,17 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
         assert item.p_value is not None
         rejecting = rejecting and item.p_value <= error / (len(order) - rank)
         if rejecting:
-            listed[index] = replace(item, status=_failed_status(item.consequence))
+            status, remedy = _failed_status(item.consequence), item.remedy
         elif item.p_value < SUSPICIOUS:
-            listed[index] = replace(item, status=Status.INFO)
+            status = Status.INFO
+            # No fault to look for: of many sound runs some show as much.
+            remedy = (
+                f"One sound run in {1.0 / max(item.p_value, 1e-9):,.0f} shows as much: take it "
+                "seriously if the next run does too."
+            )
         else:
-            listed[index] = replace(item, remedy="")
+            status, remedy = Status.PASS, ""
+        listed[index] = replace(worded(item, status), status=status, remedy=remedy)
     causes = root_causes(listed)
     return tuple(
         replace(item, remedy=f"May follow from {causes[item.check]}: mend that first, audit again.")

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from scipy.special import chdtr, chdtrc, ndtr
 
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
+from askgauss.diagnostics.drawn import SAMPLER_CHECKS, accounted_sampling, drawn_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding
+from askgauss.sampling import Poisson
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["sampler_checks"]
@@ -35,6 +37,16 @@ _SCHEME_REMEDY = (
 
 def sampler_checks(context: Context) -> Iterator[Finding]:
     """Every check of the sampler."""
+    yield from accounted_sampling(context)
+    facts = context.facts
+    drawn = facts.batches or facts.plantings
+    if drawn is not None:
+        yield from drawn_checks(context, drawn)
+        return
+    if not isinstance(facts.scheme, (Poisson, type(None))):
+        for name in SAMPLER_CHECKS:
+            yield not_run(name, "the training's batches: observe(..., batch=)")
+        return
     yield _sampling_rate(context)
     yield _sampling_scheme(context)
     yield _sampling_of_pairs(context)
@@ -63,7 +75,8 @@ def _sampling_rate(context: Context) -> Finding:
     return judged(
         name,
         p_value,
-        f"a record is in a batch with probability {rate:.5f}.{implied}",
+        f"a record is in a batch with probability {rate:.5f}, where {claimed:.5f} is claimed.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=rate,
         interval=interval,
@@ -140,8 +153,10 @@ def _sampling_scheme(context: Context) -> Finding:
     return judged(
         name,
         p_value,
-        f"counts of inclusions by {along} vary {ratio:.2f} times as much as Poisson sampling gives"
-        + (f"; that looks like {looks}." if p_value < 1e-3 else "."),
+        f"counts of inclusions by {along} vary {ratio:.2f} times as much as Poisson sampling "
+        "gives.",
+        if_fine=", as they may by chance.",
+        if_wrong=f"; that looks like {looks}.",
         consequence=Consequence.INVALIDATES,
         measured=ratio,
         claimed=1.0,
@@ -186,6 +201,7 @@ def _sampling_of_pairs(context: Context) -> Finding:
         min(1.0, 0.5 * canaries * (canaries - 1) * p_value),
         f"of all pairs, the oddest is together in {overlap} steps where {expected:.1f} are "
         "expected.",
+        if_fine=", as the oddest of so many may be by chance.",
         consequence=Consequence.INVALIDATES,
         measured=float(overlap),
         claimed=float(expected),
@@ -235,6 +251,7 @@ def _sampling_in_time(context: Context) -> Finding:
         min(1.0, 2.0 * min(tests)),
         f"{int(returned[worst]):,} of {int(coins[worst]):,} coins at {int(first[worst])} steps "
         f"from a record's last one drew it again, where {rate * coins[worst]:,.1f} are expected.",
+        if_fine=", as the oddest of so many may be by chance.",
         consequence=Consequence.INVALIDATES,
         measured=float(returned[worst]),
         claimed=rate * float(coins[worst]),
@@ -300,7 +317,9 @@ def _batch_sizes(context: Context) -> Finding:
         p_value,
         f"batches have {sizes.mean():,.1f} of {records:,} records on average, where "
         f"{claimed * records:,.1f} are expected, and vary {ratio:.2f} times as much as Poisson "
-        f"sampling makes them.{implied}",
+        "sampling makes them.",
+        if_fine=", as they may by chance.",
+        if_wrong=implied.strip(),
         consequence=costly if by_rate == min(tests) else Consequence.INVALIDATES,
         measured=rate,
         claimed=claimed,

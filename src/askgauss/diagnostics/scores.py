@@ -24,6 +24,8 @@ __all__ = ["score_checks"]
 
 _FEWEST_FOR_SHAPE = 20
 _FEWEST_FOR_SPREAD = 5
+# So many equal scores that lie on no grid are no accident.
+_FEWEST_ALIKE = 3
 _BLOCKS = 20
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
@@ -34,8 +36,6 @@ _TRIED = 24
 _COMPARED = 128
 # The largest density of a Gaussian in units of its width, and some more.
 _DENSEST = 0.42
-# What the Anderson-Darling statistic of Gaussian samples exceeds in one of twenty (Stephens 1974).
-_USUAL = 0.75
 _LOOK = (
     "Look at the scores: outliers, several populations, heavy tails. Read the distribution-free "
     "bound until this is understood."
@@ -189,8 +189,8 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
     return judged(
         name,
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
-        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, where chance rarely "
-        f"gives more than {_USUAL}.",
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
+        f"are as far off in {_share(p_value)} of runs.",
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "
@@ -198,6 +198,11 @@ def _normality(group: str, residuals: _Residuals) -> Finding:
         if unknown
         else _LOOK,
     )
+
+
+def _share(probability: float) -> str:
+    """A probability as a share of runs."""
+    return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1g}"
 
 
 def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
@@ -271,6 +276,7 @@ def _equal_variance(residuals: _Residuals) -> Finding:
         name,
         p_value,
         f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
+        if_fine=", as they may by chance.",
         consequence=Consequence.INVALIDATES if above and not unknown else Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
@@ -297,7 +303,9 @@ def _drift(residuals: _Residuals) -> Finding:
     return judged(
         name,
         ratio_tail(ratio, *freedom),
-        f"the mean score varies along the canary index by {ratio:.2f} times what chance gives.",
+        f"the mean score varies along the canary index by {ratio:.2f} times what is expected of "
+        "chance.",
+        if_fine=", as it may.",
         consequence=Consequence.LOOSENS,
         measured=ratio,
         claimed=1.0,
@@ -321,7 +329,13 @@ def _duplicates(scores: CanaryScores) -> Finding:
     Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
     """
     name, groups = "duplicate scores", (scores.present, scores.absent)
-    repeated = sum(values.size - np.unique(values).size for values in groups)
+    number = [np.unique(values, return_counts=True)[1] for values in groups]
+    repeated = sum(int((counts - 1).sum()) for counts in number)
+    # One value of many canaries is not a canary that was counted twice.
+    atoms = [counts[counts >= _FEWEST_ALIKE] for counts in number]
+    held = sum(int(counts.sum()) for counts in atoms)
+    often = max(int(counts.max(initial=0)) for counts in atoms)
+    lone = repeated - sum(int((counts - 1).sum()) for counts in atoms)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
     told = _Told(
         consequence=Consequence.INVALIDATES,
@@ -332,20 +346,26 @@ def _duplicates(scores: CanaryScores) -> Finding:
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
     tolerated = 3 + len(scores) // 100
-    if repeated <= tolerated:
+    if lone <= tolerated and held == 0:
         return fact(name, False, f"{summary}.", **told)
     found = [ties.tie_excess(values) for values in groups]
     excesses = [item for item in found if item is not None]
     if not excesses:
         return not_run(name, f"scores on a finer grid: {summary}, as those of few values do")
     excess, p_value = min(excesses, key=lambda item: item[1])
+    if p_value == 0.0 and lone <= tolerated:
+        # Noise has no such values: these scores have none. What clamps its results has them, too.
+        told["remedy"] = "Find the canaries without noise; where results are clamped, say nothing "
+        told["remedy"] += "of Gaussian noise."
+        told["undermines"] = Assumption.GAUSSIAN_SCORES
+        said = f"{held:,} scores have a value that others have, one of them {often:,} times"
+        return fact(name, held > 0, f"{said if held else summary}.", **told)
     if p_value == 0.0:
         return fact(name, True, f"{summary}.", **told)
     return judged(
         name,
         min(1.0, len(excesses) * p_value),
-        f"{summary}, {max(excess, 0.0):,.0f} pairs of them beyond what the grid they lie on "
-        "explains.",
+        f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
         tolerable=excess <= tolerated,
         **told,
     )

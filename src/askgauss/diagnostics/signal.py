@@ -28,7 +28,7 @@ _MOST_OVERLAP = 0.5
 
 def signal_checks(context: Context) -> Iterator[Finding]:
     """Every check of the signal."""
-    if context.known and not context.facts.poisson:
+    if context.known and not context.facts.known_background:
         yield _background()
     yield _overlap(context)
     yield _contribution(context)
@@ -95,7 +95,8 @@ def _contribution(context: Context) -> Finding:
     return judged(
         name,
         p_value,
-        f"a planted canary adds {mean:.4f} clip norms to the sum.{implied}",
+        f"a planted canary adds {mean:.4f} clip norms to the sum, give or take {2.0 * error:.2g}.",
+        if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=mean,
         interval=around(mean, error),
@@ -180,17 +181,16 @@ def _even_contribution(context: Context) -> Finding:
         tests.append(_uneven(sums.planted_total - mean * planted, planted, scale, freedom))
     p_value = min(1.0, len(tests) * min(tests))
     worst = int(np.argmin(tests))
-    summary = "plantings add the same in all steps and for all canaries."
-    if p_value < SUSPICIOUS:
-        summary = (
-            f"what a planting adds changes by {trend:+.3f} clip norms along the run.",
-            "what a planting adds differs between steps, beyond the noise.",
-            "what a planting adds differs between canaries, beyond the noise.",
-        )[worst]
     return judged(
         name,
         p_value,
-        summary,
+        f"what a planting adds changes by {trend:+.3f} clip norms along the run.",
+        if_fine=", as it may by chance, and differs no more between steps and canaries.",
+        if_wrong=(
+            "",
+            "It differs between steps more than the noise explains.",
+            "It differs between canaries more than the noise explains.",
+        )[worst],
         consequence=Consequence.INVALIDATES,
         measured=trend,
         interval=around(trend, error),
@@ -235,6 +235,7 @@ def _carry_over(context: Context) -> Finding:
         name,
         _t_p_value(mean, error, context.even.freedom),
         f"in steps it is not in, a present canary adds {mean:+.4f} clip norms to the sum.",
+        if_fine=", as it may by chance.",
         consequence=Consequence.INVALIDATES,
         measured=mean,
         interval=around(mean, error),

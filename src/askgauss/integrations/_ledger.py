@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from askgauss.exceptions import RecordingError
 from askgauss.integrations._opacus_versions import history_of
+from askgauss.transcript import RunFacts, Transcript
 
-__all__ = ["Ledger", "LedgerState", "accounting_notes"]
+__all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 
 _MOST_READS = 16
 
@@ -183,6 +184,37 @@ class Ledger:
         self._start = None
         self._expected = state.total
         self._reads = list(state.reads)
+
+
+def accounted_facts(
+    recorded: Transcript, ledger: Ledger, *, tolerate: bool
+) -> tuple[RunFacts, bool]:
+    """The facts of a recorded run with what its accountant counted.
+
+    Args:
+        recorded: What was recorded.
+        ledger: What was counted.
+        tolerate: Whether the optimizer may use another noise multiplier than is accounted.
+
+    Returns:
+        The facts, and whether the accountant was told another noise multiplier.
+    """
+    entries = ledger.entries()
+    rates = {rate for _, rate in entries or ()}
+    used = {float(noise) for noise in np.unique(recorded.steps.noise_multiplier)}
+    counted = {noise for noise, _ in entries or ()}
+    # The claim is what was accounted for, even where the optimizer says otherwise.
+    differs = bool(counted) and counted != used and not tolerate
+    claimed = counted if differs else used
+    facts = replace(
+        recorded.facts,
+        noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
+        accounted_steps=None if entries is None else ledger.total,
+        accounted=() if entries is None else ledger.history(),
+        epsilon_reads=ledger.reads,
+        accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
+    )
+    return facts, differs
 
 
 def accounting_notes(ledger: Ledger, noise_differs: bool) -> list[str]:

@@ -25,6 +25,7 @@ __all__ = [
     "DPOptimizer",
     "DPOptimizerFastGradientClipping",
     "DPPerLayerOptimizer",
+    "DPTensorFastGradientClipping",
     "DistributedPerLayerOptimizer",
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
@@ -57,6 +58,9 @@ DistributedPerLayerOptimizer = _found(
 )
 DPLossFastGradientClipping = _found(
     "opacus.utils.fast_gradient_clipping_utils", "DPLossFastGradientClipping"
+)
+DPTensorFastGradientClipping = _found(
+    "opacus.utils.fast_gradient_clipping_utils", "DPTensorFastGradientClipping"
 )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import re
 import threading
 import zlib
@@ -20,7 +21,7 @@ from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
 from askgauss.plots import _style as style
 from askgauss.report import text
-from askgauss.results import AuditResult, Status, number
+from askgauss.results import AuditResult, Status, Verdict, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -115,10 +116,10 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         },
         {
             "name": "measured",
-            "value": text.bound(result.epsilon_lower),
+            "value": text.bound(result.epsilon_lower) if figures.usable(result) else "nothing",
             "note": f"with confidence {result.confidence:g}"
             if figures.usable(result)
-            else "not valid",
+            else f"{text.bound(result.epsilon_lower)} is not valid",
         },
     ]
     if result.distribution_free is not None:
@@ -132,15 +133,18 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
     if result.power is not None and claim is not None:
         facts.append(
             {
-                "name": "power",
-                "value": f"{100.0 * result.power:.0f} %",
-                "note": f"had ε been {1.25 * claim.epsilon:g}",
+                "name": "would have noticed",
+                "value": f"{math.floor(100.0 * result.power)} %",
+                "note": f"of leaks of ε = {1.25 * claim.epsilon:g}",
             }
         )
     numbers = figures.epsilon_axis(result, comparison)
     shown = f"claimed {number(numbers.claimed)}, " if numbers.claimed is not None else ""
-    caption = "Epsilon lies somewhere on the bar, which begins at the bound"
-    caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
+    if figures.usable(result):
+        caption = "Epsilon lies somewhere on the bar, which begins at the bound"
+        caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
+    else:
+        caption = "The bound is drawn for the record only: an assumption it rests on failed."
     if len(numbers.bounds) > 1:
         caption += " The first method decided; the others are shown for comparison only."
     figure = _Drawer(result).draw(
@@ -157,8 +161,10 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         "headline": text.headline(result),
         "reason": text.reason(result),
         "facts": facts,
+        "advice": text.advice_rows(result),
         "scope": [
-            {"name": name, "words": one_line(words, 600)} for name, words in result.scope_rows()
+            {"name": name, "words": one_line(words, 600)}
+            for name, words in (*result.scope_rows(), *(("note", note) for note in result.notes))
         ],
         "axis": figure,
         "version": one_line(result.version, 40),
@@ -189,7 +195,7 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         ],
         "sight": text.sight(summary.run),
         "sight_header": "would it show?" if exercised else "shows only through",
-        "sections": _sections(result, summary, curves),
+        "sections": _sections(result, summary, curves) + _course_section(result),
         "meaning": text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
         "findings_lead": (
@@ -225,7 +231,7 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
             "status": text.StatusWord(
                 "–" if result.verdict is None else result.verdict.value.lower(),
                 "",
-                "fail",
+                "fail" if result.verdict is not None else "skip",
             ),
         }
     ]
@@ -249,12 +255,17 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
 
 def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
     note = f"Belief: but for events of probability {result.delta:g}."
-    if result.claim is not None:
-        note += (
-            " Claimed rates are those of the mechanism described in the claim."
-            if meaning.from_mechanism
-            else " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
-        )
+    if result.claim is None:
+        return note
+    if meaning.from_mechanism:
+        note += " Claimed rates are those of the mechanism described in the claim."
+    elif meaning.from_gaussian:
+        note += " Claimed rates are those of a Gaussian mechanism of the claimed ε and δ."
+    else:
+        note += " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
+    below = result.epsilon_lower <= result.claim.epsilon
+    if result.verdict is Verdict.VIOLATION and below:
+        note += " The violation is not in these rates: a part of the mechanism is broken."
     return note
 
 
@@ -267,11 +278,26 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         ("auditor", result.auditor.name),
         ("options", ", ".join(f"{key} = {item}" for key, item in options.items()) or "none"),
         ("number formats met", ", ".join(run.precision)),
+        *_provenance(result),
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
     return [
         {"name": one_line(name, 60), "value": one_line(item, 400)} for name, item in rows if item
+    ]
+
+
+def _provenance(result: AuditResult) -> list[tuple[str, str]]:
+    source = result.provenance
+    if source is None:
+        return []
+    return [
+        ("audited file", source.file),
+        ("its SHA-256", source.sha256),
+        ("audited at", source.audited),
+        ("command", source.command),
+        ("commit", source.commit),
+        ("environment", ", ".join(f"{key} {item}" for key, item in source.environment.items())),
     ]
 
 
@@ -431,6 +457,43 @@ def _sections(
                 ),
             ],
         },
+    ]
+
+
+def _course_section(result: AuditResult) -> list[dict[str, Any]]:
+    """How a run that was watched went; nothing where nobody watched."""
+    course = figures.course(result)
+    if isinstance(course, Missing):
+        return []
+    drawer = _Drawer(result)
+    told = one_line(course.alarm, 600) or "There was no alarm."
+    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
+    return [
+        {
+            "id": "course",
+            "name": "course",
+            "title": "While it trained",
+            "lead": f"A monitor watched every step. {told}"
+            + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
+            "figures": [
+                drawer.draw(
+                    plots.bound_by_step,
+                    course,
+                    title="Bound over the steps",
+                    caption="Each value speaks of the steps up to it, and all of them hold "
+                    "together.",
+                    label="The bound on epsilon by step of the run, with the claim.",
+                ),
+                drawer.draw(
+                    plots.evidence_by_step,
+                    course,
+                    title="Evidence against the claim",
+                    caption=f"Of correct runs one in ten to the {course.alarm_at:.3g} ever reaches "
+                    "the line.",
+                    label="Evidence against the claim by step, and where it alarms.",
+                ),
+            ],
+        }
     ]
 
 

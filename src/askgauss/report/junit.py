@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from askgauss._result_text import scope_line
 from askgauss._text import one_line, printable
 from askgauss.report import text
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict
@@ -24,6 +25,15 @@ def junit(result: AuditResult) -> str:
         An XML document.
     """
     suite = ET.Element("testsuite", name=f"askgauss {result.auditor.name}")
+    facts = ET.SubElement(suite, "properties")
+    for name, words in (
+        ("verdict", text.headline(result)),
+        ("scope", scope_line(result)),
+        ("next step", result.next_step),
+        *(("note", note) for note in result.notes),
+        *(() if result.provenance is None else (("source", str(result.provenance)),)),
+    ):
+        ET.SubElement(facts, "property", name=name, value=one_line(words))
     verdict = ET.SubElement(suite, "testcase", classname="askgauss", name="verdict")
     if result.verdict is Verdict.VIOLATION:
         _problem(verdict, "failure", result.verdict.value, text.reason(result), str(result))

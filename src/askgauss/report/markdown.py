@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+from askgauss._result_text import measured
 from askgauss._text import one_line
 from askgauss.report import text
-from askgauss.results import AuditResult, Status, number
+from askgauss.results import AuditResult, Status
 
-__all__ = ["markdown"]
+__all__ = ["escaped", "markdown"]
 
 # Signs that Markdown, or a forge that renders it, gives a meaning: emphasis, tables, links, HTML,
 # people and issues to notify.
@@ -28,33 +29,33 @@ def markdown(result: AuditResult) -> str:
     claim = result.claim
     rows = [
         ("claimed", "none" if claim is None else str(claim)),
-        (
-            "measured",
-            f"epsilon >= {number(result.epsilon_lower)} at delta {result.delta:g}, "
-            f"confidence {result.confidence:g}",
-        ),
+        ("measured", measured(result)),
         ("method", f"{result.auditor.name}, assuming {result.assumption.value}"),
         ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
     ]
     if result.sight:
         rows.append(("would see", result.sight))
     rows += result.scope_rows()
-    lines = [f"### askgauss: {text.headline(result)}", "", _escaped(text.reason(result)), ""]
+    rows += [("note", note) for note in result.notes]
+    if result.provenance is not None:
+        rows.append(("source", str(result.provenance)))
+    rows.append(("next", result.next_step))
+    lines = [f"### askgauss: {text.headline(result)}", "", escaped(text.reason(result)), ""]
     lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {_escaped(item)} |" for name, item in rows]
+    lines += [f"| {name} | {escaped(item)} |" for name, item in rows]
     shown = [item for item in text.ordered(result.findings) if item.status in _SHOWN]
     if shown:
         lines += ["", "| finding | measured | claimed | what to do |", "|---|---:|---:|---|"]
     for item in shown:
-        said = f"**{_escaped(item.check)}** ({text.status(item).word}): {_escaped(item.summary)}"
+        said = f"**{escaped(item.check)}** ({text.status(item).word}): {escaped(item.summary)}"
         figures = f"{text.value(item.measured)} | {text.value(item.claimed)}"
-        lines.append(f"| {said} | {figures} | {_escaped(item.remedy)} |")
+        lines.append(f"| {said} | {figures} | {escaped(item.remedy)} |")
     quiet = len(result.findings) - len(shown)
     if quiet:
         lines += ["", f"{quiet} other checks passed, noted something, or were not run."]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(content: str) -> str:
+def escaped(content: str) -> str:
     """Text that means nothing but itself in Markdown, on one line."""
     return _SIGNS.sub(lambda found: f"&#{ord(found.group())};", one_line(content))

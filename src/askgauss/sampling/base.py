@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -49,6 +50,26 @@ class Scheme(ABC):
     def period(self) -> int | None:
         """Steps after which the scheme starts over."""
         return None
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """The share of steps that draw one record, in the long run."""
+
+    def record_by_record(self) -> Scheme:
+        """A scheme that draws one record alone by the same law, and each by itself.
+
+        By this one canaries are drawn that are no records of the training's sampler.
+        """
+        return self
+
+    def most_coins(self, steps: int) -> int | None:
+        """The most coins of one rate that one record gets; None where it is not drawn by such."""
+        return None
+
+    def at_rate(self, rate: float) -> Scheme:
+        """What one record meets if those coins have this rate."""
+        raise UnsupportedError(f"{self} draws no record by coins of one rate.")
 
     # ------------------------------------------------------------------------------- its law
 
@@ -208,7 +229,19 @@ class Scheme(ABC):
 
     def to_plain(self) -> dict[str, Any]:
         """JSON values, with a tag that says which scheme it is."""
-        return {"scheme": self.tag, **_plain.to_plain(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {"scheme": self.tag, **_plain.to_plain(values)}
+
+    @staticmethod
+    def from_plain(value: Any, where: str = "sampling") -> Scheme:
+        """The scheme that `to_plain` wrote.
+
+        Raises:
+            FileFormatError: It is not a scheme, or not one that this version knows.
+        """
+        from askgauss.sampling.plain import from_plain
+
+        return from_plain(value, where)
 
 
 def binomial_limits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,11 +14,11 @@ from scipy.special import expit, ndtr, ndtri
 
 from askgauss import accounting
 from askgauss.diagnostics.figures.missing import Missing, usable
+from askgauss.diagnostics.figures.resized import resized
 from askgauss.diagnostics.summary import Summary
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.results import Assumption, AuditResult
-from askgauss.scores import GroupMoments
-from askgauss.stats.shift import SlopeTest
+from askgauss.stats import gaussian
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
@@ -133,12 +133,14 @@ class Meaning:
             delta.
         from_mechanism: Whether the claimed numbers are those of the described mechanism, rather
             than of the worst one the claimed epsilon and delta allow.
+        from_gaussian: Whether they are those of a Gaussian mechanism, as the measured ones are.
     """
 
     advantage: tuple[float | None, float | None]
     true_positives: tuple[float | None, float | None]
     belief: tuple[float | None, float | None]
     from_mechanism: bool
+    from_gaussian: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +172,9 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     A bound of a method that does not model the scores says nothing of the curve away from its own
     delta; then there is no measured curve.
     """
-    alpha = np.concatenate([[0.0], np.geomspace(1e-5, 0.05, 40), np.linspace(0.06, 1.0, 95)])
+    # Fine at both ends, for logarithmic axes.
+    small = np.geomspace(1e-7, 0.05, 60)
+    alpha = np.concatenate([[0.0], small, np.linspace(0.06, 0.94, 60), 1.0 - small[::-1], [1.0]])
     claim = result.claim
     claimed = None if claim is None else TradeOff.epsilon_delta(claim.epsilon, claim.delta)
     mechanism, missing = _mechanism_curve(result), _no_profile(result)
@@ -188,7 +192,12 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     def drawn(curve: TradeOff | None) -> Array | None:
         return None if curve is None else curve.beta_at(alpha)
 
-    tightest = claimed if mechanism is None else mechanism
+    # Compared with a Gaussian curve, a claim is read as one too: the larger epsilon leaks more
+    # everywhere then.
+    gaussian_claim = None
+    if mechanism is None and claim is not None and measured is not None and claim.delta > 0.0:
+        gaussian_claim = TradeOff.gaussian(gaussian.gdp_mu(claim.epsilon, claim.delta))
+    tightest = mechanism or gaussian_claim or claimed
     return TradeOffCurves(
         alpha=alpha,
         claim=drawn(claimed),
@@ -209,6 +218,7 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
                 None if bound is None else float(expit(bound)),
             ),
             from_mechanism=mechanism is not None,
+            from_gaussian=gaussian_claim is not None,
         ),
         missing=missing,
     )
@@ -347,7 +357,7 @@ def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
         return missing
     total = result.present + result.absent
     factors = _CANARY_FACTORS[_CANARY_FACTORS * min(result.present, result.absent) >= 2.0]
-    found = [(factor * total, _resized(result.evidence, factor)) for factor in factors]
+    found = [(factor * total, resized(result.evidence, factor)) for factor in factors]
     return _epsilon_curve(result, found, float(total))
 
 
@@ -370,7 +380,7 @@ def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
         if name == _OF_STEPS:
             if evidence.plantings * steps < 2 * here:
                 continue
-            found.append((steps, replace(_resized(evidence, steps / here), steps=steps)))
+            found.append((steps, replace(resized(evidence, steps / here), steps=steps)))
         else:
             # In units of the noise of a score, the shift grows with the root of the steps.
             gap = evidence.present.mean - evidence.absent.mean
@@ -397,7 +407,8 @@ def _epsilon_curve(
         )
         point = result.auditor.epsilon_point(evidence, delta=result.delta)
         if point is not None and math.isfinite(lower) and math.isfinite(point):
-            rows.append((float(size), lower, point))
+            # The best of many tensors may lie above the estimate from all of them.
+            rows.append((float(size), lower, max(point, lower)))
     if len(rows) < 2:
         return Missing(reason="needs a finite bound.")
     size, lower, point = np.array(rows).T
@@ -409,29 +420,3 @@ def _epsilon_curve(
         bound=result.epsilon_lower,
         claimed=None if result.claim is None else result.claim.epsilon,
     )
-
-
-def _resized(value: Any, factor: float) -> Any:
-    """The evidence of so many times the observations, with the same means and variances."""
-    if isinstance(value, GroupMoments):
-        count = max(round(value.count * factor), 2)
-        return replace(value, count=count, sum_of_squares=value.variance * (count - 1))
-    if isinstance(value, SlopeTest):
-        count = max(round(value.count * factor), 3)
-        return replace(
-            value,
-            count=count,
-            spread=value.spread * factor,
-            residual=value.residual * (count - 2) / max(value.count - 2, 1),
-        )
-    if isinstance(value, tuple):
-        return tuple(_resized(item, factor) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: _resized(getattr(value, field.name), factor) for field in fields(value)
-        }
-        for name in ("plantings", "opportunities"):
-            if name in changes:
-                changes[name] = max(round(changes[name] * factor), 1)
-        return replace(value, **changes)
-    return value

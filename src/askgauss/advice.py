@@ -1,0 +1,183 @@
+"""What a result means for somebody who is no statistician, what to do next, and who should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from askgauss import power
+from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
+
+__all__ = ["Advice", "advice"]
+
+# Canaries are drawn by coins: asked for a little more than enough, enough is what comes out.
+_WANTED = 0.9
+_ALTERNATIVE = 1.25
+
+_MAINTAINER = "whoever maintains the training code"
+_AUDITOR = "whoever runs the audit"
+_OWNER = "whoever answers for the privacy claim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What follows from a result.
+
+    Attributes:
+        meaning: What it means, without statistics.
+        action: The next step, with a number where one helps.
+        actor: Who should take it.
+        present: How many present canaries would be enough, where that is the next step.
+        absent: How many absent ones beside them.
+    """
+
+    meaning: str
+    action: str
+    actor: str
+    present: int | None = None
+    absent: int | None = None
+
+
+def advice(result: AuditResult) -> Advice:
+    """What a result means, the next step, and who should take it.
+
+    Args:
+        result: The audit.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> draw = np.random.default_rng(0)
+        >>> scores = ag.CanaryScores.from_groups(
+        ...     present=draw.normal(size=50), absent=draw.normal(size=50), noise="gaussian")
+        >>> advice(ag.audit(scores, delta=1e-5)).action
+        'Audit it against a claim: --epsilon and --delta, or claim=PrivacyClaim(...).'
+    """
+    if result.verdict is Verdict.VIOLATION:
+        return _violation(result)
+    if result.verdict is Verdict.INVALID:
+        return _invalid(result)
+    if result.verdict is Verdict.INCONCLUSIVE:
+        return _inconclusive(result)
+    if result.verdict is Verdict.CONSISTENT:
+        return _consistent(result)
+    if result.claim is None:
+        return Advice(
+            meaning="This is a measurement without a claim to hold it against: it can neither "
+            "pass nor fail.",
+            action="Audit it against a claim: --epsilon and --delta, or claim=PrivacyClaim(...).",
+            actor=_AUDITOR,
+        )
+    return Advice(
+        meaning="This method gives an estimate without a guarantee: nothing follows for the claim.",
+        action="Audit with a method that gives a bound, such as the default one.",
+        actor=_AUDITOR,
+    )
+
+
+def _failed(result: AuditResult, consequence: Consequence) -> Finding | None:
+    found = (
+        item
+        for item in result.findings
+        if item.status is Status.FAIL and item.consequence is consequence
+    )
+    return next(found, None)
+
+
+def _violation(result: AuditResult) -> Advice:
+    breach = _failed(result, Consequence.BREACH)
+    claimed = "" if result.claim is None else f" of epsilon {result.claim.epsilon:g}"
+    if breach is not None:
+        meaning = (
+            f"The private training is broken: {breach.check}. The privacy claim{claimed} does not "
+            "hold for this run."
+        )
+        step = breach.remedy
+    else:
+        meaning = (
+            f"This run gives away more about single records than its privacy claim{claimed} allows."
+        )
+        step = (
+            "Every part that was measured by itself looks as claimed: look at the accountant, the "
+            "steps that were not recorded, and the claim itself."
+        )
+    action = f"Do not release the model under this claim. {step} Then train and audit again."
+    return Advice(meaning=meaning, action=action, actor=f"{_MAINTAINER}, and {_OWNER}")
+
+
+def _invalid(result: AuditResult) -> Advice:
+    broken = _failed(result, Consequence.INVALIDATES)
+    name = "an assumption" if broken is None else f"the check of {broken.check}"
+    return Advice(
+        meaning="The audit could not measure what this run gives away, because "
+        f"{name} failed. That is neither good nor bad news about the claim: it is untested.",
+        action=f"{'' if broken is None else broken.remedy} Then audit again.".strip(),
+        actor=f"{_MAINTAINER}, together with {_AUDITOR}",
+    )
+
+
+def _inconclusive(result: AuditResult) -> Advice:
+    claim = result.claim
+    assert claim is not None
+    meaning = (
+        "Nothing speaks against the claim, but this audit was too weak to have noticed a leak a "
+        "quarter above it. Treat the claim as untested."
+    )
+    enough = result.power is not None and result.power >= power.ENOUGH
+    unseen = [part for part in result.scope if part.status == "not tested" and part.met]
+    if enough and unseen:
+        names = " and ".join(part.name for part in unseen)
+        return Advice(
+            meaning=f"Nothing speaks against the claim, but no check spoke of the {names}. Treat "
+            "the claim as untested.",
+            action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
+            actor=_AUDITOR,
+        )
+    if not result.law_declared:
+        return Advice(
+            meaning=meaning,
+            action='If the mechanism adds Gaussian noise, declare it: noise="gaussian", or steps= '
+            "and sampling_rate= of the scores.",
+            actor=_AUDITOR,
+        )
+    factor = power.needed_factor(result, power=_WANTED) if result.power is not None else None
+    if factor is None or factor <= 1.0:
+        return Advice(
+            meaning=meaning,
+            action=f"How many canaries would be enough for {result.auditor.name} is not known: "
+            "audit the transcript with the default method, or observe more steps.",
+            actor=_AUDITOR,
+        )
+    present, absent = (math.ceil(factor * count) for count in (result.present, result.absent))
+    return Advice(
+        meaning=meaning,
+        action=f"Train again with {present:,} present and {absent:,} absent canaries "
+        f"(CanaryAudit(..., present={present}, absent={absent}); DiracCanaries takes the same): "
+        f"such an audit notices a true epsilon of {number(_ALTERNATIVE * claim.epsilon)} nine "
+        "times in ten. Where the model has no room for so many, observe more steps or use "
+        "ExampleCanaries.",
+        actor=_AUDITOR,
+        present=present,
+        absent=absent,
+    )
+
+
+def _consistent(result: AuditResult) -> Advice:
+    seen = ""
+    if result.smallest_leak is not None:
+        seen = f" that notices a leak of epsilon {number(result.smallest_leak)} four times in five"
+    untested = [part for part in result.scope if part.status == "not tested"]
+    meaning = f"An audit{seen} found nothing against the claim. That is no proof of privacy"
+    if not untested:
+        return Advice(
+            meaning=f"{meaning}.",
+            action="Keep the result with the model: askgauss attest puts it in a form that others "
+            "can check.",
+            actor=_OWNER,
+        )
+    names = ", ".join(part.name for part in untested)
+    how = untested[0].how_to_test
+    return Advice(
+        meaning=f"{meaning}, and says nothing of what was not tested: {names}.",
+        action=f"Decide whether that is enough. To test more: {how}.",
+        actor=_OWNER,
+    )

@@ -1,0 +1,235 @@
+"""Canary scores in files of others: CSV, JSON, Parquet and plain npz with the obvious columns.
+
+Either one line a canary, with a score and whether it was present::
+
+    score,member
+    2.31,1
+    0.07,0
+
+or two columns of scores, ``present`` and ``absent``, which may differ in length (JSON and npz).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _archives
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    MissingExtraError,
+    ScoresError,
+)
+from askgauss.scores import CanaryScores
+
+__all__ = ["looks_like", "read_table"]
+
+# Names that mean the same to their writers; the first is the one we would have chosen.
+_SCORE = ("score", "scores", "value", "canary_score")
+_MEMBER = ("member", "membership", "is_member", "in", "is_present", "in_training", "included")
+_PRESENT = ("present", "in_scores", "members", "present_scores", "scores_in", "in_canary_scores")
+_ABSENT = ("absent", "out_scores", "non_members", "absent_scores", "scores_out", "nonmembers",
+           "out_canary_scores")  # fmt: skip
+_SETTINGS = ("steps", "sampling_rate", "noise")
+_WORDS = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False,
+          "present": True, "absent": False, "in": True, "out": False}  # fmt: skip
+_MOST_BYTES = 1 << 31
+_LONGEST_FIELD = 1000
+
+Column = Sequence[Any] | NDArray[Any]
+
+
+def looks_like(start: bytes, name: str) -> str | None:
+    """What kind of table a file is, by its first bytes and its name; None if it is none we read."""
+    suffix = name.rsplit(".", 1)[-1].lower() if "." in name else ""
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith(b"PK\x03\x04"):
+        return "npz"
+    if start.lstrip()[:1] in (b"{", b"["):
+        return "json"
+    return "csv" if suffix in ("csv", "tsv", "txt") else None
+
+
+def read_table(stream: IO[bytes], form: str, name: str) -> CanaryScores:
+    """Scores in a table.
+
+    Args:
+        stream: An open binary stream that can seek.
+        form: What `looks_like` said.
+        name: What to call the file in errors.
+
+    Raises:
+        FileFormatError: It has other columns, or values that are no scores; the message says which
+            were found.
+        MissingExtraError: Parquet without pyarrow.
+    """
+    stream.seek(0, io.SEEK_END)
+    if stream.tell() > _MOST_BYTES:
+        raise FileFormatError(f"Cannot read {name}: a table of more than 2 GB. Save the scores as "
+                              "npz with CanaryScores.save().")  # fmt: skip
+    stream.seek(0)
+    readers = {"csv": _csv, "json": _json, "npz": _npz, "parquet": _parquet}
+    try:
+        columns = readers[form](stream)
+        return _scores({key.strip().lower(): item for key, item in columns.items()})
+    except (FileFormatError, InvalidArgumentError, ScoresError) as error:
+        raise FileFormatError(f"Cannot read {name} as a table of scores: {error}") from error
+
+
+def _csv(stream: IO[bytes]) -> dict[str, Column]:
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="strict", newline="")
+    try:
+        head = text.readline(_LONGEST_FIELD)
+        delimiter = max(",;\t", key=head.count)
+        names = [cell.strip() for cell in next(csv.reader([head], delimiter=delimiter), [])]
+        if len({*names}) != len(names) or not all(names):
+            raise FileFormatError(f"expected a heading with a name for each column, got {head!r}.")
+        columns: dict[str, list[str]] = {name: [] for name in names}
+        for number, row in enumerate(csv.reader(text, delimiter=delimiter), start=2):
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise FileFormatError(
+                    f"line {number} has {len(row)} cells where the heading has {len(names)}."
+                )
+            for name, cell in zip(names, row, strict=True):
+                columns[name].append(cell)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileFormatError(f"it is no text in UTF-8 with columns: {error}.") from error
+    finally:
+        text.detach()
+    return dict(columns)
+
+
+def _json(stream: IO[bytes]) -> dict[str, Column]:
+    try:
+        content = json.loads(stream.read().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"it is no JSON: {str(error)[:200]}.") from error
+    if isinstance(content, list):
+        if not content or not all(isinstance(row, dict) for row in content):
+            raise FileFormatError("expected a list of objects, one a canary.")
+        names = set().union(*content)
+        if any(row.keys() != names for row in content):
+            raise FileFormatError("expected every object of the list to have the same keys.")
+        return {str(name): [row[name] for row in content] for name in names}
+    if not isinstance(content, dict):
+        raise FileFormatError("expected an object with lists of scores, or a list of objects.")
+    return {str(key): item for key, item in content.items()}
+
+
+def _npz(stream: IO[bytes]) -> dict[str, Column]:
+    archive = _archives.Archive(stream)
+    return {name: archive.read(name).array for name in archive.names}
+
+
+def _parquet(stream: IO[bytes]) -> dict[str, Column]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "Parquet needs pyarrow: pip install 'askgauss[parquet]', or save CSV."
+        ) from error
+    try:
+        table = parquet.read_table(stream)
+        return {name: table.column(name).to_pylist() for name in table.column_names}
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise FileFormatError(f"it is no Parquet table: {str(error)[:200]}.") from error
+
+
+def _scores(columns: Mapping[str, Any]) -> CanaryScores:
+    settings = {name: _setting(name, columns[name]) for name in _SETTINGS if name in columns}
+    score, member = _one_of(columns, _SCORE), _one_of(columns, _MEMBER)
+    present, absent = _one_of(columns, _PRESENT), _one_of(columns, _ABSENT)
+    if score is not None and member is None and present is not None and absent is None:
+        # "present" may also be the name of the column that says who was.
+        member, present = present, None
+    if score is not None and member is not None:
+        values, coins = _numbers(columns[score], score), _coins(columns[member], member)
+        if values.size != coins.size:
+            raise FileFormatError(
+                f"{score!r} has {values.size:,} values and {member!r} {coins.size:,}."
+            )
+        return CanaryScores.from_groups(present=values[coins], absent=values[~coins], **settings)
+    if present is not None and absent is not None:
+        return CanaryScores.from_groups(
+            present=_numbers(columns[present], present),
+            absent=_numbers(columns[absent], absent),
+            **settings,
+        )
+    found = ", ".join(repr(str(name)[:40]) for name in list(columns)[:20]) or "none"
+    raise FileFormatError(
+        f"expected the columns {_SCORE[0]!r} and {_MEMBER[0]!r} (whether a canary was present), or "
+        f"{_PRESENT[0]!r} and {_ABSENT[0]!r}, found {found}. Rename them."
+    )
+
+
+def _one_of(columns: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in columns), None)
+
+
+def _numbers(column: Any, name: str) -> NDArray[np.float64]:
+    """A column of finite numbers; it may end in empty cells, where another one is longer."""
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind not in "fiub" or column.ndim != 1:
+            raise FileFormatError(f"{name!r} is no list of numbers.")
+        values = column.astype(np.float64)
+    else:
+        if not isinstance(column, (list, tuple)):
+            raise FileFormatError(f"{name!r} is no list of numbers.")
+        size = len(column)
+        while size and column[size - 1] in ("", None):
+            size -= 1
+        values = np.array([_number(cell, name) for cell in column[:size]])
+    if values.size and not np.isfinite(values).all():
+        raise FileFormatError(f"{name!r} holds nan or infinite values.")
+    return np.asarray(values, dtype=np.float64)
+
+
+def _number(cell: Any, name: str) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(f"{name!r} holds {str(cell)[:40]!r}, which is no number.") from error
+
+
+def _coins(column: Any, name: str) -> NDArray[np.bool_]:
+    if isinstance(column, np.ndarray):
+        column = column.tolist()
+    if not isinstance(column, (list, tuple)):
+        raise FileFormatError(f"{name!r} is no list of yes and no.")
+    coins = []
+    for cell in column:
+        word = str(int(cell)) if isinstance(cell, float) and cell in (0.0, 1.0) else str(cell)
+        if word.strip().lower() not in _WORDS:
+            raise FileFormatError(
+                f"{name!r} holds {word[:40]!r}; expected 1 or true for a canary that was present "
+                "and 0 or false for one that was not."
+            )
+        coins.append(_WORDS[word.strip().lower()])
+    return np.array(coins, dtype=np.bool_)
+
+
+def _setting(name: str, column: Any) -> Any:
+    """A setting of the run: one value, or a column that repeats it."""
+    cells = column.tolist() if isinstance(column, np.ndarray) else column
+    if isinstance(cells, (list, tuple)):
+        if not cells or any(cell != cells[0] for cell in cells):
+            raise FileFormatError(f"{name!r} differs from line to line; a run has one.")
+        cells = cells[0]
+    if name == "noise":
+        return str(cells)
+    value = _number(cells, name)
+    if name == "steps" and (not math.isfinite(value) or value != int(value)):
+        raise FileFormatError(f"{name!r} is {value:g}, which is no number of steps.")
+    return int(value) if name == "steps" else value

@@ -1,0 +1,146 @@
+"""The evidence pack, held against the schemas of those who read it, and provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+import askgauss as ag
+from askgauss.attest import FILES, evidence_pack
+from askgauss.exceptions import InvalidArgumentError
+from askgauss.provenance import Provenance, file_digest, provenance, with_provenance
+from tests.report import samples
+
+WEIGHTS = {"model weights.safetensors": "ab" * 32}
+SAMPLES = {
+    "consistent": (samples.consistent, "PASSED"),
+    "violation": (samples.violation, "FAILED"),
+    "inconclusive": (samples.inconclusive, "FAILED"),
+    "invalid": (samples.invalid, "FAILED"),
+    "no_claim": (samples.no_claim, "FAILED"),
+    "no_noise": (samples.no_noise, "FAILED"),
+    "hostile": (samples.hostile, "FAILED"),
+}
+
+
+def pack(name, **options):
+    result = with_provenance(
+        SAMPLES[name][0](),
+        Provenance(file="run 1.npz", sha256="cd" * 32, audited="2026-01-02T03:04:05Z"),
+    )
+    return result, evidence_pack(result, **options)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_statement_is_one_of_in_toto(name):
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    pytest.importorskip("in_toto_attestation")
+    from in_toto_attestation.predicates.test_result.v0.test_result_pb2 import TestResult
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
+
+    _, made = pack(name, subjects=WEIGHTS)
+    message = json_format.Parse(made["statement.json"], StatementMessage())
+    Statement.copy_from_pb(message).validate()
+    content = json.loads(made["statement.json"])
+    assert content["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    predicate = json_format.ParseDict(content["predicate"], TestResult())
+    assert predicate.result == SAMPLES[name][1]
+    digest = hashlib.sha256(made["result.json"].encode()).hexdigest()
+    assert predicate.configuration[0].digest["sha256"] == digest
+    assert content["subject"] == [
+        {"name": "model weights.safetensors", "digest": {"sha256": "ab" * 32}}
+    ]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_bill_is_one_of_cyclonedx(name):
+    pytest.importorskip("cyclonedx")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    _, made = pack(name, subjects={**WEIGHTS, "tokenizer.json": "00" * 32})
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(made["bom.json"]) is None
+    component = json.loads(made["bom.json"])["metadata"]["component"]
+    assert component["type"] == "machine-learning-model"
+    metrics = component["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    assert metrics[0]["type"].startswith("epsilon lower bound")
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sarif_has_every_check_with_its_level(name):
+    result, made = pack(name, subjects=WEIGHTS)
+    content = json.loads(made["findings.sarif"])
+    run = content["runs"][0]
+    assert content["version"] == "2.1.0"
+    assert len(run["results"]) == 1 + len(result.findings)
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(rules) == len({*rules})
+    for found, finding in zip(run["results"][1:], result.findings, strict=True):
+        assert rules[found["ruleIndex"]] == found["ruleId"]
+        assert (found["level"] == "error") == (finding.status.value == "fail")
+        # By the standard only a failure has a level.
+        assert (found["kind"] == "fail") == (found["level"] != "none")
+        assert found["message"]["text"]
+    assert "tested" in run["properties"]["scope"] or not result.scope
+
+
+def test_the_card_says_what_was_not_tested():
+    _, made = pack("consistent", subjects=WEIGHTS)
+    assert "not tested" in made["model-card.md"]
+    assert "CONSISTENT" in made["model-card.md"]
+    assert set(made) == set(FILES)
+
+
+def test_lenient_is_warned():
+    _, made = pack("inconclusive", lenient=True)
+    content = json.loads(made["statement.json"])
+    assert content["predicate"]["result"] == "WARNED"
+    assert content["predicate"]["warnedTests"][0] == "privacy claim"
+    assert content["subject"][0]["name"] == "run 1.npz"
+
+
+def test_a_statement_about_nothing_is_refused():
+    with pytest.raises(InvalidArgumentError, match="Name the weights"):
+        evidence_pack(replace(samples.consistent(), provenance=None))
+    with pytest.raises(InvalidArgumentError, match="SHA-256 of 'a'"):
+        evidence_pack(samples.consistent(), subjects={"a": "xyz"})
+
+
+def test_provenance_goes_through_json_and_names_no_host(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "run.npz"
+    path.write_bytes(b"abc")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setenv("GITHUB_SHA", "f" * 40)
+    found = provenance(file=path, command=["askgauss", "audit", "run 1.npz"])
+    assert found.sha256 == hashlib.sha256(b"abc").hexdigest() == file_digest(path)
+    assert found.audited == "2023-11-14T22:13:20Z"
+    assert found.commit == "f" * 40
+    assert found.command == "askgauss audit 'run 1.npz'"
+    assert "folder" not in str(found)
+    result = with_provenance(samples.consistent(), found)
+    again = ag.AuditResult.from_json(result.to_json())
+    assert again.provenance == found
+    for shown in (str(again), again.to_markdown(), again.to_junit(), again.to_html()):
+        assert found.sha256 in shown.replace("\n              ", "")
+
+
+def test_the_commit_is_read_from_gits_own_files(tmp_path, monkeypatch):
+    for name in ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILD_SOURCEVERSION", "GIT_COMMIT"):
+        monkeypatch.delenv(name, raising=False)
+    git = tmp_path / ".git"
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    assert provenance().commit == ""
+    (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/main\n")
+    assert provenance().commit == "a" * 40
+    (git / "refs" / "heads" / "main").write_text("b" * 40 + "\n")
+    assert provenance().commit == "b" * 40
+    (git / "HEAD").write_text("c" * 40 + "\n")
+    assert provenance().commit == "c" * 40
