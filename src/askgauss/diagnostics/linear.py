@@ -412,6 +412,9 @@ def _by_group(
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
+    if apart and square[worst] == square.sum():
+        # No noise in all others: the odd one out is one of those.
+        worst = int(np.argmin(square))
     spread = Spread(float(freedom[worst]), float(square[worst]))
     others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
     against = others.scale if apart else run.claimed
