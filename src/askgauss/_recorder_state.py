@@ -44,9 +44,11 @@ def with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
     declared = np.asarray(state.get("rows.noise_multiplier", ()))
     # In other units where the noise followed a schedule: then nobody can tell any more.
     same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
+    like = np.empty(size)
     later = {
-        f"sums.other_{name}": state[f"sums.{name}"] - state[f"sums.planted_{name}"]
-        if same and f"sums.planted_{name}" in state and f"sums.{name}" in state
+        f"sums.other_{name}": part(state, f"sums.{name}", like, size)
+        - part(state, f"sums.planted_{name}", like, size)
+        if same
         else np.full(size, np.nan)
         for name in ("total", "square")
     }
