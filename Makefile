@@ -54,6 +54,9 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
+	$(VENV)/bin/python -m benchmarks.clean_runs 300
+
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 

@@ -98,9 +98,7 @@ def _compared(
     """The audit as it is without options, its cheapest form, and what a look at a step costs."""
     common: dict[str, Any] = {"data_loader": training.loader, "seed": 0}
     default = CanaryAudit(training.optimizer, **common)
-    narrow = CanaryAudit(
-        training.optimizer, canaries=CANARIES, inject="sum", witness=0.0, **common
-    )
+    narrow = CanaryAudit(training.optimizer, canaries=CANARIES, inject="sum", witness=0.0, **common)
     blind = CanaryAudit(training.optimizer, witness=0.0, **common)
     looking = CanaryAudit(training.optimizer, witness=1.0, **common)
     audits = [default, narrow, blind, looking]
