@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz kills docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults fuzz kills docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -53,6 +53,9 @@ types: $(VENV)/all.stamp  ## static types, strict
 	$(BIN)/mypy
 
 check: lint types docs test  ## what CI runs
+
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
+	$(BIN)/python -m benchmarks.clean_runs 300
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks

@@ -569,9 +569,12 @@ class CanaryAudit(Restartable):
 
     def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
-        if self._shadow is not None:
-            self._shadow.begin(arguments, options)
         step, self._step = self._step, None
+        places, gradient = self._places, None
+        if step is not None and places is not None:
+            gradient = places.read([_gradient(item) for item in self._parameters])
+        if self._shadow is not None:
+            self._shadow.begin(arguments, options, gradient)
         if step is None:
             self._unnoised += 1
             return
@@ -582,11 +585,11 @@ class CanaryAudit(Restartable):
         self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
-        released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        assert gradient is not None
+        released = gradient.cpu().double()
         self._witness.divided(released.numpy(), step.scale, self._spacing)
         self._witness.finish()
-        released *= step.scale
-        values = released.numpy()
+        values = released.numpy() * step.scale
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
         try:
