@@ -435,6 +435,8 @@ class Transcript:
         check_arrays(arrays, _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
+        if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
+            raise FileFormatError("Expected silent and planted_silent of the same steps.")
         planted = self.canaries.planted
         if planted[~self.member].any():
             raise FileFormatError("Expected absent canaries never to be planted.")
