@@ -46,7 +46,7 @@ LAYERS = {
     "results": 3,
     "provenance": 4,
     "gate": 4,
-    "advice": 4,
+    "advice": 5,
     "_result_text": 4,
     "scope": 4,
     "auditors": 4,

@@ -68,6 +68,7 @@ _KINDS = (
         passed="noise",
         deciding=("repeated noise", "serial correlation"),
         others=(
+            "predictable noise",
             "shared noise",
             "common noise",
             "noise elsewhere again",
