@@ -46,8 +46,8 @@ def with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
     same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
     like = np.empty(size)
     later = {
-        f"sums.other_{name}": part(state, f"sums.{name}", like, size)
-        - part(state, f"sums.planted_{name}", like, size)
+        f"sums.other_{name}": part_of(state, f"sums.{name}", like, size)
+        - part_of(state, f"sums.planted_{name}", like, size)
         if same
         else np.full(size, np.nan)
         for name in ("total", "square")

@@ -115,6 +115,12 @@ class Shadow:
         self._witness.bare(tuple(trained), moved)
         return self._witness.facts
 
+    @property
+    def moves(self) -> WeightFacts:
+        """What was seen of the followed weights so far; cheap enough for every step."""
+        self._judge()
+        return self._witness.facts
+
     def load(self, facts: WeightFacts | None) -> None:
         """Go on from the facts of a checkpoint."""
         if facts is not None:

@@ -35,6 +35,7 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.commitment import Commitment, commit
+from askgauss.diagnostics.shipped import moved_by_the_release
 from askgauss.exceptions import (
     MissingExtraError,
     PrivacyAlarm,
@@ -43,6 +44,7 @@ from askgauss.exceptions import (
 )
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
+from askgauss.results import Consequence, Status
 from askgauss.sampling import Poisson, Scheme
 from askgauss.transcript import Transcript
 
@@ -447,11 +449,13 @@ class CanaryAudit(Restartable):
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
-        if self._monitor is not None:
-            self._monitor.close(failed=kind is not None)
         with self._locked:
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
+        if self._monitor is not None:
+            if kind is None:
+                self._tell_of_weights()
+            self._monitor.close(failed=kind is not None)
 
     @contextlib.contextmanager
     def postprocessing(self) -> Iterator[None]:
@@ -569,6 +573,20 @@ class CanaryAudit(Restartable):
 
     def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
+        self._record_step(arguments, options)
+        self._tell_of_weights()
+
+    def _tell_of_weights(self) -> None:
+        """Tell the monitor how the weights moved in the steps that are over."""
+        if self._monitor is None or self._shadow is None:
+            return
+        found = moved_by_the_release(self._shadow.moves)
+        if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
+            self._monitor.breach("weights", found.summary)
+        elif found.status is not Status.NOT_RUN:
+            self._monitor.check_weights(0.0, 0.0)
+
+    def _record_step(self, arguments: Any, options: Any) -> None:
         step, self._step = self._step, None
         places, gradient = self._places, None
         if step is not None and places is not None:
