@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor faults fuzz comparison release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz kills comparison release docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -63,6 +63,10 @@ calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibra
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
 
+final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
+	$(BIN)/askgauss data fetch fashion-mnist
+	$(BIN)/python -m benchmarks.final_models
+
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
 	$(BIN)/python -m tests.faults.table --output docs/faults.md
 
@@ -76,6 +80,9 @@ comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; re
 release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
 	PYTHON=$(BIN)/python .ci/wheel
 	$(BIN)/python .ci/sbom.py dist/sbom.json
+
+kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and what came out of them
+	$(BIN)/python -m tests.kills
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 
-NAMES = ("core", "gaussian", "auditors", "tree", "opacus_overhead", "monitor", "scatter")
+NAMES = ("core", "gaussian", "auditors", "tree", "opacus_overhead", "monitor", "replay", "scatter")
 
 
 def main(names: list[str]) -> None:

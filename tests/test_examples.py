@@ -34,6 +34,11 @@ def test_example_runs(example, tmp_path):
         correct, broken = output.split("Noise 0.5 times")
         assert "VIOLATION" not in correct
         assert "VIOLATION" in broken
+    if example.stem == "opacus_replay":
+        plain, mended, logged, _ = output.split("\n\n")
+        assert plain.splitlines()[1].startswith("VIOLATION: divisor")
+        assert mended.splitlines()[1].startswith("CONSISTENT")
+        assert logged.splitlines()[1].startswith("VIOLATION: loss")
     if example.stem == "raw_loop":
         assert "VIOLATION" not in output
         assert "INVALID" not in output

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.report import samples
 
 import askgauss as ag
 from askgauss.gate import decide
 from askgauss.results import Consequence, Finding, Status, Verdict
+from tests.report import samples
 
 CODES = {
     Verdict.CONSISTENT: 0,

@@ -1,4 +1,4 @@
-"""Tables of scores that others wrote, with the obvious columns; anything else is refused by name."""
+"""Tables of scores that others wrote, with the obvious columns; others are refused by name."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from askgauss.mechanism_audit import audit_mechanism
     from askgauss.monitor import Monitor
     from askgauss.recorder import Recorder
+    from askgauss.replay import replay
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
     from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
@@ -86,6 +87,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "audit_mechanism",
     "compare",
     "gaussian",
+    "replay",
     "simulate_dpftrl",
     "simulate_dpsgd",
 ]
@@ -115,6 +117,7 @@ _NAMES_OF = {
     "askgauss.mechanism_audit": ("audit_mechanism",),
     "askgauss.monitor": ("Monitor",),
     "askgauss.recorder": ("Recorder",),
+    "askgauss.replay": ("replay",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),
     "askgauss.selection": ("DKW", "CrossFit", "Fixed", "MultiSplit", "Split", "UnionBound"),

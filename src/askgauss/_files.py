@@ -9,6 +9,7 @@ of every other member, and ends with a digest of itself. Every byte of content i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import re
@@ -27,11 +28,15 @@ from askgauss.exceptions import FileFormatError
 __all__ = [
     "Source",
     "atomic_write",
+    "check_digest",
+    "digest_path",
     "read_arrays",
     "read_bytes",
     "read_kind",
     "write_arrays",
+    "write_digest",
     "write_text",
+    "write_with_digest",
 ]
 
 Source = str | os.PathLike[str] | IO[bytes]
@@ -95,6 +100,54 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """UTF-8 text, whole or not at all."""
     with atomic_write(path) as stream:
         stream.write(text.encode("utf-8"))
+
+
+def digest_path(path: Path) -> Path:
+    """Where the SHA-256 of a file without room for one of its own stands."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def write_with_digest(path: Path, content: bytes) -> None:
+    """A file, whole or not at all, and its SHA-256 beside it, which ``sha256sum --check`` reads."""
+    # Removed first: a file without a digest is unprotected, one with another's is damaged.
+    digest_path(path).unlink(missing_ok=True)
+    with atomic_write(path) as stream:
+        stream.write(content)
+    write_text(digest_path(path), _digest_line(path, hashlib.sha256(content).hexdigest()))
+
+
+def write_digest(path: Path, source: Path) -> None:
+    """The SHA-256 of what is about to take this name, read from where it lies until then."""
+    write_text(digest_path(path), _digest_line(path, _sha256(source)))
+
+
+def check_digest(path: Path, kind: str, remedy: str) -> None:
+    """Refuse a file that does not fit the SHA-256 beside it; warn where there is none.
+
+    Args:
+        path: The file.
+        kind: What a warning calls it.
+        remedy: What to do if it is damaged.
+
+    Raises:
+        FileFormatError: It was damaged.
+    """
+    beside = digest_path(path)
+    if not beside.exists():
+        _plain.warn_unprotected(kind)
+    elif beside.read_bytes() != _digest_line(path, _sha256(path)).encode("utf-8"):
+        raise FileFormatError(
+            f"{str(path)!r} is damaged: its SHA-256 is not the one in {beside.name!r}. {remedy}"
+        )
+
+
+def _digest_line(path: Path, digest: str) -> str:
+    return f"{digest}  {path.name}\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_bytes(source: Source) -> bytes:

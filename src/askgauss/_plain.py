@@ -36,7 +36,12 @@ _PROTECTED = 2
 
 
 def to_plain(value: Any) -> Any:
-    """Nested dataclasses, tuples, enumerations and numpy scalars as JSON values."""
+    """Nested dataclasses, tuples, enumerations and numpy scalars as JSON values.
+
+    A class that is one of several of a family says so itself, by `to_plain` and `from_plain`.
+    """
+    if hasattr(value, "to_plain") and not isinstance(value, type):
+        return value.to_plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_plain(getattr(value, field.name))
@@ -68,6 +73,8 @@ def from_plain(hint: Any, value: Any, where: str = "value") -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _from_union(typing.get_args(hint), value, where)
+    if isinstance(hint, type) and "from_plain" in vars(hint):
+        return hint.from_plain(value, where)  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _from_mapping(hint, value, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

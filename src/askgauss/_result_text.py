@@ -68,6 +68,8 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
             yield "model-free", f"{free}, whatever the law of the scores"
     if math.isfinite(result.ceiling):
         yield "ceiling", f"this method could report at most {number(result.ceiling)}"
+    if result.commitment is not None:
+        yield "committed", f"sha256 {result.commitment}"
     if result.sight:
         yield "would see", result.sight
     yield from result.scope_rows()

@@ -163,6 +163,7 @@ def audit(
         law_declared=declared,
         judged_evidence=judged,
         run=_run(given),
+        commitment=_commitment(given),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 
@@ -244,6 +245,13 @@ def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, er
 def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
     """The identity of the run that the data are of, where they say."""
     return data.metadata.run if isinstance(data, CanaryScores) else data.facts.run
+
+
+def _commitment(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
+    """The digest that was published before the run, where there was one."""
+    if not isinstance(data, Transcript) or data.facts.commitment is None:
+        return None
+    return data.facts.commitment.digest
 
 
 def _free_evidence(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.sampling import Scheme, scheme_of
 
 __all__ = ["PrivacyClaim", "check_claim"]
 
@@ -28,6 +29,8 @@ class PrivacyClaim:
         sampling_rate: Probability that one record is in a step's batch (Poisson sampling).
         steps: Number of noisy steps released.
         clip_norm: Largest norm one record contributes to a step's sum.
+        sampling: How records are drawn, by what was accounted for; ``sampling_rate`` alone means
+            Poisson sampling.
         adjacency: Neighbouring relation of the claim.
         unit: What one record is: an example or a user.
 
@@ -42,6 +45,7 @@ class PrivacyClaim:
     sampling_rate: float | None = None
     steps: int | None = None
     clip_norm: float | None = None
+    sampling: Scheme | None = None
     adjacency: Literal["add-remove", "replace"] = "add-remove"
     unit: Literal["example", "user"] = "example"
 
@@ -51,14 +55,18 @@ class PrivacyClaim:
         _validate.within(0.0, 1.0, closed="left", delta=self.delta)
         if self.noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
-        if self.sampling_rate is not None:
-            _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
         if self.steps is not None:
             _validate.integer(1, steps=self.steps)
         if self.clip_norm is not None:
             _validate.positive(clip_norm=self.clip_norm)
+        scheme_of(self.sampling, self.sampling_rate)
         _validate.one_of(("add-remove", "replace"), adjacency=self.adjacency)
         _validate.one_of(("example", "user"), unit=self.unit)
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The scheme that was accounted for, however it was said."""
+        return scheme_of(self.sampling, self.sampling_rate)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} at delta {self.delta:g}"

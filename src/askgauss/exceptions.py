@@ -11,6 +11,8 @@
     ├── UnsupportedError                         this cannot be audited the way it was asked
     ├── RecordingError                           a recorder was used out of order or lost its run
     ├── MechanismError                           a mechanism under audit failed to give its outputs
+    ├── ReplayError                              a training cannot be replayed as it is
+    │   └── NotDeterministicError                two runs on the same data differ
     ├── PrivacyAlarm                             a monitor found that the claim cannot be right
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
@@ -30,8 +32,10 @@ __all__ = [
     "MechanismError",
     "MissingExtraError",
     "NotDefinedError",
+    "NotDeterministicError",
     "PrivacyAlarm",
     "RecordingError",
+    "ReplayError",
     "ScoreDirectionError",
     "ScoresError",
     "UnprotectedFileWarning",
@@ -73,6 +77,14 @@ class RecordingError(AskGaussError):
 
 class MechanismError(AskGaussError):
     """A mechanism under audit raised, or gave outputs that cannot be laid out as asked."""
+
+
+class ReplayError(AskGaussError):
+    """A training cannot be replayed on neighbouring data as it is; the message says why."""
+
+
+class NotDeterministicError(ReplayError):
+    """Two runs of a training on the same data and with the same coins differ."""
 
 
 class PrivacyAlarm(AskGaussError):  # noqa: N818  (an alarm, where nothing failed but the run)

@@ -6,13 +6,16 @@
     def test_training_is_private(privacy_audit):
         privacy_audit(train_with_canaries())
 
+    def test_nothing_else_leaks(privacy_replay):
+        privacy_replay(train, data, leave_out=17)
+
 Nothing of askgauss is imported before the first audit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from askgauss.auditors.base import Auditor
     from askgauss.claims import PrivacyClaim
     from askgauss.inputs import AuditInput
+    from askgauss.replay import Replay, ReplayReport
+    from askgauss.replay.report import Adjacency
     from askgauss.results import AuditResult
 
-__all__ = ["PrivacyAudit", "privacy_audit"]
+__all__ = ["PrivacyAudit", "PrivacyReplay", "privacy_audit", "privacy_replay"]
 
 _KIND = "askgauss-test-audits"
 _SCHEMA = 1
@@ -115,7 +120,53 @@ class PrivacyAudit:
         return PrivacyClaim(**terms), confidence, gate_error
 
 
-def _explanation(result: AuditResult, why: str) -> str:
+class PrivacyReplay:
+    """The ``privacy_replay`` fixture: call it with a training function and its data."""
+
+    def __init__(self, node: pytest.Item) -> None:
+        self._node = node
+
+    def __call__(
+        self,
+        train: Callable[[Any, Replay], object],
+        data: Any,
+        *,
+        leave_out: int | None = None,
+        replace: int | None = None,
+        replacement: Any = None,
+        steps: int = 5,
+        adjacency: Adjacency | None = None,
+        plant: bool = True,
+        seed: int = 0,
+    ) -> ReplayReport:
+        """Replay, and fail the test unless nothing differed but what may; see `askgauss.replay`.
+
+        A replay that could not look at everything fails too: there is no chance in it, so that a
+        test can be written that looks.
+
+        Returns:
+            The report, for further assertions.
+        """
+        from askgauss.replay import replay
+
+        report = replay(
+            train,
+            data,
+            leave_out=leave_out,
+            replace=replace,
+            replacement=replacement,
+            steps=steps,
+            adjacency=adjacency,
+            plant=plant,
+            seed=seed,
+        )
+        self._node.user_properties.append(("privacy_replay", report.verdict.value))
+        if report.verdict.value != "CONSISTENT":
+            pytest.fail(_explanation(report), pytrace=False)
+        return report
+
+
+def _explanation(result: AuditResult | ReplayReport, why: str = "") -> str:
     """The result and its worst findings, with nothing in it that could command a terminal."""
     from askgauss.cli.terminal import printable
 
@@ -126,6 +177,12 @@ def _explanation(result: AuditResult, why: str) -> str:
 def privacy_audit(request: pytest.FixtureRequest) -> PrivacyAudit:
     """Audits a run against the test's ``privacy`` marker; the test fails if the run does."""
     return PrivacyAudit(request.node, not request.config.getoption("privacy_strict"))
+
+
+@pytest.fixture
+def privacy_replay(request: pytest.FixtureRequest) -> PrivacyReplay:
+    """Replays a training on neighbouring data; the test fails if anything else leaks."""
+    return PrivacyReplay(request.node)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

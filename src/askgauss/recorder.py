@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
+from askgauss._recorder_rows import MARKS, Rows, apart, by_tensor, halvings
+from askgauss._recorder_state import Progress, part_of, with_later_parts
 from askgauss.canaries import Canaries, Stream, random_stream
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.monitor import Monitor, ObservedStep
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.monitor import Monitor, ObservedStep, monitor_of
+from askgauss.planting import Planting
+from askgauss.sampling import Poisson, Scheme, scheme_of
 from askgauss.step_store import StepWriter
 from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
 
@@ -24,76 +32,8 @@ __all__ = ["Recorder"]
 # Canaries every step of which is kept; of very long runs fewer, so that this many values are.
 _KEPT = 256
 _KEPT_VALUES = 1 << 24
-# Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
-# products of so few are not handed to other threads.
-_CHUNK = 1 << 13
 _STEP_FIELDS = tuple(item.name for item in fields(StepSums))
 _COUNTS = ("planted", "last_planted")
-# Numbers of a step that are kept in one row together, since every row costs time.
-_MARKS = (
-    "least",
-    "most",
-    "planted_least",
-    "planted_most",
-    "silent",
-    "planted_silent",
-    "carried",
-    "batch_size",
-)
-
-
-class _Rows:
-    """Rows that arrive one by one, in an array that doubles when it is full."""
-
-    def __init__(self, rows: NDArray[Any]) -> None:
-        self._array = rows
-        self._count = len(rows)
-
-    @classmethod
-    def empty(cls, dtype: Any, *width: int) -> _Rows:
-        return cls(np.empty((0, *width), dtype=dtype))
-
-    def append(self, row: Any) -> None:
-        if self._count == len(self._array):
-            grown = np.empty((max(2 * self._count, 64), *self._array.shape[1:]), self._array.dtype)
-            grown[: self._count] = self._array
-            self._array = grown
-        self._array[self._count] = row
-        self._count += 1
-
-    def __len__(self) -> int:
-        return self._count
-
-    def last(self) -> Any:
-        return self._array[self._count - 1]
-
-    def rows(self) -> NDArray[Any]:
-        return self.view().copy()
-
-    def view(self) -> NDArray[Any]:
-        """The rows themselves, until the next one is added."""
-        return self._array[: self._count]
-
-    def columns(self, chosen: NDArray[np.bool_]) -> _Rows:
-        """The same rows with some of their columns."""
-        return _Rows(self._array[: self._count, chosen])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """The plain values of a checkpoint."""
-
-    fingerprint: str
-    sampling_rate: float | None
-    clip_norm: float
-    own_coin: bool | None
-    background: Literal["known", "unknown"] | None
-    watched: int | None
-    coin: dict[str, Any]
-    stored: bool = False
-    run: str | None = None
-    stored_check: str | None = None
-    monitor: dict[str, Any] | None = None
 
 
 class Recorder(Checkpointed):
@@ -108,17 +48,20 @@ class Recorder(Checkpointed):
 
     Args:
         canaries: Who is planted where.
-        sampling_rate: Probability that a present canary is planted in a step. Needed unless your
-            own sampler plants, in which case it stays None.
+        sampling: How the training draws its records, a scheme of `askgauss.sampling`. By the same
+            law `sample` draws canaries; where your own sampler plants, what it drew is tested.
+        sampling_rate: Short for ``sampling=Poisson(rate=...)`` where `sample` plants: the
+            probability that a present canary is planted in a step. Needed unless your own sampler
+            plants, in which case it stays None.
         clip_norm: Norm of one planted canary; `observe` may give another for its step.
         noise_multiplier: The noise multiplier the run claims, for the findings.
         poisson: Whether your own sampler draws every record by an independent coin in every step.
             Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
             needs no word for it.
-        records: Records the training draws its batches from, to compare the sizes of batches with.
+        records: Records the training draws its batches from, to compare batches with.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
-        monitor: Watches every step; its state is kept in the checkpoints.
+        monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -145,33 +88,38 @@ class Recorder(Checkpointed):
         self,
         canaries: Canaries,
         *,
+        sampling: Scheme | None = None,
         sampling_rate: float | None = None,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
         poisson: bool = False,
         records: int | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )
-        if sampling_rate is not None:
-            _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+        scheme = scheme_of(sampling, sampling_rate)
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         if records is not None:
             _validate.integer(1, records=records)
+        if poisson and not isinstance(scheme, (Poisson, type(None))):
+            raise InvalidArgumentError(
+                f"Expected poisson=False, got True with sampling={scheme!r}. Say one of the two."
+            )
         self._canaries = canaries
-        self._sampling_rate = None if sampling_rate is None else float(sampling_rate)
+        self._planting = Planting(canaries, scheme, None if records is None else int(records))
+        self._sampling_rate = None if scheme is None else scheme.share
+        # A rate alone does not say how the user's own sampler draws.
+        self._declared = sampling
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._poisson = bool(poisson)
-        self._records = None if records is None else int(records)
+        self._poisson = bool(poisson) or isinstance(sampling, Poisson)
         self._store = None if store is None else StepWriter(store, canaries)
-        self._coin = random_stream(canaries.root_seed, Stream.PLANTING)
         self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
         self._own_coin: bool | None = None
@@ -191,38 +139,44 @@ class Recorder(Checkpointed):
             item.name: np.zeros(size, dtype=np.int64 if item.name in _COUNTS else np.float64)
             for item in fields(CanarySums)
         }
-        self._chunks = list(_by_tensor(self._tensor))
+        self._chunks = list(by_tensor(self._tensor))
         self._previous = np.zeros(size)
         self._spare = np.zeros(size)
         self._flags = np.zeros(size, dtype=np.bool_)
         self._rows = {
-            "clip_norm": _Rows.empty(np.float64),
-            "noise_multiplier": _Rows.empty(np.float64),
-            "planted": _Rows.empty(np.int64, tensors),
-            "planted_total": _Rows.empty(np.float64, tensors),
-            "planted_square": _Rows.empty(np.float64, tensors),
-            "total": _Rows.empty(np.float64, tensors),
-            "square": _Rows.empty(np.float64, tensors),
-            "kept_values": _Rows.empty(np.float64, self._kept.size),
-            "kept_planted": _Rows.empty(np.bool_, self._kept.size),
-            "marks": _Rows.empty(np.float64, len(_MARKS)),
-            "gaps": _Rows.empty(np.int64),
-            "watch_values": _Rows.empty(np.float64, 0),
+            "clip_norm": Rows.empty(np.float64),
+            "noise_multiplier": Rows.empty(np.float64),
+            "planted": Rows.empty(np.int64, tensors),
+            "planted_total": Rows.empty(np.float64, tensors),
+            "planted_square": Rows.empty(np.float64, tensors),
+            "total": Rows.empty(np.float64, tensors),
+            "square": Rows.empty(np.float64, tensors),
+            "kept_values": Rows.empty(np.float64, self._kept.size),
+            "kept_planted": Rows.empty(np.bool_, self._kept.size),
+            "marks": Rows.empty(np.float64, len(MARKS)),
+            "gaps": Rows.empty(np.int64),
+            "watch_values": Rows.empty(np.float64, 0),
         }
-        given: Any = monitor
-        if not isinstance(given, (Monitor, type(None))):
-            hint = "Make it with Monitor(claim=...): without a claim there is nothing to watch."
-            raise _validate.fail("monitor", monitor, "to be a monitor", hint)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
+        if self._monitor is not None and not isinstance(scheme, (Poisson, type(None))):
+            raise UnsupportedError(
+                f"A monitor composes steps by Poisson sampling, got sampling={scheme!r}. Leave out "
+                "monitor=, and audit the transcript."
+            )
         # What is kept of a very long run thins out; what is watched does not.
         self._monitored = self._kept
-        if monitor is not None:
-            monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
+        if self._monitor is not None:
+            self._monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
 
     @property
     def steps(self) -> int:
         """Number of steps observed so far."""
         return len(self._rows["clip_norm"])
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def run(self) -> str:
@@ -237,14 +191,14 @@ class Recorder(Checkpointed):
     def _keep_fewer(self) -> None:
         """Let go of half of the kept canaries where the step to come would be one too many."""
         while self._kept.size > 1 and (self.steps + 1) * self._kept.size > _KEPT_VALUES:
-            fewer = np.sort(self._kept_order[: list(_halvings(self._kept.size))[1]])
+            fewer = np.sort(self._kept_order[: list(halvings(self._kept.size))[1]])
             chosen = np.isin(self._kept, fewer)
             for name in ("kept_values", "kept_planted"):
                 self._rows[name] = self._rows[name].columns(chosen)
             self._kept = fewer
 
     def sample(self) -> NDArray[np.int64]:
-        """Indices of the canaries to plant in this step, by an independent coin for each.
+        """Indices of the canaries to plant in this step, each drawn by itself by the scheme's law.
 
         Raises:
             RecordingError: The last sample has not been observed yet, or your own sampler plants.
@@ -252,8 +206,8 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._sampling_rate is None:
             raise RecordingError(
-                "Expected sampling_rate to be given to the Recorder before sample(); or let your "
-                "own sampler choose and pass planted= to observe()."
+                "Expected sampling_rate or sampling to be given to the Recorder before sample(); "
+                "or let your own sampler choose and pass planted= to observe()."
             )
         if self._own_coin is False:
             raise RecordingError(
@@ -262,8 +216,7 @@ class Recorder(Checkpointed):
             )
         if self._drawn is not None:
             raise RecordingError("sample() was called twice for one step: observe() it first.")
-        coins = self._coin.random(self._present.size)
-        self._drawn = self._present[coins < self._sampling_rate]
+        self._drawn = self._planting.draw()
         return self._drawn.copy()
 
     def observe(
@@ -276,20 +229,22 @@ class Recorder(Checkpointed):
         noise_multiplier: float | None = None,
         watch: ArrayLike | None = None,
         batch_size: int | None = None,
+        batch: ArrayLike | None = None,
     ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
         Args:
             noisy_sum: The released sum along each canary (`canaries.project`).
             background: The clean sum there, before anything was planted, or 0 where it has been
-                taken off already; None where unknown. Only valid with Poisson sampling of the
-                other records.
+                taken off already; None where unknown. Only where what other records drew says
+                nothing of a canary's draws (`Scheme.known_background`): Poisson sampling, say.
             planted: Indices of the planted canaries, where your own sampler chose them.
             clip_norm: Norm of one planted canary in this step, if not the recorder's.
             noise_multiplier: Noise multiplier claimed for this step, if not the recorder's.
             watch: The released sum, less its clean value where that is known, at
                 ``canaries.watch``.
             batch_size: Records in the batch of the training, as its sampler drew it.
+            batch: Indices of those records, from 0 to ``records - 1``, to test how they are drawn.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape, type or range.
@@ -306,11 +261,23 @@ class Recorder(Checkpointed):
             _validate.non_negative(noise_multiplier=claimed)
         if batch_size is not None:
             _validate.integer(0, batch_size=batch_size)
+        members = self._planting.checked_batch(batch, self.steps)
+        if members is not None and batch_size not in (None, members.size):
+            hint = "Leave it out: batch says it."
+            raise _validate.fail("batch_size", batch_size, f"= {members.size}, as in batch", hint)
+        if members is not None:
+            batch_size = members.size
         known: Literal["known", "unknown"] = "unknown" if background is None else "known"
         if self._background not in (None, known):
             raise RecordingError(
                 f"Expected the background to stay {self._background}, got it {known} in step "
                 f"{self.steps + 1}. Give it in every step or in none."
+            )
+        scheme = self._planting.scheme
+        if known == "known" and scheme is not None and not scheme.known_background:
+            raise RecordingError(
+                f"Expected no background with {scheme}: what other records drew says which steps "
+                "drew a canary, so their sum has to stay in. Leave background out."
             )
         clean: Any = 0.0
         if not (background is None or (isinstance(background, (int, float)) and background == 0)):
@@ -327,7 +294,7 @@ class Recorder(Checkpointed):
             self._background, self._own_coin, self._drawn = known, planted is None, None
             if self._watched is None:
                 self._watched = watched.size
-                self._rows["watch_values"] = _Rows.empty(np.float64, watched.size)
+                self._rows["watch_values"] = Rows.empty(np.float64, watched.size)
             self._keep_fewer()
             self._rows["clip_norm"].append(norm)
             self._rows["noise_multiplier"].append(np.nan if claimed is None else claimed)
@@ -336,6 +303,7 @@ class Recorder(Checkpointed):
             self._rows["kept_planted"].append(self._flags[self._kept])
             seen = None if self._monitor is None else values[self._monitored]
             self._add(values, indices, batch_size)
+            self._planting.add(self._flags, members, own_coin=planted is None)
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
@@ -553,7 +521,7 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._store is not None:
             self._store.flush(seal=True)
-        rows = _apart({name: item.rows() for name, item in self._rows.items()})
+        rows = apart({name: item.rows() for name, item in self._rows.items()})
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
@@ -564,23 +532,31 @@ class Recorder(Checkpointed):
             steps=StepSums(**{name: rows.pop(name) for name in _STEP_FIELDS}),
             kept=self._kept.copy(),
             watch_tensor=watch.copy(),
-            facts=self._facts(self._background, self._own_coin),
+            facts=replace(
+                self._facts(self._background, self._own_coin),
+                batches=self._planting.batches,
+                plantings=self._planting.plantings,
+                exercised=("sampler",) if self._planting.meets_the_sampler else (),
+            ),
             **rows,
         )
 
     def _facts(
         self, background: Literal["known", "unknown"] | None, own_coin: bool | None
     ) -> RunFacts:
+        scheme = self._planting.scheme
+        other = not isinstance(scheme, (Poisson, type(None)))
         return RunFacts(
             sampling_rate=self._sampling_rate,
+            scheme=self._declared,
             sampling="user's sampler" if own_coin is False else "own coin",
-            poisson=self._poisson or own_coin is not False,
+            poisson=self._poisson or (own_coin is not False and not other),
             poisson_declared=self._poisson and own_coin is False,
             background=background or "unknown",
             fair_coins=self._canaries.fair_coins,
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
-            records=self._records,
+            records=self._planting.records,
             seed=self._canaries.root_seed,
             run=self._run,
         )
@@ -597,21 +573,23 @@ class Recorder(Checkpointed):
         state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}
         state["previous"] = self._previous.copy()
+        state |= self._planting.arrays()
         if self._drawn is not None:
             state["drawn"] = self._drawn.copy()
         state["state"] = _plain.to_plain(
-            _Progress(
+            Progress(
                 fingerprint=self._canaries.fingerprint(),
                 sampling_rate=self._sampling_rate,
                 clip_norm=self._clip_norm,
                 own_coin=self._own_coin,
                 background=self._background,
                 watched=self._watched,
-                coin=_integers_as_text(self._coin.bit_generator.state),
+                coin=self._planting.coin,
                 stored=self._store is not None,
                 run=self._run,
                 stored_check=None if self._store is None else self._store.last_check,
                 monitor=None if self._monitor is None else self._monitor.state_dict(),
+                scheme=self._declared,
             )
         )
         return state
@@ -624,11 +602,12 @@ class Recorder(Checkpointed):
             RecordingError: The state belongs to other canaries, another rate or another clip norm,
                 or the store does not hold its steps. The recorder stays as it was.
         """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress: Progress = _plain.from_plain(Progress, state.get("state"), "state")
         for name, mine in (
             ("fingerprint", self._canaries.fingerprint()),
             ("sampling_rate", self._sampling_rate),
             ("clip_norm", self._clip_norm),
+            ("scheme", self._declared),
         ):
             theirs = getattr(progress, name)
             if theirs != mine:
@@ -643,32 +622,31 @@ class Recorder(Checkpointed):
                 f"{progress.watched}."
             )
         size = self._canaries.size
-        state = _with_later_parts(state, size)
-        sums = {name: _part(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
-        previous = _part(state, "previous", self._previous, size)
+        state = with_later_parts(state, size)
+        sums = {name: part_of(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
+        previous = part_of(state, "previous", self._previous, size)
         drawn = None
         if "drawn" in state:
-            drawn = _part(state, "drawn", self._present[:0])
+            drawn = part_of(state, "drawn", self._present[:0])
             if not np.isin(drawn, self._present).all() or np.any(np.diff(drawn) <= 0):
                 raise FileFormatError("Expected drawn to name present canaries, each once.")
         likes = {name: item.rows()[:0] for name, item in self._rows.items()}
         likes["watch_values"] = np.empty((0, progress.watched or 0))
-        steps = len(_part(state, "rows.clip_norm", likes["clip_norm"]))
+        steps = len(part_of(state, "rows.clip_norm", likes["clip_norm"]))
         # Of a long run fewer canaries are kept: the first ones of the same order.
         given: Any = state.get("rows.kept_values")
         width = np.shape(given)[-1:]
-        count = next((n for n in _halvings(self._kept_order.size) if (n,) == width), None)
+        count = next((n for n in halvings(self._kept_order.size) if (n,) == width), None)
         kept = np.sort(self._kept_order[:count])
         for name in ("kept_values", "kept_planted"):
             likes[name] = np.empty((0, kept.size), likes[name].dtype)
-        rows = {name: _part(state, f"rows.{name}", like, steps) for name, like in likes.items()}
+        rows = {name: part_of(state, f"rows.{name}", like, steps) for name, like in likes.items()}
         if steps:
             self._check_sums(sums, rows, kept, progress)
-        coin = random_stream(self._canaries.root_seed, Stream.PLANTING)
-        try:
-            coin.bit_generator.state = _text_as_integers(progress.coin)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FileFormatError(f"Expected the state of a generator: {error}.") from error
+        planting = Planting(self._canaries, self._planting.scheme, self._planting.records)
+        own = progress.own_coin is not False
+        planting.resume((steps if own else 0) + (drawn is not None), progress.coin)
+        planting.take(planting.read_sums(state, steps))
         if steps and progress.stored != (self._store is not None):
             raise RecordingError(
                 "Expected store to be given to the Recorder exactly if the run began with one: a "
@@ -685,8 +663,9 @@ class Recorder(Checkpointed):
             self._store.resume(steps, run=progress.run, check=progress.stored_check)
         self._run = progress.run or self._run
         self._kept = kept
-        self._sums, self._previous, self._drawn, self._coin = sums, previous, drawn, coin
-        self._rows = {name: _Rows(array) for name, array in rows.items()}
+        self._sums, self._previous, self._drawn = sums, previous, drawn
+        self._planting = planting
+        self._rows = {name: Rows(array) for name, array in rows.items()}
         declared = rows["noise_multiplier"]
         first = declared[0] if declared.size else 0.0
         self._varied = bool(first > 0.0 and (declared[declared > 0.0] != first).any())
@@ -700,13 +679,13 @@ class Recorder(Checkpointed):
         sums: dict[str, NDArray[Any]],
         rows: dict[str, NDArray[Any]],
         kept: NDArray[np.int64],
-        progress: _Progress,
+        progress: Progress,
     ) -> None:
         """Refuse a checkpoint whose transcript would be refused."""
         if None in (progress.background, progress.own_coin, progress.watched):
             raise FileFormatError("Expected the checkpoint to say how its steps were recorded.")
         watch = self._canaries.watch_tensor if progress.watched else np.zeros(0, dtype=np.int64)
-        rows = _apart(rows)
+        rows = apart(rows)
         arrays = {
             "member": self._canaries.member,
             "tensor": self._tensor,
@@ -719,91 +698,3 @@ class Recorder(Checkpointed):
         # Views, since a transcript makes what it is given read-only.
         views = {name: array.view() for name, array in arrays.items()}
         Transcript.from_arrays(views, self._facts(progress.background, progress.own_coin))
-
-
-def _apart(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Rows with the numbers that are kept together each by itself."""
-    others = {name: array for name, array in rows.items() if name != "marks"}
-    return others | dict(zip(_MARKS, np.ascontiguousarray(rows["marks"].T), strict=True))
-
-
-def _halvings(count: int) -> Iterator[int]:
-    """A number, half of it, and so on down to one."""
-    while count > 1:
-        yield count
-        count = -(-count // 2)
-    yield count
-
-
-def _by_tensor(
-    tensor: NDArray[np.int64],
-) -> Iterator[tuple[slice, NDArray[np.int64] | slice, NDArray[np.int64], NDArray[np.int64]]]:
-    """Chunks of canaries; for each its order by tensor, where groups start in it, and which."""
-    for start in range(0, tensor.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        groups, counts = np.unique(tensor[part], return_counts=True)
-        order = slice(None) if groups.size == 1 else np.argsort(tensor[part], kind="stable")
-        yield part, order, np.cumsum(counts) - counts, groups
-
-
-def _with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
-    """A checkpoint with the parts that were added later: what can be told of the steps it had."""
-    total, rows = state.get("sums.total"), state.get("rows.clip_norm")
-    if "rows.marks" in state or not (
-        isinstance(total, np.ndarray) and isinstance(rows, np.ndarray)
-    ):
-        return state
-    steps = len(rows)
-    declared = np.asarray(state.get("rows.noise_multiplier", ()))
-    # In other units where the noise followed a schedule: then nobody can tell any more.
-    same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
-    later = {
-        f"sums.other_{name}": state[f"sums.{name}"] - state[f"sums.planted_{name}"]
-        if same and f"sums.planted_{name}" in state and f"sums.{name}" in state
-        else np.full(size, np.nan)
-        for name in ("total", "square")
-    }
-    return (
-        state
-        | later
-        | {
-            "sums.last_planted": np.zeros(size, dtype=np.int64),
-            "rows.marks": np.full((steps, len(_MARKS)), np.nan),
-            "rows.gaps": np.zeros(steps, dtype=np.int64),
-        }
-    )
-
-
-def _part(
-    state: dict[str, Any], name: str, like: NDArray[Any], length: int | None = None
-) -> NDArray[Any]:
-    """A copy of one array of a checkpoint, of the type and width of another."""
-    given = state.get(name)
-    if not (
-        isinstance(given, np.ndarray)
-        and given.dtype == like.dtype
-        and given.ndim == like.ndim
-        and given.shape[1:] == like.shape[1:]
-        and len(given) == (len(given) if length is None else length)
-    ):
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        wanted = (len(like) if length is None else length, *like.shape[1:])
-        raise FileFormatError(
-            f"Expected {name} of the checkpoint to be {like.dtype} {wanted}, got {found[:80]}. "
-            "Load an older checkpoint."
-        )
-    return given.copy()
-
-
-def _integers_as_text(state: Any) -> Any:
-    """A generator's state with its 128-bit integers as text, which any JSON reader keeps whole."""
-    if isinstance(state, dict):
-        return {key: _integers_as_text(value) for key, value in state.items()}
-    return f"int:{state}" if isinstance(state, int) else state
-
-
-def _text_as_integers(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _text_as_integers(value) for key, value in state.items()}
-    is_integer = isinstance(state, str) and state.startswith("int:")
-    return int(state[4:]) if is_integer else state

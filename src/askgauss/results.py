@@ -6,6 +6,7 @@ import enum
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,6 +182,7 @@ class AuditResult:
         run: The identity of the run that was audited; None where its data do not say.
         provenance: The file that was audited, its digest, when and with what; None where only
             arrays were.
+        commitment: The digest that was published before the run; None where there was none.
     """
 
     auditor: Auditor[Any]
@@ -208,6 +210,7 @@ class AuditResult:
     judged_evidence: Any = None
     run: str | None = field(default=None, compare=False)
     provenance: Provenance | None = field(default=None, compare=False)
+    commitment: str | None = field(default=None, compare=False)
 
     @property
     def assumption(self) -> Assumption:
@@ -421,6 +424,7 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "judged_evidence": ClopperPearson.evidence_type | None,
         "run": str | None,
         "provenance": Provenance | None,
+        "commitment": str | None,
     }
     hints |= {name: hint for name, hint in later.items() if name in content}
     missing = hints.keys() - content.keys()
@@ -495,10 +499,7 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         stated_checks = {(item.check, item.status) for item in result.findings}
         if not {(item.check, item.status) for item in own} <= stated_checks:
             raise _contradiction("findings", "others", ", ".join(map(str, own)))
-    for name in names:
-        stated, found = getattr(result, name), getattr(again, name)
-        if not _agree(stated, found):
-            raise _contradiction(name, stated, found)
+    check_agreement(result, again, names)
     if not same_code and _side(result) != _side(again):
         if _side(again) is Verdict.INVALID and "distribution_free_evidence" not in content:
             # Earlier results do not say what the method beside it saw.
@@ -506,6 +507,17 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def check_agreement(stated: Any, found: Any, names: Sequence[str]) -> None:
+    """Refuse what a file states where what it was derived from gives something else.
+
+    Raises:
+        FileFormatError: An attribute differs by more than another processor's rounding.
+    """
+    for name in names:
+        if not _agree(getattr(stated, name), getattr(found, name)):
+            raise _contradiction(name, getattr(stated, name), getattr(found, name))
 
 
 def _side(result: AuditResult) -> Verdict | None:

@@ -25,6 +25,8 @@ class _Kind:
             go through it, and other facts tell.
         deciding: Checks of which one must have run for the part to count as tested.
         others: More checks of the part: a failure of theirs breaks it too.
+        exact: Checks of the run's own records, which test the part whether or not canaries went
+            through it.
         how_to_test: The next step where it was not tested.
     """
 
@@ -32,6 +34,7 @@ class _Kind:
     passed: str
     deciding: tuple[str, ...]
     others: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
     how_to_test: str
 
 
@@ -56,6 +59,7 @@ _KINDS = (
             "nodes without noise",
             "noise by node",
             "noise by level",
+            "noise coverage",
         ),
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
@@ -64,8 +68,10 @@ _KINDS = (
         passed="noise",
         deciding=("repeated noise", "serial correlation"),
         others=(
+            "predictable noise",
             "shared noise",
             "common noise",
+            "noise elsewhere again",
             "noise shape",
             "noise spectrum",
             "whole-run correlation",
@@ -79,7 +85,16 @@ _KINDS = (
         name="clipping",
         passed="clipping",
         deciding=("contribution",),
-        others=("even contribution", "single plantings", "carry-over", "finite gradients"),
+        others=(
+            "even contribution",
+            "single plantings",
+            "carry-over",
+            "finite gradients",
+            "sum of records",
+            "ghost norms",
+            "divisor",
+        ),
+        exact=("record contributions",),
         how_to_test='send canaries through the clipper: CanaryAudit(optimizer, inject="sample")',
     ),
     _Kind(
@@ -109,9 +124,17 @@ _KINDS = (
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(
+        name="weights",
+        passed="",
+        deciding=("weights moved by the release",),
+        others=("weights between steps", "closure"),
+        how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam",
+    ),
+    _Kind(
         name="trained parameters",
         passed="",
         deciding=("parameters outside the optimizer",),
+        others=("trained parameters without canaries",),
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )
@@ -133,19 +156,22 @@ def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Par
 
 
 def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -> Part:
-    found = [by_check[name] for name in (*kind.deciding, *kind.others) if name in by_check]
+    names = (*kind.exact, *kind.deciding, *kind.others)
+    found = [by_check[name] for name in names if name in by_check]
     ran = [item for item in found if item.status in _RAN]
     if any(item.status is Status.FAIL for item in ran):
         return Part(name=kind.name, status="broken")
     went = not kind.passed or kind.passed in exercised
-    if not went or not any(item.check in kind.deciding for item in ran):
+    looked = any(item.check in kind.exact for item in ran)
+    if not looked and (not went or not any(item.check in kind.deciding for item in ran)):
         return Part(
             name=kind.name,
             status="not tested",
             how_to_test=kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES,
             met=bool(kind.passed) and went,
         )
-    faults = [item.sees for item in ran if item.sees]
+    # What canaries say of a part that they did not go through is said elsewhere.
+    faults = [item.sees for item in ran if item.sees and (went or item.check in kind.exact)]
     return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
 
 

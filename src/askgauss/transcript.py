@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain
 from askgauss._schema import Field, check_arrays, check_names
+from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
+from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.witness import StepFacts, WeightFacts
 
-__all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
@@ -28,12 +31,28 @@ _SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeedProbe:
+    """What came of trying likely seeds on the first released noise.
+
+    Attributes:
+        tried: Number of seeds; 0 where there was too little noise to compare.
+        ways: Ways to draw noise from a seed that were tried.
+        found: The seed and the way that give this noise; empty if none does.
+    """
+
+    tried: int
+    ways: tuple[str, ...] = ()
+    found: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What is known about the run a transcript came from.
 
     Attributes:
         sampling_rate: Probability that a present canary is planted in a step.
-        sampling: Who decided: the recorder's own Poisson coin, or the user's sampler.
+        scheme: How records are drawn, where it was declared as a scheme.
+        sampling: Who decided: the recorder's own coin, or the user's sampler.
         poisson: Whether the canaries' inclusions are independent between steps and records.
         poisson_declared: Whether that is the user's word, and not what the audit did or saw.
         loader_poisson: Whether the training's own loader samples by Poisson; None where it was
@@ -44,6 +63,7 @@ class RunFacts:
         skipped_steps: Noisy steps that went by and were not observed, as was asked.
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
+        accounted_scheme: How records are drawn by what the run's accountant assumes.
         accounted: All that the run's accountant has counted, before the audit too: noise
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
@@ -57,15 +77,22 @@ class RunFacts:
         exercised: Parts of the training pipeline the canaries went through.
         precision: Names of the number formats met.
         records: Records the training draws its batches from, where that was said.
+        batches: The training's batches, held against the scheme.
+        plantings: The canaries of the user's sampler, held against it.
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
+        weights: How the weights moved, compared with what was released; None where nobody looked.
+        witness: What was found in steps that were looked at exactly; None where nobody looked.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
+        commitment: What was fixed before the first step, and what opens it; None if nothing was.
     """
 
     sampling_rate: float | None = None
+    scheme: Scheme | None = None
     sampling: Literal["own coin", "user's sampler"] = "own coin"
     poisson: bool = True
     poisson_declared: bool = False
@@ -76,6 +103,7 @@ class RunFacts:
     skipped_steps: int = 0
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
+    accounted_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()
@@ -87,10 +115,28 @@ class RunFacts:
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     records: int | None = None
+    batches: DrawnBatches | None = None
+    plantings: DrawnBatches | None = None
     seed: int | None = None
     contribution: float | None = None
+    seed_probe: SeedProbe | None = None
+    weights: WeightFacts | None = None
+    witness: StepFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
+    commitment: Commitment | None = field(default=None, compare=False)
+
+    @property
+    def drawn_by(self) -> Scheme | None:
+        """How canaries are drawn; None where nobody said."""
+        if self.scheme is None and self.poisson and self.sampling_rate:
+            return Poisson(rate=self.sampling_rate)
+        return self.scheme
+
+    @property
+    def known_background(self) -> bool:
+        """Whether what other records drew says nothing of a canary's draws."""
+        return self.poisson if self.scheme is None else self.scheme.known_background
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file.
@@ -107,6 +153,13 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        for part in (self.weights, self.witness):
+            if part is not None:
+                part.check()
+        for name in ("batches", "plantings"):
+            drawn = getattr(self, name)
+            if drawn is not None:
+                drawn.check(f"facts.{name}")
 
 
 def _unrecorded() -> NDArray[np.float64]:
@@ -382,6 +435,8 @@ class Transcript:
         check_arrays(arrays, _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
+        if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
+            raise FileFormatError("Expected silent and planted_silent of the same steps.")
         planted = self.canaries.planted
         if planted[~self.member].any():
             raise FileFormatError("Expected absent canaries never to be planted.")

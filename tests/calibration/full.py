@@ -1,10 +1,16 @@
-"""The whole calibration grid; writes docs/calibration.md. Run by ``make calibration``."""
+"""The whole calibration; writes docs/calibration.md. Run by ``make calibration``.
+
+Whole audits first: false alarms on every kind of data, power, leaks. Then the bounds of every
+method by themselves, on a grid.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import platform
+import resource
 import sys
 import time
 from collections.abc import Iterable
@@ -15,17 +21,106 @@ from typing import Any
 
 import askgauss
 from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
-from tests.calibration import grid, peers
+from askgauss.linear_transcript import TreePlan
+from tests.calibration import gate, grid, leak_zoo, peers, transcript_cells, verdicts
 from tests.calibration.grid import Cell, Count, full_grid
 
 ELLIPSOID_CELLS = [
-    Cell(present, absent, epsilon, 0.082, steps)
-    for (present, absent), epsilon, steps in itertools.product(
-        ((50, 50), (500, 500), (2500, 2500)), (2.0, 8.0), (50, 2500)
-    )
+    Cell(present, absent, epsilon, 0.082, 2500)
+    for (present, absent), epsilon in itertools.product(((50, 50), (500, 500)), (2.0, 8.0))
 ]
 
-PEER_CANARIES = (100, 1000, 5000)
+PEER_CANARIES = (100, 1000)
+
+TREES = {
+    "nodes of 64 leaves": leak_zoo.TreeRun(),
+    "few canaries": leak_zoo.TreeRun(present=2, absent=8),
+    "two of each": leak_zoo.TreeRun(present=2, absent=2),
+    "two leaves": leak_zoo.TreeRun(plan=TreePlan(steps=2), present=60, absent=60),
+    "more present than absent": leak_zoo.TreeRun(present=300, absent=40),
+    "prefixes": leak_zoo.TreeRun(plan=TreePlan(steps=40, release="prefixes"), absent=300),
+    "four trees": leak_zoo.TreeRun(plan=TreePlan(steps=64, restart_every=16), absent=300),
+    "delta 1e-2": leak_zoo.TreeRun(plan=TreePlan(steps=16), absent=300, delta=1e-2),
+    "delta 1e-10": leak_zoo.TreeRun(plan=TreePlan(steps=16), absent=300, delta=1e-10),
+}
+EXAMPLES = {
+    "60 / 60, sd of the background .3": leak_zoo.ExampleRun(steps=100, dimension=1000),
+    "background of the noise's size": leak_zoo.ExampleRun(
+        steps=100, dimension=1000, background=1.0
+    ),
+    "few canaries": leak_zoo.ExampleRun(steps=100, dimension=1000, present=4, absent=8),
+    "few parameters": leak_zoo.ExampleRun(steps=100, dimension=100, present=30, absent=30),
+}
+CONFIDENCES = (0.9, 0.99, 0.999)
+
+# Every cell of whole audits: its section, its name, the case, and the options of `tally`.
+WHOLE: tuple[tuple[str, str, Any, dict[str, Any]], ...] = (
+    *(("scores", str(cell), cell, {}) for cell in (*verdicts.SAMPLED, *verdicts.PLAIN)),
+    *(
+        ("scores", f"{cell}", cell, {"confidence": confidence})
+        for cell in (verdicts.SAMPLED[2], verdicts.SAMPLED[10])
+        for confidence in CONFIDENCES
+    ),
+    *(("transcripts", cell.name, cell, {}) for cell in transcript_cells.CELLS),
+    *(
+        ("transcripts", cell.name, cell, {"confidence": confidence})
+        for cell in transcript_cells.CELLS[:1]
+        for confidence in CONFIDENCES
+    ),
+    *(("transcripts", str(cell), cell, {}) for cell in gate.SETTINGS if cell.canaries != "scores"),
+    *(("trees", name, cell, {}) for name, cell in TREES.items()),
+    *(("examples", name, cell, {}) for name, cell in EXAMPLES.items()),
+)
+
+# Cells whose power is neither none nor whole.
+POWERED: tuple[tuple[str, Any, Any], ...] = (
+    *((f"scores, {cell}", auditor, cell) for auditor, cell in verdicts.POWERED),
+    *(
+        (f"transcript, {cell.name}", None, cell)
+        for cell in (
+            transcript_cells.CELLS[0],
+            transcript_cells.Cell("100 / 400, 100 steps", (1.0,) * 100, 100, 400, 0.1),
+            transcript_cells.Cell("three steps", (1.0,) * 3, 300, 600, 0.3),
+            transcript_cells.Cell("in every step", (5.0,) * 30, 60, 140, 1.0),
+            transcript_cells.Cell(
+                "sampler of the training", (1.0,) * 60, 200, 200, 0.2, own_sampler=True
+            ),
+            transcript_cells.Cell("delta 1e-10", (1.0,) * 60, 80, 140, 0.1, delta=1e-10),
+        )
+    ),
+    ("tree, 64 leaves", None, leak_zoo.TreeRun(present=300, absent=500)),
+    (
+        "tree, prefixes",
+        None,
+        leak_zoo.TreeRun(plan=TreePlan(steps=40, release="prefixes"), present=300, absent=300),
+    ),
+)
+# Audits of each cell, at a scale of 1; audits and leaks where power is compared; audits of a leak.
+AUDITS = {"scores": 500, "transcripts": 200, "trees": 250, "examples": 100}
+POWER_AUDITS = 250
+LEAK_AUDITS = 12
+
+
+def count_whole(index: int, scale: float) -> verdicts.Tally:
+    section, name, cell, options = WHOLE[index]
+    audits = math.ceil(scale * AUDITS[section])
+    return verdicts.tally(cell, audits, name=name, seed=1, **options)
+
+
+def count_power(index: int, scale: float) -> verdicts.Tally:
+    name, auditor, cell = POWERED[index]
+    leaks = math.ceil(scale * POWER_AUDITS)
+    return verdicts.tally(cell, 10, name=name, auditor=auditor, leaks=leaks, seed=1)
+
+
+def count_leak(index: int, scale: float) -> verdicts.Noticed:
+    leak = leak_zoo.LEAKS[index]
+    return verdicts.noticed(leak.name, leak.run, math.ceil(scale * LEAK_AUDITS), seed=1)
+
+
+def in_parallel(name: str, task: Any, count: int, scale: float, workers: int) -> list[Any]:
+    with ProcessPoolExecutor(workers) as pool:
+        return told(name, pool.map(partial(task, scale=scale), range(count)), count)
 
 
 def run(
@@ -87,59 +182,97 @@ def section(title: str, note: str, counts: list[Count], full: bool) -> Iterable[
     yield ""
 
 
+NOTES = {
+    "scores": (
+        "Whole audits: scores",
+        "Default audits of scores: DP-SGD by Model 1, and releases of other laws handed over as "
+        "two groups of fixed size without a word about their noise.",
+    ),
+    "transcripts": (
+        "Whole audits: transcripts",
+        "Default audits of transcripts, by `SubsampledGaussian`; what the run keeps exactly is the "
+        "truth that its bound is held against.",
+    ),
+    "trees": ("Whole audits: trees", "Default audits of linear transcripts."),
+    "examples": (
+        "Whole audits: examples",
+        "Records as canaries: gradients shorter than the clip norm along directions that are not "
+        "orthogonal, in a background that is not known.",
+    ),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--audits", type=int, default=2000)
-    parser.add_argument("--ellipsoid-audits", type=int, default=200)
-    parser.add_argument("--peer-audits", type=int, default=500)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all numbers of audits")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    started = time.time()
+    workers, scale, started = options.workers, options.scale, time.time()
     cells = full_grid()
+
+    def audits(count: int) -> int:
+        return math.ceil(scale * count)
+
+    whole = in_parallel("whole audits", count_whole, len(WHOLE), scale, workers)
+    kinds = [kind for kind, *_ in WHOLE]
     parts = [
+        *(
+            verdicts.section(
+                *note, [item for item, kind in zip(whole, kinds, strict=True) if kind == name]
+            )
+            for name, note in NOTES.items()
+        ),
+        verdicts.power_section(in_parallel("power", count_power, len(POWERED), scale, workers)),
+        verdicts.leak_section(
+            in_parallel("leaks", count_leak, len(leak_zoo.LEAKS), scale, workers)
+        ),
         section(
             "GaussianShift, sampling rate and steps known",
             "The exact law of the subsampled sum from shift to epsilon.",
-            run(GaussianShift(), cells, options.audits, options.workers),
+            run(GaussianShift(), cells, audits(600), workers),
             full=True,
         ),
         section(
             "GaussianShift, sampling rate and steps unknown",
             "The plain Gaussian shift stands in for the exact law.",
-            run(GaussianShift(), cells, options.audits, options.workers, law_known=False),
-            full=True,
+            run(GaussianShift(), cells, audits(300), workers, law_known=False),
+            full=False,
         ),
         section(
             "GaussianRectangle",
             "Student-t and chi-square intervals with Bonferroni's correction, variances free. "
             "Where the Gaussian pair exceeds 1.01 times the exact law the result is INVALID.",
-            run(GaussianRectangle(), cells, options.audits, options.workers),
-            full=True,
+            run(GaussianRectangle(), cells, audits(200), workers),
+            full=False,
         ),
         section(
             "GaussianEllipsoid",
             "Bootstrap covariance, 2,000 resamples, variances free.",
-            run(
-                GaussianEllipsoid(seed=0),
-                ELLIPSOID_CELLS,
-                options.ellipsoid_audits,
-                options.workers,
-            ),
+            run(GaussianEllipsoid(seed=0), ELLIPSOID_CELLS, audits(100), workers),
             full=True,
         ),
-        peers.section(run_peers(options.peer_audits, options.workers)),
+        peers.section(run_peers(audits(200), workers)),
     ]
+    used = sum(
+        getattr(resource.getrusage(who), field)
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        for field in ("ru_utime", "ru_stime")
+    )
     lines = [
         "# Calibration",
         "",
-        "How often each bound lies above the true epsilon of the score pair, by its exact law, on",
-        "a grid of simulated audits: confidence "
-        f"{grid.CONFIDENCE:g}, delta {grid.DELTA:g}. Written by `make calibration`.",
+        "What audits say of simulated runs whose truth is known. First whole verdicts: how often",
+        "correct runs alarm and by which check, whether the power that is printed is the power",
+        "there is, and what becomes of leaks. Then how often the bound of every method lies above",
+        "the true epsilon of its pair of scores, by the exact law, at confidence "
+        f"{grid.CONFIDENCE:g} and",
+        f"delta {grid.DELTA:g}. Written by `make calibration`.",
         "",
         *itertools.chain(*parts),
-        f"askgauss {askgauss.__version__}, Python {platform.python_version()}, seed 1, "
-        f"{(time.time() - started) / 60:.0f} minutes on {options.workers} workers.",
+        f"askgauss {askgauss.__version__}, Python {platform.python_version()}, seed 1, scale "
+        f"{scale:g}; {used / 60:.0f} minutes of CPU time, {(time.time() - started) / 60:.0f} "
+        f"minutes on {workers} workers.",
         "",
     ]
     options.output.write_text("\n".join(lines))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 from scipy import stats
 
 from askgauss import accounting
@@ -53,6 +54,17 @@ class Setting:
         return PrivacyClaim(
             epsilon=accounting.dpsgd_epsilon(**run, delta=DELTA), delta=DELTA, **run
         )
+
+    @property
+    def truth(self) -> float:
+        return self.claim.epsilon
+
+    @property
+    def leaking(self) -> None:
+        """Power is compared elsewhere."""
+
+    def draw(self, generator: np.random.Generator) -> object:
+        return self.data(int(generator.integers(1 << 60)))
 
     def data(self, seed: int) -> object:
         options = {

@@ -81,7 +81,6 @@ def largest_evidence(
     layout = Layout(canaries, np.arange(min(256, size)))
     quiet = layout.quiet.size
     log_weight = Bets(layout, PARTS, RATE)._log_weight[:, np.newaxis]
-    factor = math.sqrt(quiet) * e_process.chi_mean(quiet)
     wealth = np.full((log_weight.size, runs), -np.inf)
     peak = np.full(runs, -np.inf)
     earlier: dict[int, NDArray[np.float64]] = {}
@@ -98,25 +97,25 @@ def largest_evidence(
         # About their own mean, and then about 0.
         spread = scale**2 * np.where(count > 1, generator.chisquare(np.maximum(count - 1, 1)), 0.0)
         planted_square = spread + total**2 / np.maximum(count, 1)
-        row = values / np.sqrt((values**2).sum(axis=1))[:, column]
-        excess = total - count
-        about_one = planted_square - 2.0 * total + count
-        pull = excess * e_process.chi_mean(size) / np.sqrt(square + about_one)
-        shift = (CONTRIBUTION[:, column] - 1.0) / declared
+        row = values * math.sqrt(quiet) / np.sqrt((values**2).sum(axis=1))[:, column]
+        excess = (total - count) / declared
+        about_one = (planted_square - 2.0 * total + count) / declared**2
         like = np.zeros((2, CORRELATION.size, runs))
         rho = CORRELATION[:, column]
+
+        def alike(old, row=row, rho=rho):
+            product = row * old
+            return e_process.sign_log_e(product.sum(axis=1), (product**2).sum(axis=1), rho)
+
         if previous is not None:
-            like[0] = e_process.pull_log_e(factor * (row * previous).sum(axis=1), quiet, rho)
+            like[0] = alike(previous)
         if earlier:
-            each = [
-                e_process.pull_log_e(factor * (row * old).sum(axis=1), quiet, rho)
-                for old in earlier.values()
-            ]
+            each = [alike(old) for old in earlier.values()]
             like[1] = np.logaddexp.reduce(each) - math.log(len(each))
         logs = np.concatenate(
             [
                 e_process.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
-                e_process.pull_log_e(pull, count, shift),
+                e_process.sign_log_e(excess, about_one, CONTRIBUTION[:, column]),
                 e_process.rate_log_e(count, present, RATE, ODDS[:, column]),
                 like.reshape(-1, runs),
             ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class Cell:
         background: What the other records add, from a generator, the canaries, the step and the
             number of steps; known and nothing if not given.
         lattice: Released sums are rounded to whole multiples of this.
+        delta: Of the claim.
+        claimed_noise: The noise of every step that is claimed, where less of it is added.
     """
 
     name: str
@@ -51,22 +53,49 @@ class Cell:
     own_sampler: bool = False
     background: Background | None = None
     lattice: float | None = None
+    delta: float = DELTA
+    claimed_noise: tuple[float, ...] | None = None
 
     @functools.cached_property
     def claim(self) -> PrivacyClaim:
         """What the run keeps, and no more."""
-        history = [(noise, self.sampling_rate, 1) for noise in self.noise]
-        single = self.noise[0] if len(set(self.noise)) == 1 else None
+        declared = self.claimed_noise or self.noise
+        history = [(noise, self.sampling_rate, 1) for noise in declared]
+        single = declared[0] if len(set(declared)) == 1 else None
         return PrivacyClaim(
-            epsilon=accounting.history_epsilon(history, DELTA),
-            delta=DELTA,
+            epsilon=accounting.history_epsilon(history, self.delta),
+            delta=self.delta,
             noise_multiplier=single,
             sampling_rate=self.sampling_rate,
             steps=len(self.noise),
         )
 
+    @property
+    def truth(self) -> float:
+        """What no bound should exceed."""
+        return self.claim.epsilon
+
+    @functools.cached_property
+    def leaking(self) -> Cell | None:
+        """The same with so much less noise that the true epsilon is 1.25 times the claim."""
+        if len(set(self.noise)) > 1:
+            return None
+        steps = len(self.noise)
+        less = accounting.dpsgd_noise_multiplier(
+            epsilon=1.25 * self.claim.epsilon,
+            delta=self.delta,
+            sampling_rate=self.sampling_rate,
+            steps=steps,
+        )
+        return replace(self, noise=(less,) * steps, claimed_noise=self.noise)
+
+    def draw(self, generator: np.random.Generator) -> Transcript:
+        """One run, by a generator."""
+        return self.make(int(generator.integers(1 << 60)))
+
     def make(self, seed: int) -> Transcript:
         """One run."""
+        declared = self.claimed_noise or self.noise
         where = (
             {"dimension": self.present + self.absent + 32}
             if self.tensors is None
@@ -76,7 +105,7 @@ class Cell:
         recorder = Recorder(
             canaries,
             sampling_rate=None if self.own_sampler else self.sampling_rate,
-            noise_multiplier=self.noise[0] if len(set(self.noise)) == 1 else None,
+            noise_multiplier=declared[0] if len(set(declared)) == 1 else None,
             poisson=self.own_sampler,
         )
         generator = np.random.default_rng([seed, 20])
@@ -100,7 +129,7 @@ class Cell:
                 background=0.0 if known else None,
                 planted=chosen if self.own_sampler else None,
                 clip_norm=norm,
-                noise_multiplier=noise,
+                noise_multiplier=declared[step],
                 watch=watch if known and self.lattice is None else None,
             )
         return recorder.transcript()
@@ -144,6 +173,13 @@ CELLS = (
         clip_norms=tuple(np.geomspace(4.0, 0.5, 40).tolist()),
     ),
     Cell("rounded sums", (1.0,) * 40, 60, 140, 0.2, lattice=0.1),
+    Cell("whole numbers, as coarse as the noise", (1.0,) * 40, 60, 140, 0.2, lattice=1.0),
+    Cell("two of each", (1.0,) * 60, 2, 2, 0.1),
+    Cell("more present than absent", (1.0,) * 60, 140, 20, 0.1),
+    Cell("in nearly every step", (4.0,) * 30, 60, 140, 0.9),
+    Cell("in every step", (5.0,) * 30, 60, 140, 1.0),
+    Cell("delta 1e-10", (1.0,) * 60, 60, 140, 0.1, delta=1e-10),
+    Cell("delta 1e-2", (1.0,) * 60, 60, 140, 0.1, delta=1e-2),
     Cell("smooth background", (1.0,) * 60, 60, 100, 0.1, background=_fading),
     Cell("sparse background", (1.0,) * 60, 60, 100, 0.1, background=_sparse),
     Cell("bursty background", (1.0,) * 60, 60, 100, 0.1, background=_bursts),
@@ -151,8 +187,3 @@ CELLS = (
     Cell("one burst, few plantings", (1.0,) * 60, 10, 30, 0.05, background=_one_burst),
     Cell("lone values, few plantings", (1.0,) * 60, 10, 30, 0.05, background=_lone_values),
 )
-
-
-def cells() -> list[tuple[str, Callable[[int], Transcript], PrivacyClaim]]:
-    """Every cell as a name, its run from a seed, and its claim."""
-    return [(cell.name, cell.make, cell.claim) for cell in CELLS]

@@ -113,7 +113,7 @@ def test_another_version_is_said_and_a_newer_file_refused(folder, feed):
     assert "written by askgauss 9.9.9" in follow(folder, feed)[0].look().notes[0]
     path = folder / "watch.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"schema": 2}))
+    path.write_text(json.dumps(content | {"schema": 3}))
     with pytest.raises(FileFormatError, match="newer askgauss"):
         follow(folder, feed)[0].look()
 

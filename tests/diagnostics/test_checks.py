@@ -75,7 +75,7 @@ class TestCalibration:
     """
 
     def test_every_check_is_at_most_nominal(self, p_values):
-        assert len(p_values) == 23
+        assert len(p_values) == 24
         for name, values in p_values.items():
             for level in (0.05, 0.01, 0.001):
                 allowed = stats.binom.isf(1e-6, len(values), level)

@@ -226,6 +226,25 @@ class TestDuplicates:
         (item,) = [item for item in diagnose(twice) if item.check == "duplicate scores"]
         assert item.status is Status.FAIL
 
+    def test_some_without_noise_are_one_value(self):
+        """One in a hundred is enough: beside continuous noise nothing is equal by chance."""
+        scores = gaussian(present=600, absent=600)
+        bare = np.where(np.arange(600) % 100 == 0, 0.0, scores.absent)
+        item = checks(
+            ag.CanaryScores.from_groups(present=scores.present, absent=bare, noise="gaussian")
+        )["duplicate scores"]
+        assert item.status is Status.FAIL
+        assert "6 scores have a value that others have" in item.summary
+
+    def test_clamped_results_need_no_law(self):
+        """Clamping is allowed; only a law of continuous noise is doubtful then."""
+        generator = np.random.default_rng(0)
+        score = np.clip(generator.laplace(size=800) + np.repeat([1.0, 0.0], 400), -1.0, 2.0)
+        scores = ag.CanaryScores.from_groups(present=score[:400], absent=score[400:])
+        assert checks(scores)["duplicate scores"].undermines is ag.Assumption.GAUSSIAN_SCORES
+        result = ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5))
+        assert result.verdict is ag.Verdict.INCONCLUSIVE
+
     def test_a_handful_of_values_says_nothing(self):
         coins = np.random.default_rng(0).integers(0, 2, 200).astype(float)
         scores = ag.CanaryScores.from_groups(present=coins[:100], absent=coins[100:])

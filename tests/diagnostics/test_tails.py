@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from askgauss.diagnostics import tails
-from askgauss.diagnostics.alike import most_alike, squared_cosines_p_value
+from askgauss.diagnostics.alike import most_alike, returning, squared_cosines_p_value
 
 
 class TestSpread:
@@ -168,3 +168,42 @@ class TestSquaredCosines:
         rows = rng.standard_normal((200, 300)) + 0.2 * rng.standard_normal(300)
         assert most_alike(rows)[3] > 1e-4
         assert squared_cosines_p_value(rows)[1] < 1e-9
+
+
+class TestReturning:
+    def test_finds_the_distance(self):
+        """Half of what is added up comes back seven steps later, as six deviations show."""
+        fresh = np.random.default_rng(0).standard_normal(307)
+        correlation, lag, p_value = returning(fresh[7:] + fresh[:-7])
+        assert lag == 7
+        assert correlation == pytest.approx(0.5, abs=0.3)
+        assert p_value < 1e-3
+
+    def test_agrees_with_every_pair_looked_at(self):
+        """The oracle lists the pairs of each distance one by one."""
+        series = np.random.default_rng(1).standard_normal(61)
+        least = 1.0
+        for lag in range(1, 31):
+            sets = [], []
+            for first in range(61 - lag):
+                sets[first // lag % 2].append(first)
+            for places in sets:
+                assert len({*places, *(place + lag for place in places)}) == 2 * len(places)
+                if len(places) >= 8:
+                    one, other = series[places], series[np.array(places) + lag]
+                    cosine = one @ other / np.sqrt((one @ one) * (other @ other))
+                    freedom = len(places) - 1
+                    t = cosine * np.sqrt(freedom / (1 - cosine**2))
+                    least = min(least, 2 * stats.t.sf(abs(t), freedom))
+        assert returning(series)[2] == pytest.approx(min(1.0, 60 * least), rel=1e-9)
+
+    def test_is_at_most_nominal(self):
+        """Fails with probability 1e-6 were the p-values uniform; they are an upper bound."""
+        generator = np.random.default_rng(2)
+        p_values = [returning(generator.standard_normal(40))[2] for _ in range(400)]
+        for level in (0.1, 0.01):
+            allowed = stats.binom.isf(1e-6, 400, level)
+            assert np.count_nonzero(np.array(p_values) <= level) <= allowed
+
+    def test_few_values_say_nothing(self):
+        assert returning(np.ones(8)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from askgauss.diagnostics.tails import oddest_variance
 from askgauss.linear_recorder import LinearRecorder
 from askgauss.linear_transcript import TreePlan
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.releases import released_nodes
 from askgauss.results import Status
 from askgauss.simulation import simulate_dpftrl
 from askgauss.simulation.dpftrl import node_noise, run_tree
@@ -122,6 +124,20 @@ def test_leaks_of_a_tree(name):
     result = audited(change)
     assert result.verdict in (ag.Verdict.VIOLATION, ag.Verdict.INVALID)
     assert any(check in item for item in failed(result)), failed(result)
+
+
+def test_counters_that_overlap():
+    """Each node takes the second half of the numbers of the one before it as its first."""
+    plan, half = TreePlan(steps=512), COORDINATES // 2
+    order = [node for step in range(plan.steps) for node in released_nodes(plan, step)]
+    before = {**dict(zip(order[1:], order, strict=False)), order[0]: (1, 0, 0)}
+
+    def overlapping(draw, *node):
+        return np.concatenate([draw(*before[node])[:half], draw(*node)[:half]])
+
+    result = audited(overlapping, steps=plan.steps)
+    assert result.verdict is ag.Verdict.INVALID
+    assert failed(result) == {"noise of related nodes"}
 
 
 @pytest.mark.parametrize("share", [1.0, -1.0, 0.3])
@@ -235,9 +251,10 @@ def test_ties_of_independent_nodes_are_uniform_enough():
     shape = template.kept_values.shape
     below: dict[str, int] = {}
     for _ in range(1000):
-        for tie in ties_between_nodes(template.pieces, generator.normal(size=shape)):
+        pieces = replace(template.pieces, total=generator.normal(size=shape[0]))
+        for tie in ties_between_nodes(pieces, generator.normal(size=shape)):
             below[tie.between] = below.get(tie.between, 0) + (tie.p_value < 0.01)
-    assert len(below) == 6
+    assert len(below) == 7
     assert max(below.values()) <= 26
 
 

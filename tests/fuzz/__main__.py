@@ -27,6 +27,7 @@ def work(subject: Subject, count: int, changes: int, folder: Path, answer: Conne
     place = folder / "number"
     outcomes = [engine.fuzz(subject, range(count), keep=place.write_text)]
     if changes and subject.protected:
+        place.write_text("of single bytes")
         outcomes.append(engine.every_byte(subject, changes))
     answer.send((outcomes, engine.peak_memory()))
 
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--every-byte", type=int, default=9, help="ways to change each byte, up to 9"
     )
+    parser.add_argument("--part", default="1/1", help="every so manieth subject: 1/4, 2/4, ...")
     parser.add_argument("--only", default="", help="subjects whose name contains this")
     arguments = parser.parse_args()
     inputs, single, failed, most, started = 0, 0, 0, 0.0, time.monotonic()
@@ -45,9 +47,9 @@ def main() -> int:
         folder = Path(name)
         found = subjects.make(folder)
         each = -(-arguments.count // len(found))
-        for subject in found:
-            if arguments.only not in subject.name:
-                continue
+        first, step = map(int, arguments.part.split("/"))
+        chosen = [item for item in found[first - 1 :: step] if arguments.only in item.name]
+        for subject in chosen:
             ours, theirs = fork.Pipe(duplex=False)
             given = (subject, each, arguments.every_byte, folder, theirs)
             process = fork.Process(target=work, args=given)
@@ -71,7 +73,7 @@ def main() -> int:
                 for failure in outcome.failures[:5]:
                     print("  FAILED", failure)
     print(
-        f"{inputs} damaged inputs and {single} single-byte changes over {len(found)} subjects in "
+        f"{inputs} damaged inputs and {single} single-byte changes over {len(chosen)} subjects in "
         f"{(time.monotonic() - started) / 60:.0f} minutes, at most {most:.2f} GB: "
         f"{failed} failures"
     )

@@ -203,7 +203,9 @@ def _changed(name: str, array: Any, generator: np.random.Generator) -> dict[str,
             wild += [7 * 10**8, -1] if array.dtype == np.int64 else []
         changed.flat[generator.integers(array.size)] = wild[generator.integers(len(wild))]
     elif how == 3 and array.dtype.kind != "U":
-        changed = array.astype([np.float32, np.int32, np.float64, np.bool_][generator.integers(4)])
+        kinds = [np.float32, np.int32, np.float64, np.bool_]
+        with np.errstate(invalid="ignore"):
+            changed = array.astype(kinds[generator.integers(4)])
     elif how == 4:
         changed = array[: array.shape[0] // 2] if array.ndim else array
     elif array.size and array.dtype == np.bool_:

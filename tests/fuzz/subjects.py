@@ -287,7 +287,7 @@ def make(folder: Path) -> list[Subject]:
     cell = next((folder / "swept" / "results" / "cells").iterdir())
     digest = table.with_name(f"{table.name}.sha256").read_bytes()
     lines = sweep.csv_text(sweep.read_table(table)).encode()
-    sums = sweep._digest_line(Path("results.csv"), lines).encode()
+    sums = _files._digest_line(Path("results.csv"), hashlib.sha256(lines).hexdigest()).encode()
     images = {
         name: np.zeros((2, 4, 4, 1) if name.endswith("images") else 2, np.uint8)
         for name in data._PARTS
@@ -341,7 +341,11 @@ def make(folder: Path) -> list[Subject]:
             "auditbench scores", b"1.0\n2.0\n3.5\n", shop.auditbench("in_scores_ndis_3.csv"), False
         ),
     ]
-    return [*subjects, *_first(shop, archive, documents)]
+    from tests.fuzz import documents as others
+    from tests.fuzz import trainings
+
+    made = [*others.make(shop), *trainings.make(shop)]
+    return [*subjects, *made, *_first(shop, archive, documents)]
 
 
 def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:

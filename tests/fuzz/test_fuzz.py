@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz import engine, subjects
 
-# 35 subjects, so about 1,500 inputs.
-EACH = 43
+# 52 subjects, so about 1,500 inputs.
+EACH = 30
 # Small files of each kind of container: archive, store, document.
 EVERY_BYTE = ["scores", "step store", "content of a run folder", "cell of a sweep", "CSV table"]
 
@@ -22,7 +22,8 @@ def test_damaged_files_are_refused_or_say_the_same(found):
     failures = []
     for subject in found.values():
         outcome = engine.fuzz(subject, range(EACH))
-        assert outcome.counts["refused"], f"{subject.name} believes everything"
+        healed = outcome.counts["same answer"] == outcome.inputs
+        assert outcome.counts["refused"] or healed, f"{subject.name} believes everything"
         failures += outcome.failures
     assert not failures, "\n".join(failures[:10])
 

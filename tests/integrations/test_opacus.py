@@ -217,9 +217,9 @@ def test_rows_through_the_clipper_leave_the_gradients_as_they_were():
     assert len(found) == len(own) == 8
     for before, after in zip(own, found, strict=True):
         assert all(a is b and hasattr(b, "_processed") for a, b in zip(before, after, strict=True))
-    # Each step: its own batch, then one hundred rows in chunks of eight at most.
-    assert sorted(rows)[-1] > 8
-    assert rows[1:14] == [8] * 12 + [4]
+    # Each step: its own batch, then one hundred rows in chunks of 64 at most.
+    assert rows[1:3] == [64, 36]
+    assert rows[4:6] == [64, 36]
 
 
 def test_a_noisy_step_is_what_the_claim_says():
@@ -469,18 +469,6 @@ def test_freezing_in_the_middle_is_refused_before_anything_moves(cleared):
         with pytest.raises(RecordingError, match=r"parameter 0:\(16, 10\) has none"):
             run.train()
     assert torch.equal(run.weights(), before)
-
-
-def test_layers_that_are_thawed_later_are_said_to_be_unaudited():
-    run = make_run()
-    run.model._module[0].requires_grad_(False)
-    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, inject="sample") as audit:
-        run.train()
-        assert audit.transcript().facts.notes == ()
-        run.model._module[0].requires_grad_(True)
-        run.train()
-    assert audit.steps == 16
-    assert any("2 tensors began to train" in note for note in audit.transcript().facts.notes)
 
 
 @pytest.mark.parametrize("inject", ["sum", "sample"])

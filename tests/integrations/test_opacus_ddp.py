@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,11 @@ def test_all_ranks_hold_the_same_transcript(folder, name):
     first, second = (transcript(folder, name, rank) for rank in range(RANKS))
     for key, array in first.arrays().items():
         np.testing.assert_array_equal(array, second.arrays()[key], err_msg=key)
-    assert first.facts == second.facts
+    # Every rank looks at the records it has itself.
+    assert first.facts.witness.steps == second.facts.witness.steps == 1
+    assert first.facts.weights.otherwise == first.facts.weights.between == 0
+    first, second = (replace(item.facts, witness=None) for item in (first, second))
+    assert first == second
 
 
 @pytest.mark.parametrize(("name", "copies"), [("noisy", 1), ("every-rank", RANKS)])

@@ -44,6 +44,20 @@ def test_a_sound_run_is_quiet_and_its_course_is_kept(tmp_path):
     assert sum(_sizes(run)) == PARAMETERS
 
 
+def test_true_watches_and_the_result_shows_the_course():
+    from askgauss.diagnostics.figures import course
+
+    run = make_run()
+    with attached(run, True) as audit:
+        run.train()
+    assert audit.monitor.alarm is None
+    assert {"noise", "contribution", "repeated noise"} <= audit.monitor.evidence.keys()
+    result = audit.result(claim=claim(steps=8))
+    assert course(result).claimed == 20.0
+    assert course(result).step[-1] == audit.steps == 8
+    assert 'id="course"' in result.to_html()
+
+
 def test_a_broken_run_stops_before_its_weights_move(tmp_path):
     run = make_run(noise_multiplier=0.5)  # and the claim says 1
     before = run.weights()
@@ -99,6 +113,6 @@ def test_the_evidence_goes_on_after_a_restart(tmp_path):
     assert third.evidence == audit.monitor.evidence
 
 
-def test_a_monitor_needs_a_claim():
+def test_what_is_no_monitor_is_refused():
     with pytest.raises(InvalidArgumentError, match="Monitor\\(claim="):
-        attached(make_run(), True)
+        attached(make_run(), "yes")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss import _plain
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -91,12 +92,48 @@ def test_a_result_survives_json(tmp_path):
     assert again == result
     assert again.p_value(epsilon=1.2) == result.p_value(epsilon=1.2)
     assert str(again) == str(result)
-    content = json.loads(text)
-    del content["evidence"]
-    with pytest.raises(FileFormatError, match="evidence"):
-        MechanismResult.from_json(json.dumps(content))
-    with pytest.raises(FileFormatError):
-        MechanismResult.from_json(text.replace("VIOLATION", "FINE", 1))
+    with pytest.raises(FileFormatError, match="digest"):
+        MechanismResult.from_json(text.replace("VIOLATION", "CONSISTENT", 1))
+
+
+def forged(result, **changes):
+    """The text of a result with other fields, and a digest that fits them."""
+    content = {**json.loads(result.to_json()), **changes}
+    del content["digest"]
+    return json.dumps({**content, "digest": _plain.digest(content)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"verdict": "CONSISTENT"}, "verdict is"),
+        ({"epsilon_lower": 0.25}, "epsilon_lower is"),
+        ({"reason": "no evidence against the claim on this pair."}, "reason is"),
+        ({"power": 0.99}, "power is"),
+        ({"ceiling": 40.0}, "ceiling is"),
+        ({"confidence": 7.0}, "confidence"),
+        ({"delta": 0.5}, "the claim's"),
+        ({"samples": 3}, "bets are none"),
+        ({"evidence": {"players": [[]]}}, "bets are none"),
+        ({"evidence": None}, "evidence"),
+    ],
+)
+def test_a_result_is_derived_again_from_its_bets(change, words):
+    result = audit(BY_NAME["Laplace, noise two thirds"])
+    assert MechanismResult.from_json(forged(result)) == result
+    with pytest.raises(FileFormatError, match=words):
+        MechanismResult.from_json(forged(result, **change))
+
+
+@pytest.mark.parametrize("name", ["favoured", "other", "trials", "known_favoured", "known_trials"])
+@pytest.mark.parametrize("value", [-1, 10**16, 10**30])
+def test_bets_that_cannot_be_are_refused(name, value):
+    result = audit(BY_NAME["Laplace, noise two thirds"])
+    evidence = json.loads(result.to_json())["evidence"]
+    bet = evidence["players"][0][0]
+    bet[name] = value if name.startswith("known") else [value, *bet[name][1:]]
+    with pytest.raises(FileFormatError, match="bets are none"):
+        MechanismResult.from_json(forged(result, evidence=evidence))
 
 
 def test_the_bound_and_the_p_value_tell_one_story():

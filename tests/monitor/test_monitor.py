@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,7 +262,7 @@ def test_weights_that_are_not_what_was_released_alarm_at_once():
     assert other.alarm.cause == "weights"
 
 
-def oracle(steps, *, size, present, chi, claimed_noise, rate):
+def oracle(steps, *, size, present, claimed_noise, rate):
     """The joint e-process by plain loops over beginnings, alternatives and observations."""
     parts = []
     logs = [
@@ -271,14 +272,8 @@ def oracle(steps, *, size, present, chi, claimed_noise, rate):
     parts.append(np.array(logs))
     logs = []
     for step in steps:
-        deviation = math.sqrt(step["others"] + sum((x - 1) ** 2 for x in step["planted"])) / chi
-        logs.append(
-            [
-                (c - 1) / claimed_noise * sum(x - 1 for x in step["planted"]) / deviation
-                - step["k"] * ((c - 1) / claimed_noise) ** 2 / 2
-                for c in CONTRIBUTION
-            ]
-        )
+        above = [(x - 1) / claimed_noise for x in step["planted"]]
+        logs.append([sum(s * x - (s * x) ** 2 / 2 for x in above) for s in CONTRIBUTION])
     parts.append(np.array(logs))
     logs = []
     for step in steps:
@@ -301,8 +296,6 @@ def oracle(steps, *, size, present, chi, claimed_noise, rate):
 
 
 def test_against_plain_loops():
-    from scipy.stats import chi
-
     canaries = ag.DiracCanaries(present=30, absent=50, dimension=80, seed=0)
     monitor = Monitor(claim=claim(sampling_rate=0.3), on_alarm=lambda alarm: None)
     # Without kept canaries there are three parts left.
@@ -327,22 +320,18 @@ def test_against_plain_loops():
                 own_coin=False,
             )
         )
-    slow = oracle(
-        steps, size=80, present=30, chi=float(chi.mean(80)), claimed_noise=SIGMA, rate=0.3
-    )
+    slow = oracle(steps, size=80, present=30, claimed_noise=SIGMA, rate=0.3)
     assert monitor.evidence["all"] == pytest.approx(slow, rel=1e-6)
 
 
 def test_likeness_against_plain_loops():
     """Only absent canaries are kept, and only repeated noise can be watched."""
-    from scipy.stats import chi
-
     canaries = ag.DiracCanaries(present=0, absent=40, dimension=40, seed=0)
     monitor = Monitor(claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5), on_alarm=lambda alarm: None)
     monitor.attach(canaries, np.arange(40), sampling_rate=None)
     rows = np.random.default_rng(1).normal(0, 3.0, (7, 40))
     rows[5] += 0.4 * rows[2]
-    mean = chi.mean(40)
+    scaled = rows * math.sqrt(40) / np.linalg.norm(rows, axis=1, keepdims=True)
     logs = np.zeros((7, 2 * CORRELATION.size))
     for number, row in enumerate(rows, start=1):
         # The first step, and the last one for every power of two that divides it.
@@ -350,18 +339,15 @@ def test_likeness_against_plain_loops():
         for earlier in range(2, number):
             levels[(earlier & -earlier)] = earlier
         compared = [1, *levels.values()]
-        pulls = {
-            earlier: math.sqrt(40)
-            * mean
-            * (row @ rows[earlier - 1])
-            / np.linalg.norm(row)
-            / np.linalg.norm(rows[earlier - 1])
-            for earlier in range(1, number)
-        }
-        for index, rho in enumerate(CORRELATION):
+        products = {step: scaled[number - 1] * scaled[step - 1] for step in range(1, number)}
+        for index, slope in enumerate(CORRELATION):
             if number > 1:
-                logs[number - 1, index] = rho * pulls[number - 1] - rho**2 * 40 / 2
-                values = [math.exp(rho * pulls[step] - rho**2 * 20) for step in compared]
+                each = {
+                    step: sum(slope * x - (slope * x) ** 2 / 2 for x in product)
+                    for step, product in products.items()
+                }
+                logs[number - 1, index] = each[number - 1]
+                values = [math.exp(each[step]) for step in compared]
                 logs[number - 1, CORRELATION.size + index] = math.log(np.mean(values))
         monitor.observe(
             ObservedStep(
@@ -382,6 +368,45 @@ def test_likeness_against_plain_loops():
             total += math.exp(column[start - 1 :].sum()) / (start * (start + 1)) / logs.shape[1]
     assert set(monitor.evidence) == {"repeated noise", "all"}
     assert monitor.evidence["all"] == pytest.approx(math.log10(total + 1 / 8), rel=1e-6)
+
+
+def _uneven(generator, size):
+    """Three times the noise in every second coordinate, a hundred times in a few."""
+    scale = np.where(np.arange(size) % 2, 3.0, 1.0)
+    scale[::40] = 100.0
+    return scale * generator.normal(0, SIGMA, size)
+
+
+def _heavy(generator, size):
+    """At least the claim, and with tails that have no mean."""
+    return (1.0 + np.abs(generator.standard_cauchy(size))) * generator.normal(0, SIGMA, size)
+
+
+def _lattice(generator, size):
+    return np.round(generator.normal(0, SIGMA, size) * 8.0) / 8.0
+
+
+def _loud_steps(generator, size):
+    return generator.choice([1.0, 6.0]) * generator.normal(0, SIGMA, size)
+
+
+@pytest.mark.parametrize("noise", [_uneven, _heavy, _lattice, _loud_steps])
+def test_more_noise_of_any_kind_is_no_alarm(noise):
+    """At an error of 0.05, so a correct monitor fails one of these with probability .002 at most:
+    more than 4 alarms of 20 runs."""
+    alarms = 0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        canaries = ag.DiracCanaries(present=50, absent=150, dimension=200, seed=seed)
+        monitor = Monitor(claim=claim(), error=0.05, on_alarm=lambda alarm: None)
+        recorder = ag.Recorder(canaries, sampling_rate=0.2, monitor=monitor)
+        for _ in range(100):
+            planted = recorder.sample()
+            values = noise(generator, canaries.size)
+            values[planted] += 1.0
+            recorder.observe(values, background=0.0)
+        alarms += monitor.alarm is not None
+    assert alarms <= 4
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 60])
@@ -497,7 +522,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
         ("bets", {**state["bets"], "rows": [[1.0]]}),
         ("tally", [[1.0]]),
         ("sums", [1.0]),
-        ("stride", 0),
+        ("course", {**state["course"], "stride": 0}),
         ("steps", "three"),
     ):
         other = quiet()
@@ -528,6 +553,8 @@ def test_one_monitor_watches_one_run():
         ({"on_alarm": "stop"}, "on_alarm to be one of raise, warn"),
         ({"confidence": 1.0}, "confidence in"),
         ({"seconds": 0}, "seconds > 0"),
+        ({"log": "wandb"}, "log to be a function"),
+        ({"claim": None, "delta": 0.0}, "delta"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
@@ -535,10 +562,114 @@ def test_bad_arguments_are_named(options, message):
         Monitor(**{"claim": claim()} | options)
 
 
-def test_a_monitor_without_a_claim_is_refused():
-    canaries = ag.DiracCanaries(present=4, absent=4, dimension=10, seed=0)
-    with pytest.raises(InvalidArgumentError, match="Monitor\\(claim="):
-        ag.Recorder(canaries, sampling_rate=0.2, monitor=True)
+def test_true_is_a_monitor_that_holds_a_run_to_what_it_declares():
+    canaries = ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3)
+    options = {"sampling_rate": 0.2, "noise_multiplier": SIGMA}
+    clean = ag.Recorder(canaries, monitor=True, **options)
+    loop(None, 40, recorder=clean)
+    assert clean.monitor.alarm is None
+    assert clean.monitor.claim is None
+    assert clean.monitor.bound > 0.0
+    assert clean.monitor.projection() is None  # nobody said where the run ends
+    with pytest.raises(PrivacyAlarm, match="noise"):
+        loop(None, 3, recorder=ag.Recorder(canaries, monitor=True, **options), noise=SIGMA / 2)
+    assert ag.Recorder(canaries, monitor=False, **options).monitor is None
+    with pytest.raises(InvalidArgumentError, match="monitor to be a monitor"):
+        ag.Recorder(canaries, monitor="yes", **options)
+
+
+def test_whoever_saw_a_breach_can_tell_the_monitor():
+    monitor = quiet()
+    loop(monitor, 3)
+    monitor.breach("closure", "Gradients were computed again after the noise.")
+    assert monitor.alarm.cause == "closure"
+    assert monitor.alarm.evidence == math.inf
+    monitor.breach("weights", "They moved.")
+    assert monitor.alarm.cause == "closure"  # the first one stays
+    loud = Monitor(claim=claim())
+    loop(loud, 1)
+    with pytest.raises(PrivacyAlarm, match=r"Step 1: closure \(exact\)"):
+        loud.breach("closure", "Again.")
+
+
+def test_loggers_get_the_same_numbers(tmp_path):
+    told = []
+    monitor = Monitor(
+        claim=claim(),
+        on_alarm=lambda alarm: None,
+        seconds=1e-9,
+        folder=tmp_path,
+        log=lambda numbers, step: told.append((step, numbers)),
+    )
+    loop(monitor, 4)
+    monitor.close()
+    assert [step for step, _ in told] == [1, 2, 3, 4, 4]
+    numbers = told[-1][1]
+    feed = read_feed(tmp_path)
+    assert numbers == feed.numbers()
+    assert numbers["askgauss/epsilon_spent"] == pytest.approx(feed.spent)
+    assert numbers["askgauss/epsilon_lower"] == feed.bound[0]
+    assert numbers["askgauss/evidence_all"] == feed.evidence["all"]
+    low, high = (numbers[f"askgauss/epsilon_at_end_{end}"] for end in ("low", "high"))
+    assert low <= numbers["askgauss/epsilon_at_end"] <= high
+    assert numbers["askgauss/alarm"] == 0.0
+    loop(None, 1, noise=0.1, recorder=_recorder_of(monitor))
+    assert told[-1][1]["askgauss/alarm"] == 1.0
+
+
+def _recorder_of(monitor):
+    """A second recorder for a monitor, with the state of its first run."""
+    state = monitor.state_dict()
+    other = ag.Recorder(
+        ag.DiracCanaries(present=40, absent=360, tensors=(2000,), seed=3),
+        sampling_rate=0.2,
+        monitor=Monitor(claim=claim(), on_alarm=lambda alarm: None, seconds=1e-9, log=monitor._log),
+    )
+    other.monitor.load_state_dict(state)
+    return other
+
+
+def test_a_result_shows_the_course_and_survives_its_json():
+    from askgauss.diagnostics.figures import Missing, course, with_course
+
+    monitor = quiet()
+    recorder = loop(monitor, 20)
+    result = ag.audit(recorder.transcript(), claim=claim(steps=20))
+    assert isinstance(course(result), Missing)
+    assert 'id="course"' not in result.to_html()
+    shown = with_course(result, monitor.feed("finished"))
+    assert shown.verdict is result.verdict
+    assert shown.findings == result.findings
+    again = ag.AuditResult.from_json(shown.to_json())
+    assert again.metadata == shown.metadata
+    assert 'id="course"' in again.to_html()
+    assert "There was no alarm." in shown.to_html()
+    assert course(again).step == monitor.course().step
+    broken = dict(shown.metadata["watched"], error=7.0)
+    with pytest.raises(FileFormatError, match="error"):
+        course(replace(shown, metadata={"watched": broken}))
+
+
+def test_an_alarm_is_among_the_findings_and_in_the_report():
+    from askgauss.diagnostics.figures import course, with_course
+
+    monitor = quiet()
+    recorder = loop(monitor, 3, noise=SIGMA / 2)
+    result = with_course(
+        ag.audit(recorder.transcript(), claim=claim(steps=3)), monitor.feed("failed")
+    )
+    assert result.findings[-1].check == "monitor"
+    assert "Step 1: noise" in result.findings[-1].summary
+    assert course(result).alarm_step == 1
+    page = result.to_html()
+    assert "alarm at step 1" in page
+    assert "Step 1: noise" in page
+
+
+def test_a_claim_of_delta_zero_has_no_bound_that_is_finite_and_no_error():
+    monitor = quiet(delta=0.0)
+    loop(monitor, 4)
+    assert monitor.bound == 0.0 or monitor.bound is None
 
 
 def test_the_course_stays_short_and_keeps_its_peaks():

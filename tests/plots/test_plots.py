@@ -11,15 +11,19 @@ import askgauss as ag
 from askgauss import plots
 from askgauss.diagnostics import figures
 from askgauss.exceptions import NotDefinedError
+from askgauss.monitor.rehearsal import Fault
+from tests.monitor.runs import watched as rehearsed
 from tests.report import samples
 
 matplotlib.use("Agg")
 
 NUMBERS = {
+    "bound_by_step": figures.course,
     "convergence": figures.convergence,
     "epsilon_axis": figures.epsilon_axis,
     "epsilon_by_canaries": figures.epsilon_by_canaries,
     "epsilon_by_steps": figures.epsilon_by_steps,
+    "evidence_by_step": figures.course,
     "gram": figures.gram,
     "noise_by_step": figures.noise_by_step,
     "noise_by_tensor": figures.noise_by_tensor,
@@ -28,6 +32,12 @@ NUMBERS = {
     "scores": figures.score_curves,
     "tradeoff": figures.tradeoff_curves,
 }
+
+
+def watched():
+    """A run with everything there is to draw."""
+    monitor = rehearsed(np.random.default_rng(0), steps=40, fault=Fault(noise=0.9, start=20))
+    return figures.with_course(samples.violation(), monitor.feed("failed"))
 
 
 def drawn(ax) -> int:
@@ -48,7 +58,7 @@ def test_a_figure_goes_into_the_axes_it_is_given(name):
     figure = Figure(figsize=(5, 4), dpi=60)
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()
-    result = samples.violation()
+    result = watched()
     assert getattr(plots, name)(result, ax) is ax
     assert drawn(ax) > 1000
     assert ax.get_xlabel()
@@ -57,7 +67,7 @@ def test_a_figure_goes_into_the_axes_it_is_given(name):
 @pytest.mark.parametrize("name", plots.__all__)
 def test_a_figure_can_be_drawn_from_its_numbers(name):
     ax = Figure().add_subplot()
-    numbers = NUMBERS[name](samples.violation())
+    numbers = NUMBERS[name](watched())
     assert dataclasses.is_dataclass(numbers)
     assert getattr(plots, name)(numbers, ax) is ax
 

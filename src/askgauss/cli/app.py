@@ -15,10 +15,12 @@ from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.hooks import check_results
 from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
+from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
 from askgauss.cli.terminal import say
 from askgauss.cli.theory import plan, theory
+from askgauss.cli.verify import verify
 from askgauss.cli.watch import watch
 
 __all__ = ["app", "main"]
@@ -95,7 +97,10 @@ def program(
         say(context.get_help())
 
 
-for command in (demo, audit, compare, diagnose, report, attest, watch, plan, theory, selftest):
+for command in (
+    *(demo, audit, compare, diagnose, report, attest, verify),
+    *(watch, replay, plan, theory, selftest),
+):
     app.command(cls=Command)(command)
 app.command(cls=Command, name="check-results")(check_results)
 app.add_typer(simulate, name="simulate")

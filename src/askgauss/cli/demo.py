@@ -206,9 +206,25 @@ def _backend(wanted: str) -> Backend:
     return Backend.OPACUS if installed and wanted != Backend.NUMPY else Backend.NUMPY
 
 
+def save_checkpoint(path: Path, trainer: Trainer) -> None:
+    """Write where a training run stands, whole or not at all."""
+    from askgauss import _files, _plain
+
+    arrays, values = trainer.state()
+    _files.write_arrays(path, _KIND, _SCHEMA, arrays, _plain.to_plain(values))
+
+
+def load_checkpoint(path: Path, trainer: Trainer) -> None:
+    """Let a training run go on from what `save_checkpoint` wrote."""
+    from askgauss import _files
+
+    arrays, values = _files.read_arrays(path, _KIND, _SCHEMA)
+    trainer.restore(arrays, values)
+
+
 def _train(folder: RunFolder, run: Run) -> None:
     """Train to the end, or until Ctrl-C; what was done is kept either way."""
-    from askgauss import _files, _plain
+    from askgauss import _plain
     from askgauss.cli.training import Plan, load_digits
 
     plan: Plan = _plain.from_plain(Plan, run.facts.get("plan"), "plan")
@@ -220,12 +236,10 @@ def _train(folder: RunFolder, run: Run) -> None:
         )
     trainer = _trainer(Backend(run.facts.get("backend", "")), plan, digits)
     if folder.checkpoint.exists():
-        arrays, values = _files.read_arrays(folder.checkpoint, _KIND, _SCHEMA)
-        trainer.restore(arrays, values)
+        load_checkpoint(folder.checkpoint, trainer)
 
     def keep(status: str) -> None:
-        arrays, values = trainer.state()
-        _files.write_arrays(folder.checkpoint, _KIND, _SCHEMA, arrays, _plain.to_plain(values))
+        save_checkpoint(folder.checkpoint, trainer)
         facts = {**run.facts, "data": digits.name, "test accuracy": trainer.accuracy()}
         folder.update(status=status, done=trainer.done, facts=facts)
 

@@ -21,6 +21,7 @@ from askgauss.cli.terminal import be_quiet, note, one_line
 from askgauss.exceptions import AskGaussError, AskGaussWarning
 
 if TYPE_CHECKING:
+    from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
 __all__ = [
@@ -73,6 +74,12 @@ class ExitCode:
         if decision.why:
             note(decision.why, always=True)
         return decision.exit_code
+
+    @classmethod
+    def of_replay(cls, report: ReplayReport) -> int:
+        """The code of a replay, in which there is no chance: what was not seen is not passed."""
+        codes = {"CONSISTENT": cls.CONSISTENT, "VIOLATION": cls.VIOLATION}
+        return codes.get(report.verdict.value, cls.UNDECIDED)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -15,6 +15,7 @@ import typer
 from askgauss._text import one_line, printable
 
 if TYPE_CHECKING:
+    from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
 __all__ = [
@@ -39,7 +40,11 @@ _VERDICT_COLOURS = {
     "INCONCLUSIVE": typer.colors.YELLOW,
     "INVALID": typer.colors.MAGENTA,
 }
-_STATUS_COLOURS = {"[fail]": typer.colors.RED, "[warn]": typer.colors.YELLOW}
+_STATUS_COLOURS = {
+    "[fail]": typer.colors.RED,
+    "[leak]": typer.colors.RED,
+    "[warn]": typer.colors.YELLOW,
+}
 
 
 def colourful(*, error: bool = False) -> bool:
@@ -76,7 +81,7 @@ def note(text: str, *, always: bool = False) -> None:
         say(f"askgauss: {one_line(text)}", error=True)
 
 
-def say_result(result: AuditResult) -> None:
+def say_result(result: AuditResult | ReplayReport) -> None:
     """The result as text; on a terminal its verdict and failed checks stand out."""
     if _quiet:
         return

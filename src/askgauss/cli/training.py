@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss import _schema
 from askgauss.canaries import DiracCanaries, Stream, random_stream
 from askgauss.integrations._canary_choice import default_numbers
 from askgauss.recorder import Recorder
@@ -208,8 +209,12 @@ class NumpyTrainer:
 
     def restore(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._recorder.load_state_dict({**arrays, "state": values.get("recorder")})
-        self._weights = arrays["weights"]
+        own = {name: array for name, array in arrays.items() if name == "weights"}
+        _schema.check_names(own, ("weights",))
+        _schema.check_arrays(own, {"weights": _schema.Field(np.float64, self._weights.shape)})
+        rest = {name: array for name, array in arrays.items() if name not in own}
+        self._recorder.load_state_dict({**rest, "state": values.get("recorder")})
+        self._weights = own["weights"]
 
     def transcript(self) -> Transcript:
         """What the run released about the canaries."""

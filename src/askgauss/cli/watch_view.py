@@ -6,11 +6,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from askgauss import accounting
 from askgauss._version import __version__
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.monitor.feed import FEED_NAME, Feed, read_feed
@@ -127,7 +125,7 @@ class Follower:
             notes.append(f"the writer's clock is {ahead} ahead of this one.")
         if feed.version != __version__:
             notes.append(f"written by askgauss {feed.version}, shown by {__version__}.")
-        spent = _spent(feed)
+        spent = feed.spent
         return View(
             headline=_headline(feed, stale),
             tone=_tone(feed, stale),
@@ -162,8 +160,8 @@ def _lines(feed: Feed, spent: float | None) -> list[tuple[str, str]]:
     left = feed.seconds_left
     if left is not None:
         lines.append(("time left", duration(left)))
-    claim = feed.claim
-    lines.append(("claim", f"epsilon {claim.epsilon:g} at delta {claim.delta:g}"))
+    told = f"none told; epsilons at delta {feed.level:g}"
+    lines.append(("claim", told if feed.claim is None else str(feed.claim)))
     if spent is not None:
         lines.append(("spent", f"epsilon {spent:.3f} by the accountant"))
     if feed.bound is not None:
@@ -195,25 +193,6 @@ def _parts(feed: Feed) -> list[tuple[str, str, Tone]]:
         parts.append((feed.alarm.cause, "exact", "bad"))
     parts += [(name, f"not tested: {why}", "muted") for name, why in feed.untested.items()]
     return parts
-
-
-def _spent(feed: Feed) -> float | None:
-    if feed.sampling_rate is None or not feed.declared:
-        return None
-    if sum(count for _, count in feed.declared) != feed.steps:
-        return None
-    return _spent_on(feed.declared, feed.sampling_rate, feed.claim.delta)
-
-
-@lru_cache(maxsize=256)
-def _spent_on(declared: tuple[tuple[float, int], ...], rate: float, delta: float) -> float | None:
-    try:
-        return accounting.history_epsilon(
-            ((noise, rate, count) for noise, count in declared), delta
-        )
-    except InvalidArgumentError:
-        # A file may say anything; what no accountant takes has not been spent.
-        return None
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from askgauss.diagnostics.tails import correlation_tail, skewed_tail
 from askgauss.results import Consequence
 
-__all__ = ["most_alike", "same_noise", "squared_cosines_p_value"]
+__all__ = ["most_alike", "returning", "same_noise", "squared_cosines_p_value"]
 
 # Two noises that correlate this much are one noise, with something added.
 _SAME_NOISE = 0.7
@@ -19,6 +19,9 @@ _COMPARED_ROWS = 4096
 _FEWEST_COMPARED = 64
 # Rows whose squared cosines are added up, at most.
 _ADDED_UP = 512
+# Distances at which a series is compared with itself, and the fewest pairs that tell.
+_LAGS = 512
+_FEWEST_PAIRS = 8
 
 
 def same_noise(correlation: float) -> Consequence:
@@ -87,3 +90,32 @@ def squared_cosines_p_value(rows: NDArray[np.float64]) -> tuple[float, float]:
     deviation = math.sqrt(pairs * variance)
     score = (total - pairs / d) / deviation
     return total * d / pairs, skewed_tail(score, third / deviation**3)
+
+
+def returning(series: NDArray[np.float64]) -> tuple[float, int, float] | None:
+    """How much a series correlates with itself at the worst distance, which, and the p-value.
+
+    Sums over all coordinates say where noise is used again even if it comes back in other places.
+    At every distance the pairs fall into two sets in which no value occurs twice. In each of them
+    the correlation of independent Gaussian values of mean zero has its exact law.
+
+    Returns:
+        Correlation, distance and p-value among all distances; None where there are too few values.
+    """
+    count, worst = series.size, (0.0, 1, 1.0)
+    lags = min(count - _FEWEST_PAIRS, count // 2, _LAGS)
+    if lags < 1:
+        return None
+    for lag in range(1, lags + 1):
+        first = np.arange(count - lag)
+        odd = first // lag % 2 == 1
+        for chosen in (first[~odd], first[odd]):
+            one, other = series[chosen], series[chosen + lag]
+            norm = math.sqrt(float(one @ one) * float(other @ other))
+            if chosen.size < _FEWEST_PAIRS or norm == 0.0:
+                continue
+            correlation = min(max(float(one @ other) / norm, -1.0), 1.0)
+            p_value = 2.0 * correlation_tail(abs(correlation), chosen.size)
+            if p_value < worst[2]:
+                worst = correlation, lag, p_value
+    return worst[0], worst[1], min(1.0, 2.0 * lags * worst[2])

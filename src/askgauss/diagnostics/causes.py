@@ -27,6 +27,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "noise spectrum",
                 "shared noise",
                 "common noise",
+                "noise elsewhere again",
                 "noise by coordinate",
                 "noise extremes",
                 "noise scale",
@@ -35,7 +36,11 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "even contribution",
                 "carry-over",
             ),
-            "serial correlation": ("whole-run correlation", "noise spectrum"),
+            "serial correlation": (
+                "whole-run correlation",
+                "noise spectrum",
+                "noise elsewhere again",
+            ),
             "whole-run correlation": ("noise spectrum", "equal variance"),
             "shared noise": (
                 "duplicate scores",

@@ -13,6 +13,7 @@ from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
+from askgauss.sampling import Poisson, Scheme
 from askgauss.stats import normality
 from askgauss.transcript import SILENCE, RunFacts, Transcript
 
@@ -151,9 +152,18 @@ class Context:
     @property
     def claimed_rate(self) -> float | None:
         """The sampling rate that was accounted for."""
-        claimed = None if self.claim is None else self.claim.sampling_rate
-        accounted = self.facts.accounted_sampling_rate
-        return claimed or accounted or self.facts.sampling_rate
+        scheme, facts = self.claimed_scheme, self.facts
+        return (scheme and scheme.share) or facts.accounted_sampling_rate or facts.sampling_rate
+
+    @property
+    def claimed_scheme(self) -> Scheme | None:
+        """How records are drawn by what was accounted for."""
+        claimed = None if self.claim is None else self.claim.scheme
+        if claimed is None and self.facts.accounted_scheme is not None:
+            return self.facts.accounted_scheme
+        if claimed is None and self.facts.accounted_sampling_rate:
+            return Poisson(rate=self.facts.accounted_sampling_rate)
+        return claimed
 
     @property
     def claimed_steps(self) -> int | None:
@@ -191,18 +201,36 @@ class Context:
         if self.claim is None or rate is None:
             return True, ""
         # What the steps have relative to each other is as declared; beyond them, as on average.
-        level = self.even.interval(INTERVAL_ERROR)[1] if noise is None else noise
-        if noise is None and not self.known and self.claimed_noise is not None:
-            level = min(level, float((self.claimed_noise / self.schedule).max()))
+        level = self.noise_level if noise is None else noise
         by_step = np.resize(self.schedule, steps)
         return self.exceeds(signal / (level * by_step), rate)
+
+    @property
+    def noise_level(self) -> float:
+        """The noise multiplier at most, of the first step where they follow a schedule.
+
+        As measured over the whole run, or as claimed where other records hide it.
+        """
+        level = self.even.interval(INTERVAL_ERROR)[1]
+        if self.known or self.claimed_noise is None:
+            return level
+        return min(level, float((self.claimed_noise / self.schedule).max()))
 
     def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
         """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
         assert self.claim is not None
-        implied = accounting.schedule_epsilon_lower(
-            signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta
-        )
+        drawn_by = self.facts.scheme
+        if isinstance(drawn_by, (Poisson, type(None))):
+            implied = accounting.schedule_epsilon_lower(
+                signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta
+            )
+        else:
+            # Every step is taken to show as little as the quietest of them.
+            implied = drawn_by.epsilon_lower(
+                noise_multiplier=1.0 / float(signal_to_noise.min()),
+                steps=signal_to_noise.size,
+                delta=self.claim.delta,
+            )
         if implied <= (1.0 + TOLERANCE) * self.claim.epsilon:
             return False, ""
         return True, f" It implies epsilon {implied:.3g} where {self.claim.epsilon:g} is claimed."

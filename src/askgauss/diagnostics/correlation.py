@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
+from scipy.special import chdtr, ndtri, stdtr
 
 from askgauss.diagnostics.alike import (
     most_alike,
+    returning,
     same_noise,
     squared_cosines_p_value,
 )
@@ -34,6 +35,10 @@ _FEWEST_CANARIES = 20
 _MADE_OF_EARLIER = 0.5
 # What to add to the largest of very many correlations, which is never near zero.
 _LARGEST = ", as the largest of so many may by chance."
+# Squares are compared as normal quantiles, none of them further out than this; the scale they are
+# held against is their own, which matters where there are fewer steps.
+_FURTHEST = 6.0
+_FEWEST_STEPS_TO_SCALE = 64
 
 
 def correlation_checks(context: Context) -> Iterator[Finding]:
@@ -41,6 +46,7 @@ def correlation_checks(context: Context) -> Iterator[Finding]:
     yield _repeated(context)
     yield _shared(context)
     yield _common(context)
+    yield _returning(context)
     yield _serial(context)
     yield _whole_run(context)
     yield _spectrum(context)
@@ -262,16 +268,14 @@ def _shared(context: Context) -> Finding:
 
 def _common(context: Context) -> Finding:
     """Whether all coordinates of a step have something in common: an offset beside their noise."""
-    name, steps = "common noise", context.transcript.steps
+    name = "common noise"
     if not context.exact:
         return not_run(name, "a known background and canaries that are orthogonal by construction")
     if context.noise.square == 0.0:
         return not_run(name, "noise")
-    use = context.others >= 2
+    use, offsets = _offsets(context)
     if not use.any():
         return not_run(name, "two coordinates without a planting in a step")
-    unit = context.schedule[use] * np.sqrt(context.others[use]) * context.even.scale
-    offsets: NDArray[np.float64] = steps.total.sum(axis=1)[use] / unit
     furthest = float(offsets[np.argmax(np.abs(offsets))])
     # The offsets are a part of the squares that they are compared with.
     freedom, taken = context.even.freedom, float(offsets.size)
@@ -294,4 +298,47 @@ def _common(context: Context) -> Finding:
         undermines=Assumption.INDEPENDENT_CANARIES,
         sees=f"{NOTICED * math.sqrt(2.0 / taken) / float(context.others[use].mean()):.2g} of the "
         "noise's variance in common",
+    )
+
+
+def _offsets(context: Context) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Steps with two coordinates to add up, and the sums over all of them: standard normal."""
+    use = context.others >= 2
+    unit = context.schedule[use] * np.sqrt(context.others[use]) * context.even.scale
+    return use, np.asarray(context.transcript.steps.total.sum(axis=1)[use] / unit)
+
+
+def _returning(context: Context) -> Finding:
+    """Whether noise comes back later at other coordinates: streams of numbers that overlap.
+
+    No coordinate tells, but the sums over all of them do, and those of squares where signs change.
+    """
+    name = "noise elsewhere again"
+    if not context.exact:
+        return not_run(name, "a known background and canaries that are orthogonal by construction")
+    if context.noise.square == 0.0:
+        return not_run(name, "noise")
+    use, offsets = _offsets(context)
+    series = [offsets]
+    if offsets.size >= _FEWEST_STEPS_TO_SCALE:
+        squares = (context.squares / context.schedule**2)[use] / context.even.scale**2
+        sizes = ndtri(chdtr(context.others[use], squares))
+        series.append(np.clip(sizes, -_FURTHEST, _FURTHEST))
+    found = [item for item in map(returning, series) if item is not None]
+    if not found:
+        return not_run(name, f"{_FEWEST_STEPS} steps")
+    correlation, lag, p_value = min(found, key=lambda item: item[2])
+    return judged(
+        name,
+        min(1.0, len(found) * p_value),
+        f"sums over the coordinates of steps {lag} apart correlate by {correlation:+.3f}.",
+        if_fine=_LARGEST,
+        consequence=same_noise(correlation),
+        measured=correlation,
+        claimed=0.0,
+        remedy="Noise is used again at other coordinates: let the counter of the generator go on "
+        "by at least as many numbers as a step draws.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"{min(1.0, NOTICED * math.sqrt(2.0 / offsets.size)):.0%} of a step's noise that "
+        "comes back elsewhere",
     )

@@ -12,7 +12,7 @@ from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.transcript import RunFacts
 
-__all__ = ["declared_checks"]
+__all__ = ["committed_claim", "declared_checks"]
 
 # A claim this near to an epsilon that was read is that epsilon, rounded.
 _ROUNDED = 0.005
@@ -25,6 +25,21 @@ def declared_checks(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Fin
     yield _accounted_epsilon(facts, claim)
     yield _epsilon_read_early(facts, claim)
     yield _parameters_outside(facts)
+
+
+def committed_claim(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Finding]:
+    """Whether the claim is the one that was committed to before the run."""
+    commitment = facts.commitment
+    if commitment is None or commitment.claim is None or claim is None:
+        return
+    same = commitment.claims(claim)
+    yield fact(
+        "committed claim",
+        not same,
+        f"the claim is {'' if same else 'not '}the one that was committed to before the run.",
+        consequence=Consequence.INFORMS,
+        remedy="Audit the claim that was committed to, or say why it is another one.",
+    )
 
 
 def _least_accounted(facts: RunFacts, claim: PrivacyClaim) -> float:
@@ -109,7 +124,7 @@ def _parameters_outside(facts: RunFacts) -> Finding:
         said = "the private optimizer has every parameter of the model that could train."
     return fact(
         name,
-        bool(outside),
+        bool(outside or moved),
         said,
         consequence=Consequence.BREACH if moved else Consequence.INFORMS,
         measured=float(len(moved or outside)),

@@ -17,7 +17,7 @@ from scipy.special import chdtri, gammainc, ndtr, stdtr
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
-from askgauss.diagnostics.outcomes import fact, judged, not_run
+from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
 from askgauss.diagnostics.tails import (
     Spread,
@@ -26,7 +26,7 @@ from askgauss.diagnostics.tails import (
     ratio_p_value,
 )
 from askgauss.exceptions import NotDefinedError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import gaussian, normality
 
@@ -38,6 +38,8 @@ _FEWEST_COLUMNS = 32
 _FEWEST_PIECES = 10
 _FEWEST_FOR_SHAPE = 16
 _FEWEST_PLANTINGS = 10
+# Parts of the run in which what canaries add is also looked at by itself.
+_PARTS = 8
 # Bartlett's test is one of large samples.
 _FEWEST_TO_POOL = 20
 # Noise below this share of what is claimed is none: what is left are rounding errors.
@@ -220,6 +222,8 @@ def _visible_count(expected: float) -> int:
 
 def _place(run: _Run, row: int) -> str:
     pieces = run.transcript.pieces
+    if isinstance(run.transcript.plan, StrategyPlan):
+        return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
@@ -408,6 +412,9 @@ def _by_group(
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
+    if apart and square[worst] == square.sum():
+        # No noise in all others: the odd one out is one of those.
+        worst = int(np.argmin(square))
     spread = Spread(float(freedom[worst]), float(square[worst]))
     others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
     against = others.scale if apart else run.claimed
@@ -549,29 +556,41 @@ def _shape(run: _Run) -> Finding:
 
 
 def _contribution(run: _Run) -> Finding:
-    """What a planted canary adds to its leaves, in clip norms, by least squares."""
+    """What a planted canary adds to its leaves, in clip norms: over the run, and in parts of it."""
     name, transcript = "contribution", run.transcript
     if not run.known or not transcript.plan.independent:
         return not_run(name, _APART if run.known else _KNOWN)
     present = transcript.member & (transcript.information > 0.0)
-    if np.count_nonzero(present) < _FEWEST_PLANTINGS:
+    count = int(np.count_nonzero(present))
+    if count < _FEWEST_PLANTINGS:
         return not_run(name, f"{_FEWEST_PLANTINGS} present canaries that entered")
     noise, information = run.noise, transcript.information[present]
-    weight = float(information @ information)
-    mean = float(information @ transcript.score[present]) / weight
-    error = noise.scale / math.sqrt(weight)
+    products = information * transcript.score[present]
+    parts = min(_PARTS, count // _FEWEST_PLANTINGS)
+    part = transcript.leaves[present].min(axis=1) * parts // transcript.plan.steps
+    # The whole run first, by least squares, then each part by itself.
+    weights = np.array([information @ information, *np.bincount(part, information**2, parts)])
+    sums = np.array([products.sum(), *np.bincount(part, products, parts)])
+    means = np.divide(sums, weights, out=np.ones(parts + 1), where=weights > 0.0)
+    errors = noise.scale / np.sqrt(np.maximum(weights, np.finfo(np.float64).tiny))
+    # Without noise, rounding alone is let pass.
+    off = np.where(np.abs(means - 1.0) > 1e-6, np.abs(means - 1.0), 0.0)
+    distances = np.divide(off, errors, out=np.where(off > 0.0, np.inf, 0.0), where=errors > 0.0)
+    p_values = 2.0 * stdtr(noise.freedom, -distances)
+    p_values[1:] *= parts
+    worst = int(np.argmin(p_values)) if p_values.min() < SUSPICIOUS else 0
+    mean, error = float(means[worst]), float(errors[worst])
     more, broken, implied = mean > 1.0, False, ""
     if more and noise.square > 0.0:
         surely = max(mean - 4.0 * error, 0.0)
         broken, implied = run.breach(
             surely * transcript.largest_information / noise.interval(INTERVAL_ERROR)[1]
         )
-    # Without noise, rounding alone is let pass.
-    distance = abs(mean - 1.0) / error if error else (math.inf if abs(mean - 1.0) > 1e-6 else 0.0)
+    where = f" in part {worst} of {parts} of the run" if worst else ""
     return judged(
         name,
-        2.0 * float(stdtr(noise.freedom, -distance)),
-        f"a planted canary adds {mean:.4f} clip norms to its leaf, give or take {2.0 * error:.2g}.",
+        min(1.0, 2.0 * float(p_values.min())),
+        f"a planted canary adds {mean:.4f} clip norms to its leaf{where}.",
         if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=mean,
@@ -582,5 +601,5 @@ def _contribution(run: _Run) -> Finding:
         if more
         else "Canaries are scaled down: the bound is lower than it could be.",
         tolerable=abs(mean - 1.0) < TOLERANCE,
-        sees=f"a record that adds {1.0 + _FAR * error:.3f} clip norms",
+        sees=f"a record that adds {1.0 + _FAR * float(errors[0]):.3f} clip norms",
     )

@@ -84,6 +84,7 @@ def fact(
     claimed: float | None = None,
     remedy: str = "",
     undermines: Assumption = Assumption.DISTRIBUTION_FREE,
+    sees: str = "",
 ) -> Finding:
     """A check that needs no statistics: it holds or it does not."""
     return Finding(
@@ -95,6 +96,7 @@ def fact(
         measured=measured,
         claimed=claimed,
         remedy=remedy if failed else "",
+        sees=sees,
     )
 
 

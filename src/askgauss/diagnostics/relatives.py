@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from askgauss.diagnostics.alike import returning
 from askgauss.diagnostics.tails import correlation_tail, ratio_p_value
 from askgauss.linear_transcript import PieceSums
 
@@ -47,6 +48,10 @@ def ties_between_nodes(pieces: PieceSums, rows: NDArray[np.float64]) -> list[Tie
             found.append(_of_the_sum(between, rows[chosen]))
     if len(rows) >= 2:
         found.append(_with_those_before(rows))
+    # Noise that comes back at other coordinates shows in the sums over all of them.
+    if (again := returning(pieces.total)) is not None:
+        correlation, lag, p_value = again
+        found.append(Tie(f"sums over all coordinates, {lag} nodes apart,", correlation, p_value))
     return found
 
 

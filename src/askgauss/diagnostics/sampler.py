@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from scipy.special import chdtr, chdtrc, ndtr
 
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
+from askgauss.diagnostics.drawn import SAMPLER_CHECKS, accounted_sampling, drawn_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding
+from askgauss.sampling import Poisson
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["sampler_checks"]
@@ -35,6 +37,16 @@ _SCHEME_REMEDY = (
 
 def sampler_checks(context: Context) -> Iterator[Finding]:
     """Every check of the sampler."""
+    yield from accounted_sampling(context)
+    facts = context.facts
+    drawn = facts.batches or facts.plantings
+    if drawn is not None:
+        yield from drawn_checks(context, drawn)
+        return
+    if not isinstance(facts.scheme, (Poisson, type(None))):
+        for name in SAMPLER_CHECKS:
+            yield not_run(name, "the training's batches: observe(..., batch=)")
+        return
     yield _sampling_rate(context)
     yield _sampling_scheme(context)
     yield _sampling_of_pairs(context)

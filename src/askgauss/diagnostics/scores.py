@@ -24,6 +24,8 @@ __all__ = ["score_checks"]
 
 _FEWEST_FOR_SHAPE = 20
 _FEWEST_FOR_SPREAD = 5
+# So many equal scores that lie on no grid are no accident.
+_FEWEST_ALIKE = 3
 _BLOCKS = 20
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
@@ -327,7 +329,13 @@ def _duplicates(scores: CanaryScores) -> Finding:
     Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
     """
     name, groups = "duplicate scores", (scores.present, scores.absent)
-    repeated = sum(values.size - np.unique(values).size for values in groups)
+    number = [np.unique(values, return_counts=True)[1] for values in groups]
+    repeated = sum(int((counts - 1).sum()) for counts in number)
+    # One value of many canaries is not a canary that was counted twice.
+    atoms = [counts[counts >= _FEWEST_ALIKE] for counts in number]
+    held = sum(int(counts.sum()) for counts in atoms)
+    often = max(int(counts.max(initial=0)) for counts in atoms)
+    lone = repeated - sum(int((counts - 1).sum()) for counts in atoms)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
     told = _Told(
         consequence=Consequence.INVALIDATES,
@@ -338,13 +346,20 @@ def _duplicates(scores: CanaryScores) -> Finding:
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
     tolerated = 3 + len(scores) // 100
-    if repeated <= tolerated:
+    if lone <= tolerated and held == 0:
         return fact(name, False, f"{summary}.", **told)
     found = [ties.tie_excess(values) for values in groups]
     excesses = [item for item in found if item is not None]
     if not excesses:
         return not_run(name, f"scores on a finer grid: {summary}, as those of few values do")
     excess, p_value = min(excesses, key=lambda item: item[1])
+    if p_value == 0.0 and lone <= tolerated:
+        # Noise has no such values: these scores have none. What clamps its results has them, too.
+        told["remedy"] = "Find the canaries without noise; where results are clamped, say nothing "
+        told["remedy"] += "of Gaussian noise."
+        told["undermines"] = Assumption.GAUSSIAN_SCORES
+        said = f"{held:,} scores have a value that others have, one of them {often:,} times"
+        return fact(name, held > 0, f"{said if held else summary}.", **told)
     if p_value == 0.0:
         return fact(name, True, f"{summary}.", **told)
     return judged(

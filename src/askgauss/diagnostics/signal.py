@@ -28,7 +28,7 @@ _MOST_OVERLAP = 0.5
 
 def signal_checks(context: Context) -> Iterator[Finding]:
     """Every check of the signal."""
-    if context.known and not context.facts.poisson:
+    if context.known and not context.facts.known_background:
         yield _background()
     yield _overlap(context)
     yield _contribution(context)

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import Context
-from askgauss.diagnostics.declared import declared_checks
+from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
+from askgauss.diagnostics.predictable import predictable_noise
+from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
 from askgauss.results import Consequence, Finding
@@ -33,4 +35,10 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
             yield misread
         yield from noise_checks(Context(noise_by_itself(transcript), claim))
         yield from signal_checks(Context(transcript, claim))
+    yield from predictable_noise(transcript.facts.seed_probe)
     yield from declared_checks(transcript.facts, claim)
+    yield from committed_claim(transcript.facts, claim)
+    if transcript.facts.weights is not None:
+        yield from weight_checks(transcript.facts.weights)
+    if transcript.facts.witness is not None:
+        yield from step_checks(transcript.facts.witness)

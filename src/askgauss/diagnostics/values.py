@@ -33,6 +33,11 @@ _FEWEST_PLANTINGS = 10
 _FEWEST_TO_COMPARE = 100
 # Other laws of noise have up to some twice the density of a Gaussian at zero.
 _FAR_MORE = 3.0
+# Lattices finer than this, in deviations, are as good as none; no noise lies further out; and what
+# is left of the variance of noise that is rounded to a very coarse one, at least.
+_FINE = 0.2
+_FURTHEST = 12.0
+_NARROWEST = 0.01
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
 _KNOWN = "a known background, to tell noise from other records"
@@ -165,8 +170,25 @@ def _near_zero(context: Context, reach: float) -> float:
         return 2.0 * float(ndtr(reach)) - 1.0
     steps = context.transcript.steps
     spacing = lattice / (steps.clip_norm * context.schedule * context.even.scale)
-    edge = (np.floor(reach / spacing) + 0.5) * spacing
-    return float((2.0 * ndtr(edge) - 1.0).mean())
+    widths, number = np.unique(spacing, return_counts=True)
+    chances = [_near_zero_on_lattice(reach, width) for width in widths.tolist()]
+    return float(np.average(chances, weights=number))
+
+
+def _near_zero_on_lattice(reach: float, spacing: float) -> float:
+    """The same on a lattice of this spacing in deviations, by the law that gives it the most.
+
+    Noise is rounded to a lattice, which adds to its variance, or drawn on it. On a fine one that is
+    the same.
+    """
+    places = math.floor(reach / spacing)
+    narrower = math.sqrt(max(1.0 - spacing**2 / 12.0, _NARROWEST))
+    rounded = 2.0 * float(ndtr((places + 0.5) * spacing / narrower)) - 1.0
+    if spacing < _FINE:
+        return rounded
+    mass = np.exp(-0.5 * (spacing * np.arange(math.ceil(_FURTHEST / spacing) + 1)) ** 2)
+    drawn = 2.0 * float(mass[: places + 1].sum()) - 1.0
+    return max(rounded, drawn / (2.0 * float(mass.sum()) - 1.0))
 
 
 def _at_least(found: int, trials: int, chance: float) -> float:

@@ -8,7 +8,9 @@ from typing import Any
 from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.figures import with_course
 from askgauss.linear_transcript import LinearTranscript
+from askgauss.monitor import Monitor
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
 
@@ -22,9 +24,18 @@ class AuditedRun(abc.ABC):
     def transcript(self) -> Transcript | LinearTranscript:
         """What the steps so far released about the canaries."""
 
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return None
+
     def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript | LinearTranscript:
         """The transcript, with what is known only once the claim is."""
         return self.transcript()
+
+    def _own_claim(self) -> PrivacyClaim | None:
+        """The claim the audit was made with, if it was."""
+        return None
 
     def result(
         self,
@@ -36,8 +47,13 @@ class AuditedRun(abc.ABC):
         gate_error: float = 0.001,
         diagnostics: bool = True,
     ) -> AuditResult:
-        """Audit the steps so far; the arguments are those of `askgauss.audit`."""
-        return audit(
+        """Audit the steps so far; the arguments are those of `askgauss.audit`.
+
+        Without claim and delta, the claim is the one the audit was made with.
+        """
+        if claim is None and delta is None:
+            claim = self._own_claim()
+        found = audit(
             self._transcript_for(claim),
             claim=claim,
             delta=delta,
@@ -46,3 +62,6 @@ class AuditedRun(abc.ABC):
             gate_error=gate_error,
             diagnostics=diagnostics,
         )
+        if self.monitor is None:
+            return found
+        return with_course(found, self.monitor.feed("finished"))

@@ -70,7 +70,7 @@ def choose_canaries(
             raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
         if given.tensor_sizes != sizes:
             raise InvalidArgumentError(
-                f"Expected canaries with tensors={list(sizes)}, the optimizer's parameters, got "
+                f"Expected canaries with tensors={list(sizes)}, the sizes of the parameters, got "
                 f"{list(given.tensor_sizes)}."
             )
         if spread and not isinstance(given, BlockCanaries):
@@ -140,7 +140,8 @@ def default_numbers(
     Args:
         places: How many canaries there is room for.
         records: About how many records the run trains on.
-        rows: Whether each planted canary costs a whole row of per-example gradients.
+        rows: Whether each planted canary costs a whole row of per-example gradients. A twentieth of
+            the records is then a twentieth more rows to clip; of an unknown number it is few.
         sampling_rate: Probability that a present one is planted in a step.
         noise_multiplier: The noise of a step, in clip norms.
         planned_steps: How many steps the run will take; from 100 to 500 where nobody says.
@@ -152,13 +153,16 @@ def default_numbers(
         >>> [default_numbers(4_810, 1_437, **run, planned_steps=steps) for steps in (None, 1000)]
         [(280, 2405), (71, 2405)]
     """
-    records = min(records, 1e9)
-    limit = _PRESENT_ROWS if rows else min(_PRESENT, max(8, int(records) // 20))
+    known = int(min(records, 1e9))
+    few = rows and math.isinf(records)
+    limit = _PRESENT_ROWS if few else min(_PRESENT, max(8, known // 20))
     present = min(limit, max(8, places // 16), places // 4)
-    if not rows and sampling_rate and noise_multiplier:
+    if not few and sampling_rate and noise_multiplier:
         steps = planned_steps or _steps_taken_for_granted(sampling_rate, noise_multiplier)
         needed = math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
-        present = max(present, min(needed, _MOST_PRESENT, int(records) // 4, places // 8))
+        # A row costs the time of a record, so that there are fewer of them to be had.
+        most = known // (10 if rows else 4)
+        present = max(present, min(needed, _MOST_PRESENT, most, places // 8))
     return present, max(min(_CANARIES - present, places // 2), 2)
 
 

@@ -53,6 +53,11 @@ class CanaryCoordinates:
         """Number of coordinates of one canary."""
         return self._layout.width
 
+    @property
+    def places(self) -> list[tuple[int, Tensor]]:
+        """Index and positions of every tensor that is read, in the order of a reading."""
+        return self._read_places
+
     def clipped_apart(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
         """What is left along each canary when every tensor clips its own part to its own norm.
 
@@ -96,13 +101,15 @@ class CanaryCoordinates:
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:
         """Write each planted canary into a row of its own: ``height`` at all its coordinates."""
         layout = self._layout
-        for row, canary in enumerate(planted):
-            owned = np.atleast_1d(layout.owned[canary])
-            signs = np.ones(1) if layout.signs is None else layout.signs[canary]
-            owner = np.searchsorted(layout.edges, owned, side="right") - 1
-            for index in np.unique(owner).tolist():
-                here = owner == index
-                places = torch.from_numpy(owned[here] - layout.edges[index])
-                values = torch.from_numpy(height * signs[here])
-                tensor = rows[index][row]
-                tensor.put_(places.to(tensor.device), values.to(tensor.device, tensor.dtype))
+        owned = layout.owned[planted].reshape(planted.size, -1)
+        values = np.full(owned.shape, height)
+        if layout.signs is not None:
+            values *= layout.signs[planted]
+        owner = np.searchsorted(layout.edges, owned, side="right") - 1
+        for index in np.unique(owner).tolist():
+            here = owner == index
+            tensor = rows[index]
+            size = tensor[0].numel()
+            places = np.nonzero(here)[0] * size + owned[here] - layout.edges[index]
+            heights = torch.from_numpy(values[here]).to(tensor.device, tensor.dtype)
+            tensor.put_(torch.from_numpy(places).to(tensor.device), heights)

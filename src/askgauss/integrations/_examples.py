@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.optimizers import DPPerLayerOptimizer
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -23,6 +21,10 @@ from askgauss.exceptions import (
     InvalidArgumentError,
     RecordingError,
     UnsupportedError,
+)
+from askgauss.integrations._opacus_versions import (
+    DPLossFastGradientClipping,
+    DPPerLayerOptimizer,
 )
 
 __all__ = ["ExampleProbe", "ProbeProgress"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from askgauss.exceptions import RecordingError
+from askgauss.integrations._opacus_versions import history_of
+from askgauss.transcript import RunFacts, Transcript
 
-__all__ = ["Ledger", "LedgerState", "accounting_notes"]
+__all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 
 _MOST_READS = 16
 
@@ -56,13 +58,13 @@ class Ledger:
         """Steps the accountant has counted in all; None without one."""
         if self._accountant is None:
             return None
-        return sum(int(steps) for _, _, steps in self._accountant.history)
+        return sum(steps for _, _, steps in history_of(self._accountant))
 
     def history(self) -> tuple[tuple[float, float, int], ...]:
         """All that the accountant has counted: noise multiplier, sampling rate, steps."""
         if self._accountant is None:
             return ()
-        return tuple((float(a), float(b), int(c)) for a, b, c in self._accountant.history)
+        return tuple(history_of(self._accountant))
 
     def check_total(self, steps: int, *, now: bool) -> None:
         """Refuse to go on where the accountant and the audit are not at the same step.
@@ -136,7 +138,7 @@ class Ledger:
         """Count from here, unless counting already."""
         # Only now, at the first step: a resumed run may restore its accountant after attaching.
         if self._start is None and self._accountant is not None:
-            self._start = list(self._accountant.history)
+            self._start = history_of(self._accountant)
         self._expected = None
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class Ledger:
         counted = dict(self._closed)
         if self._start is None:
             return counted
-        history = list(self._accountant.history)
+        history = history_of(self._accountant)
         before = dict(enumerate(self._start))
         for index, (noise, rate, steps) in enumerate(history):
             old_noise, old_rate, old_steps = before.pop(index, (noise, rate, 0))
@@ -182,6 +184,37 @@ class Ledger:
         self._start = None
         self._expected = state.total
         self._reads = list(state.reads)
+
+
+def accounted_facts(
+    recorded: Transcript, ledger: Ledger, *, tolerate: bool
+) -> tuple[RunFacts, bool]:
+    """The facts of a recorded run with what its accountant counted.
+
+    Args:
+        recorded: What was recorded.
+        ledger: What was counted.
+        tolerate: Whether the optimizer may use another noise multiplier than is accounted.
+
+    Returns:
+        The facts, and whether the accountant was told another noise multiplier.
+    """
+    entries = ledger.entries()
+    rates = {rate for _, rate in entries or ()}
+    used = {float(noise) for noise in np.unique(recorded.steps.noise_multiplier)}
+    counted = {noise for noise, _ in entries or ()}
+    # The claim is what was accounted for, even where the optimizer says otherwise.
+    differs = bool(counted) and counted != used and not tolerate
+    claimed = counted if differs else used
+    facts = replace(
+        recorded.facts,
+        noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
+        accounted_steps=None if entries is None else ledger.total,
+        accounted=() if entries is None else ledger.history(),
+        epsilon_reads=ledger.reads,
+        accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
+    )
+    return facts, differs
 
 
 def accounting_notes(ledger: Ledger, noise_differs: bool) -> list[str]:

@@ -11,6 +11,8 @@ import opacus
 import torch
 from numpy.typing import NDArray
 
+from askgauss import _plain, _schema
+from askgauss.exceptions import FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.transcript import Transcript
 
@@ -95,17 +97,32 @@ class OpacusTrainer:
 
     def restore(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        parts: dict[str, dict[str, Any]] = {"audit": {}, "model": {}}
-        for name, array in arrays.items():
-            kind, _, rest = name.partition(".")
-            if kind in parts:
-                parts[kind][rest] = torch.from_numpy(np.array(array))
-        self._model.load_state_dict(parts["model"])
-        self._engine.accountant.history = [tuple(entry) for entry in values["history"]]
-        self._audit.load_state_dict(
-            {**parts["audit"], "state": values["state"], "audit": values["audit"]}
+        audit = {
+            name.removeprefix("audit."): torch.from_numpy(array)
+            for name, array in arrays.items()
+            if name.startswith("audit.")
+        }
+        own = {name: array for name, array in arrays.items() if not name.startswith("audit.")}
+        weights = {f"model.{name}": item for name, item in self._model.state_dict().items()}
+        fields = {
+            name: _schema.Field(np.float32, tuple(item.shape)) for name, item in weights.items()
+        }
+        fields["generator"] = _schema.Field(np.uint8, tuple(torch.get_rng_state().shape))
+        _schema.check_names(own, fields)
+        _schema.check_arrays(own, fields)
+        history = _plain.from_plain(
+            tuple[tuple[float, float, int], ...], values.get("history"), "history"
         )
-        torch.set_rng_state(torch.from_numpy(np.array(arrays["generator"])))
+        self._audit.load_state_dict(
+            {**audit, "state": values.get("state"), "audit": values.get("audit")}
+        )
+        for name, item in weights.items():
+            item.copy_(torch.from_numpy(own[name]))
+        self._engine.accountant.history = list(history)
+        try:
+            torch.set_rng_state(torch.from_numpy(own["generator"]))
+        except RuntimeError as error:
+            raise FileFormatError(f"Its state of random numbers is none: {error}.") from error
 
     def transcript(self) -> Transcript:
         """What the run released about the canaries."""

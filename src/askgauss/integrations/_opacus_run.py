@@ -9,19 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opacus.accountants import IAccountant
-from opacus.optimizers import (
-    AdaClipDPOptimizer,
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
-)
-from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
-from opacus.utils.batch_memory_manager import BatchSplittingSampler
-from opacus.utils.uniform_sampler import (
-    DistributedUniformWithReplacementSampler,
-    UniformWithReplacementSampler,
-)
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -34,6 +21,19 @@ from torch.utils.data import (
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.integrations._opacus_versions import (
+    AdaClipDPOptimizer,
+    BatchSplittingSampler,
+    DistributedPerLayerOptimizer,
+    DistributedUniformWithReplacementSampler,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    FSDPOptimizerFastGradientClipping,
+    IAccountant,
+    UniformWithReplacementSampler,
+    history_of,
+)
+from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
     "OutsideParameters",
@@ -42,11 +42,12 @@ __all__ = [
     "audited_parameters",
     "background_known",
     "check_optimizer",
+    "clips_without_rows",
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
+    "parameter_names",
     "tensor_names",
-    "unaudited_parameters",
     "unwrapped",
 ]
 
@@ -78,11 +79,16 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             f"{type(optimizer).__name__} keeps its sums where this audit cannot plant. Use plain "
             "distributed training, or record the run with askgauss.Recorder."
         )
-    if inject == "sample" and isinstance(optimizer, DPOptimizerFastGradientClipping):
+    if inject == "sample" and clips_without_rows(optimizer):
         raise UnsupportedError(
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
             "plant. Use ExampleCanaries, which go through the loss, or inject='sum'."
         )
+
+
+def clips_without_rows(optimizer: Any) -> bool:
+    """Whether the optimizer never forms per-example gradients."""
+    return isinstance(optimizer, DPOptimizerFastGradientClipping)
 
 
 def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
@@ -106,6 +112,7 @@ class Sampling:
         declared: Whether that is taken on trust: no loader was shown, or its sampler is of a class
             that is not known here and says that it has a rate.
         by_batch: Whether the rate is that of a batch, of which a step may accumulate several.
+        scheme: How batches are drawn, where the user says.
         notes: What a reader of the report should know about it.
     """
 
@@ -113,11 +120,33 @@ class Sampling:
     poisson: bool | None
     declared: bool = False
     by_batch: bool = True
+    scheme: Scheme | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def by_coins(self) -> bool:
+        """Whether what other records draw says nothing of a canary's draws."""
+        if self.scheme is not None:
+            return self.scheme.known_background
+        return self.poisson is True or self.declared
+
+    def against(self, accounted: float | None) -> Scheme | None:
+        """The scheme to hold drawn batches against: the user's, or the accountant's at its rate.
+
+        None where the loader is known to draw otherwise, which needs no test.
+        """
+        if self.scheme is not None:
+            return self.scheme
+        if self.poisson is False:
+            return None
+        return Poisson(rate=self.rate if accounted is None else accounted)
 
 
 def find_sampling(
-    data_loader: Any, sampling_rate: float | None, accounted: float | None
+    data_loader: Any,
+    sampling_rate: float | None,
+    accounted: float | None,
+    scheme: Scheme | None = None,
 ) -> Sampling:
     """The rate at which the run samples its records, from the best witness there is.
 
@@ -125,6 +154,7 @@ def find_sampling(
         data_loader: The training loader, if shown; a Poisson sampler in it knows its rate.
         sampling_rate: The rate the user states.
         accounted: The rate the accountant uses.
+        scheme: How batches are drawn, where the user says; then nothing else is asked.
 
     Raises:
         InvalidArgumentError: Nobody knows the rate, two witnesses contradict each other, or the
@@ -132,6 +162,10 @@ def find_sampling(
     """
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+    scheme = scheme_of(scheme, sampling_rate if scheme is not None else None)
+    if scheme is not None:
+        poisson = True if isinstance(scheme, Poisson) else None
+        return Sampling(rate=scheme.share, poisson=poisson, by_batch=False, scheme=scheme)
     if data_loader is None:
         rate = sampling_rate if sampling_rate is not None else accounted
         if rate is None:
@@ -240,14 +274,14 @@ def _rate_by_length(data_loader: Any) -> float:
 
 def background_known(background: str, sampling: Sampling) -> bool:
     """Whether the clean sum of the other records may, and shall, be subtracted."""
-    if background == "known" and sampling.poisson is False:
+    refused = sampling.poisson is False or (sampling.scheme is not None and not sampling.by_coins)
+    if background == "known" and refused:
         raise UnsupportedError(
             "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
             "records' batches give a record's own away. Use background='unknown', or make_private "
             "with poisson_sampling=True."
         )
-    by_coins = sampling.poisson is True or sampling.declared
-    return background == "known" or (background == "auto" and by_coins)
+    return background == "known" or (background == "auto" and sampling.by_coins)
 
 
 def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:
@@ -272,7 +306,8 @@ def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:
     if accountant is None:
         return hooked, rate
     if accountant is not hooked:
-        rate = float(accountant.history[-1][1]) if accountant.history else None
+        history = history_of(accountant)
+        rate = history[-1][1] if history else None
     return accountant, rate
 
 
@@ -301,14 +336,8 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
-def unaudited_parameters(optimizer: Any, audited: list[nn.Parameter]) -> int:
-    """How many parameters train that did not when the audit was made."""
-    known = {id(item) for item in audited}
-    return sum(id(item) not in known for item in optimizer.params)
-
-
 class OutsideParameters:
-    """Parameters of the model that could train and that the private optimizer does not have.
+    """Parameters of the model that the private optimizer does not have.
 
     Args:
         optimizer: The private optimizer.
@@ -320,18 +349,21 @@ class OutsideParameters:
         self._outside = {
             name.removeprefix("_module."): item
             for name, item in (() if model is None else model.named_parameters())
-            if item.requires_grad and id(item) not in inside
+            if id(item) not in inside
         }
+        self._could_train = tuple(
+            name for name, item in self._outside.items() if item.requires_grad
+        )
         self._looked = model is not None
         self._before = {name: _sample(item) for name, item in self._outside.items()}
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Their names; None where nobody looked."""
-        return tuple(self._outside) if self._looked else None
+        """Those that could train when the audit was made; None where nobody looked."""
+        return self._could_train if self._looked else None
 
     def moved(self) -> tuple[str, ...]:
-        """Those that are no longer what they were: something trains them."""
+        """Those that are no longer what they were, frozen ones too: something trains them."""
         return tuple(
             name
             for name, item in self._outside.items()
@@ -361,6 +393,20 @@ def gradient_noise_multiplier(optimizer: Any) -> float:
     if isinstance(optimizer, AdaClipDPOptimizer) and claimed > 0.0:
         return float((claimed**-2 - (2.0 * optimizer.unclipped_num_std) ** -2) ** -0.5)
     return claimed
+
+
+def parameter_names(
+    optimizer: Any,
+    audited: list[nn.Parameter],
+    names: tuple[str, ...],
+    model: nn.Module | None,
+) -> dict[int, str]:
+    """Names of all parameters of the optimizer, by their identity."""
+    others = [item for group in optimizer.param_groups for item in group["params"]]
+    known = {id(item) for item in audited}
+    others = [item for item in others if id(item) not in known]
+    found = dict(zip(map(id, others), tensor_names(optimizer, others, model), strict=True))
+    return found | dict(zip(map(id, audited), names, strict=True))
 
 
 def tensor_names(

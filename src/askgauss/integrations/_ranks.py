@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import hashlib
 import itertools
+import secrets
 
 import torch
 
 from askgauss.exceptions import RecordingError
 
-__all__ = ["agree", "meet"]
+__all__ = ["agree", "meet", "shared_nonce"]
 
 # Seconds that ranks wait for each other before one says who is missing.
 PATIENCE = 300.0
@@ -38,6 +39,14 @@ def meet(rank: int, world: int) -> None:
             f"Expected an audit on each of {world} ranks, waited {PATIENCE:.0f} seconds for ranks "
             f"{missing}. Make and enter the same CanaryAudit on every rank, not on the first only."
         ) from error
+
+
+def shared_nonce(world: int, device: torch.device) -> str:
+    """Random text that all ranks share."""
+    drawn = torch.tensor(list(secrets.token_bytes(16)), device=device)
+    if world > 1:
+        torch.distributed.broadcast(drawn, src=0)
+    return bytes(drawn.tolist()).hex()
 
 
 def agree(facts: str, world: int, device: torch.device) -> None:

@@ -13,8 +13,9 @@ from askgauss.integrations._coordinates import CanaryCoordinates
 
 __all__ = ["send_through_clipping"]
 
-# Rows that go through the clipper together: each is as large as the whole model.
-_ROWS = 8
+# Numbers, and rows, that go through the clipper together: each row is as large as the model.
+_NUMBERS = 1 << 24
+_ROWS = 64
 # A canary's row before clipping, in clip norms at each of its coordinates.
 _FAR_ABOVE = 100.0
 
@@ -31,8 +32,9 @@ def send_through_clipping(
     place = {id(parameter): index for index, parameter in enumerate(audited)}
     saved = [parameter.grad_sample for parameter in parameters]
     try:
-        for start in range(0, planted.size, _ROWS):
-            chunk = planted[start : start + _ROWS]
+        together = min(max(_NUMBERS // sum(item.numel() for item in parameters), 1), _ROWS)
+        for start in range(0, planted.size, together):
+            chunk = planted[start : start + together]
             rows: dict[int, torch.Tensor] = {}
             for parameter, sample in zip(parameters, saved, strict=True):
                 like = sample[0] if isinstance(sample, list) else sample

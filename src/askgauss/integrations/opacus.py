@@ -17,11 +17,12 @@ touched.
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import math
 import os
+import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,42 +31,47 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain, _validate
+from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
+from askgauss.commitment import Commitment, commit
 from askgauss.exceptions import (
     MissingExtraError,
     PrivacyAlarm,
     RecordingError,
     UnsupportedError,
 )
-from askgauss.monitor import Monitor
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
+from askgauss.sampling import Poisson, Scheme
 from askgauss.transcript import Transcript
 
 try:
     import torch
-    from opacus.optimizers import DPPerLayerOptimizer
+
+    from askgauss.integrations._opacus_versions import DPPerLayerOptimizer, untried
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
 from askgauss.integrations import _opacus_run as run
-from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
-from askgauss.integrations._examples import ExampleProbe, ProbeProgress
-from askgauss.integrations._ledger import Ledger, LedgerState, accounting_notes
+from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._ledger import Ledger, accounted_facts, accounting_notes
+from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations._noise_watch import NoiseWatch
-from askgauss.integrations._ranks import agree, meet
+from askgauss.integrations._opacus_restarts import Progress, Restartable, read_progress
+from askgauss.integrations._ranks import agree, meet, shared_nonce
 from askgauss.integrations._restarts import check_weights, digest, only_copy
 from askgauss.integrations._rows import send_through_clipping
+from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._stand_in import StandIn
 
 __all__ = ["CanaryAudit"]
 
-_KIND = "askgauss-opacus-audit"
-_SCHEMA = 2
 _EXERCISED = {
     "sum": ("noise", "reduction", "step count"),
     "sample": ("clipping", "sum", "noise", "reduction", "step count"),
@@ -90,24 +96,10 @@ class _Step:
     noise_multiplier: float
     scale: float
     clean: torch.Tensor
+    batches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """The part of a checkpoint that is not the recorder's."""
-
-    inject: str
-    known: bool
-    seed: int
-    unnoised: int
-    discarded: int
-    ledger: LedgerState
-    examples: ProbeProgress | None = None
-    weights: str = ""
-    accumulated: tuple[int, ...] = ()
-
-
-class CanaryAudit(AuditedRun):
+class CanaryAudit(Restartable):
     """Plants canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
@@ -142,15 +134,19 @@ class CanaryAudit(AuditedRun):
         absent: How many absent canaries, instead of ``canaries``.
         planned_steps: How many steps the run will take, so that the audit plants as many canaries
             as a verdict on them needs; a few hundred are taken for granted.
-        inject: ``"sum"`` adds canaries to the clipped sum. ``"sample"`` sends each through the
-            optimizer's own clipping as a gradient far above the clip norm, so that clipping is
-            audited too; 32 are present unless you say otherwise.
+        inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
+            far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
+            and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
+            clips rows, and ``"sum"`` with ghost or adaptive clipping.
         seed: Root of the audit's random choices; drawn and recorded if not given.
         data_loader: The training loader, which knows the true sampling rate and whether sampling
             is Poisson. Recommended.
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer's hook if not
             given.
         sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
+        sampling: How the loader draws its batches, a scheme of `askgauss.sampling`, where that is
+            not Poisson sampling. Canaries are drawn by the same law, the loader's batches are held
+            against it, and what was accounted is compared with it.
         background: Whether to subtract the other records' clean sum, which the auditor can see:
             ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
             unless the loader says that sampling is not Poisson.
@@ -159,11 +155,17 @@ class CanaryAudit(AuditedRun):
         criterion: The loss of the training, for examples.
         every: With examples, observe one step in so many: each costs a gradient a canary. The bound
             is on what the observed steps leak together.
+        witness: Share of the steps, beside the first, that are looked at exactly: what each record
+            adds after clipping, that the sum is theirs, that every trained tensor gets noise. For
+            ghost clipping, gradients of two records a batch are computed again. 0 for none.
+        claim: What the run claims, to commit to before the first step together with seed and coins:
+            the digest is printed, and kept in transcript and result.
         checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
             context without an error.
         store: A file to keep every step in as well, for `StepStore`; not with several ranks.
-        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``. All ranks see
-            the same sums, so that they alarm in the same step.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to hold
+            the run to what its optimizer declares. All ranks see the same sums, so that they alarm
+            in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
@@ -196,26 +198,36 @@ class CanaryAudit(AuditedRun):
         present: int | None = None,
         absent: int | None = None,
         planned_steps: int | None = None,
-        inject: Literal["sum", "sample"] = "sum",
+        inject: Literal["auto", "sum", "sample"] = "auto",
         seed: int | None = None,
         data_loader: Any = None,
         accountant: Any = None,
         sampling_rate: float | None = None,
+        sampling: Scheme | None = None,
         background: Literal["auto", "known", "unknown"] = "auto",
         model: torch.nn.Module | None = None,
         criterion: Any = None,
         every: int = 1,
+        witness: float = 0.02,
+        claim: PrivacyClaim | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
-        monitor: Monitor | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
-        _validate.one_of(("sum", "sample"), inject=inject)
+        _validate.one_of(("auto", "sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
+        given: Any = claim
+        if not isinstance(given, (PrivacyClaim, type(None))):
+            hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
+            raise _validate.fail("claim", claim, "to be a claim", hint)
+        self._claim = claim
+        self._commitment: Commitment | None = None
         optimizer = run.unwrapped(optimizer)
         run.check_optimizer(optimizer, inject)
         self._optimizer = optimizer
-        self._inject: str = inject
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._before_restart = read_progress(self._checkpoint)
+        self._inject = self._widest() if inject == "auto" else str(inject)
         self._rank = int(getattr(optimizer, "rank", 0))
         self._world = int(getattr(optimizer, "world_size", 1))
         if store is not None and self._world > 1:
@@ -231,7 +243,7 @@ class CanaryAudit(AuditedRun):
         self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = Ledger(found)
-        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate)
+        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
@@ -248,7 +260,7 @@ class CanaryAudit(AuditedRun):
                 canaries,
                 sizes=tuple(parameter.numel() for parameter in self._parameters),
                 records=self._records(),
-                rows=inject == "sample",
+                rows=self._inject == "sample",
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
                 seed=seed,
                 draw_seed=self._draw_seed,
@@ -259,7 +271,7 @@ class CanaryAudit(AuditedRun):
                 planned_steps=planned_steps,
             )
             self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
-        self._monitor = monitor
+        self._monitor = monitor_of(monitor)
         self._store = store
         with only_copy(self._shared):
             self._recorder = self._make_recorder(self._sampling.rate)
@@ -279,6 +291,17 @@ class CanaryAudit(AuditedRun):
         if self._probe is not None and NoiseWatch.fits(self._parameters):
             self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
         self._watched_all = self._watch is not None or self._probe is None
+        watched = None if isinstance(canaries, ExampleCanaries) else data_loader
+        held = self._sampling.against(accounted_rate)
+        self._loader = LoaderWatch(watched, held, self._world)
+        self._shadow: Shadow | None = None
+        if (places := self._places) is not None:
+            self._shadow = Shadow(
+                optimizer.original_optimizer, self._parameters, places, self._names
+            )
+        self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
+        named = run.parameter_names(optimizer, self._parameters, self._names, model)
+        self._witness = ClipWitness(optimizer, named, witness, self._canaries.root_seed)
         self._weights = ""
         self._accumulated: set[int] = set()
         self._planted: NDArray[np.int64] | None = None
@@ -286,17 +309,28 @@ class CanaryAudit(AuditedRun):
         self._unnoised = 0
         self._discarded = 0
         self._entered = False
-        self._add_noise: Any = None
-        self._previous: Any = None
+        self._add_noise: StandIn | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             with only_copy(self._shared):
                 self.load(self._checkpoint)
 
+    def _widest(self) -> str:
+        """How canaries go in: through the clipper, wherever rows can be sent through it.
+
+        Adaptive clipping counts the rows that it clips, and would count canaries too.
+        """
+        if self._before_restart is not None:
+            return self._before_restart.inject
+        narrow = run.clips_without_rows(self._optimizer) or run.adapts_clipping(self._optimizer)
+        return "sum" if narrow else "sample"
+
     def _make_recorder(self, rate: float) -> Recorder:
+        scheme = self._sampling.scheme
         return Recorder(
             self._canaries,
-            sampling_rate=rate,
+            sampling=scheme,
+            sampling_rate=rate if scheme is None else None,
             clip_norm=float(self._optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
             store=self._store,
@@ -310,10 +344,8 @@ class CanaryAudit(AuditedRun):
 
     def _draw_seed(self) -> int | None:
         """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
-        if self._checkpoint is not None and self._checkpoint.exists():
-            _, content = _files.read_arrays(self._checkpoint, _KIND, _SCHEMA)
-            progress: _Progress = _plain.from_plain(_Progress, content.get("audit"), "audit")
-            return progress.seed
+        if self._before_restart is not None:
+            return self._before_restart.seed
         if self._world == 1:
             return None
         drawn = torch.tensor([fresh_seed()], device=self._parameters[0].device)
@@ -358,16 +390,41 @@ class CanaryAudit(AuditedRun):
         agree(facts, self._world, self._parameters[0].device)
         self._ledger.check_total(self.steps, now=False)
         self._locked.enter_context(only_copy(self._shared))
+        self._commit()
         self._ledger.listen()
-        self._previous = vars(optimizer).get("add_noise")
-        self._add_noise = optimizer.add_noise
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        optimizer.add_noise = self._plant_then_add_noise
+        self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
         _attached.add(optimizer)
+        if self._shadow is not None:
+            self._shadow.attach(lambda: self.steps)
+        self._witness.attach(self.steps)
+        self._loader.listen()
         if self._probe is not None:
             self._probe.listen()
         self._entered = True
         return self
+
+    def _commit(self) -> None:
+        """Fix seed, coins and claim, and say so, before the first step."""
+        if self._commitment is not None or self.steps:
+            return
+        self._commitment = commit(
+            seed=self._canaries.root_seed,
+            member=self._canaries.member,
+            claim=self._claim,
+            nonce=shared_nonce(self._world, self._parameters[0].device),
+        )
+        if self._rank == 0:
+            what = "seed and coins" if self._claim is None else "seed, coins and claim"
+            sys.stderr.write(f"askgauss committed to {what}: sha256 {self._commitment.digest}\n")
+
+    def _own_claim(self) -> PrivacyClaim | None:
+        return self._claim
+
+    @property
+    def commitment(self) -> str | None:
+        """The digest of seed, coins and claim, fixed before the first step."""
+        return None if self._commitment is None else self._commitment.digest
 
     def __exit__(
         self,
@@ -381,12 +438,12 @@ class CanaryAudit(AuditedRun):
         _attached.discard(optimizer)
         if self._probe is not None:
             self._probe.stop()
+        if self._shadow is not None:
+            self._shadow.detach()
+        self._witness.detach()
+        self._loader.deafen()
         self._hook.remove()
-        # Whoever wrapped our wrapper meanwhile keeps it: it only passes calls on from here.
-        if vars(optimizer).get("add_noise") == self._plant_then_add_noise:
-            del optimizer.add_noise
-            if self._previous is not None:
-                optimizer.add_noise = self._previous
+        if self._add_noise is not None and self._add_noise.remove():
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
@@ -396,15 +453,44 @@ class CanaryAudit(AuditedRun):
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
 
-    def _plant_then_add_noise(self) -> None:
+    @contextlib.contextmanager
+    def postprocessing(self) -> Iterator[None]:
+        """Declare that what changes the weights in here reads released weights and no data.
+
+        Weights that change between two steps make the verdict INVALID, since whatever wrote them
+        was not audited. Clamping them, or going back to earlier ones, is postprocessing::
+
+            with audit.postprocessing():
+                clamp(model)
+
+        The result says how often that was declared.
+        """
+        if self._shadow is None:
+            yield
+            return
+        with self._shadow.declared():
+            yield
+
+    def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
-        if self._entered:
-            self._before_noise()
-        self._add_noise()
+        self._before_noise()
+        add_noise()
+        self._after_noise()
+
+    def _after_noise(self) -> None:
+        step, places = self._step, self._places
+        assert step is not None
+        # Over several ranks, the sum that is divided is not the one that is seen here.
+        noisy = None
+        if places is not None and self._world == 1:
+            noisy = places.read([_gradient(item) for item in self._parameters])
+        noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
+        self._witness.after_noise(noisy, noise)
 
     def _before_noise(self) -> None:
         optimizer = self._optimizer
         sums = self._clipped_sums()
+        self._witness.before_noise()
         self._check_same_step()
         self._ledger.open()
         self._count_batches()
@@ -430,14 +516,17 @@ class CanaryAudit(AuditedRun):
             if self._inject == "sum":
                 self._coordinates.plant(sums, self._planted, clip_norm)
             else:
-                send_through_clipping(
-                    optimizer, self._parameters, self._coordinates, self._planted, clip_norm
+                rows = functools.partial(
+                    send_through_clipping,
+                    *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
+                self._witness.aside(rows)
         self._step = _Step(
             clip_norm=clip_norm,
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
             scale=float(scale),
             clean=clean,
+            batches=int(optimizer.accumulated_iterations),
         )
 
     @property
@@ -478,18 +567,24 @@ class CanaryAudit(AuditedRun):
             sums.append(value)
         return sums
 
-    def _observe(self, *_: Any) -> None:
+    def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
+        if self._shadow is not None:
+            self._shadow.begin(arguments, options)
         step, self._step = self._step, None
         if step is None:
             self._unnoised += 1
             return
         if self._probe is not None:
             self._observe_examples(self._probe, step)
+            self._witness.finish()
             return
+        self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
         released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        self._witness.divided(released.numpy(), step.scale, self._spacing)
+        self._witness.finish()
         released *= step.scale
         values = released.numpy()
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
@@ -515,8 +610,9 @@ class CanaryAudit(AuditedRun):
         assert planted is not None
         released = [_gradient(item) for item in self._parameters]
         if self._watch is not None:
-            noisy = self._watch.coordinates.read(released).cpu().double() * step.scale
-            self._watch.add(noisy - step.clean.cpu(), step.clip_norm)
+            noisy = self._watch.coordinates.read(released).cpu().double()
+            self._witness.divided(noisy.numpy(), step.scale, self._spacing)
+            self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
         with np.errstate(invalid="ignore", over="ignore"):
             self._recorder.observe(
                 probe.along(released, planted, step.clip_norm) * step.scale,
@@ -538,31 +634,32 @@ class CanaryAudit(AuditedRun):
                 "optimizer that make_private returned."
             )
         recorded = self._recorder.transcript()
-        entries = self._ledger.entries()
-        rates = {rate for _, rate in entries or ()}
-        used = {float(noise) for noise in np.unique(recorded.steps.noise_multiplier)}
-        counted = {noise for noise, _ in entries or ()}
-        # The claim is what was accounted for, even where the optimizer says otherwise.
-        differs = bool(counted) and counted != used and not run.adapts_clipping(self._optimizer)
-        claimed = counted if differs else used
+        facts, differs = accounted_facts(
+            recorded, self._ledger, tolerate=run.adapts_clipping(self._optimizer)
+        )
+        batches, accounted = self._loader.drawn, None
+        if self._sampling.scheme is not None and facts.accounted_sampling_rate:
+            # Opacus' accountants know no other scheme.
+            accounted = Poisson(rate=facts.accounted_sampling_rate)
         facts = replace(
-            recorded.facts,
-            noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
-            accounted_steps=None if entries is None else self._ledger.total,
-            accounted=() if entries is None else self._ledger.history(),
-            epsilon_reads=self._ledger.reads,
+            facts,
             outside=self._outside.names,
             outside_moved=self._outside.moved(),
             watch_background="known" if self._watched_all else None,
-            accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
+            weights=None if self._shadow is None else self._shadow.facts,
+            witness=self._witness.facts,
+            commitment=self._commitment,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
-            exercised=_EXERCISED[self._inject],
+            batches=batches,
+            accounted_scheme=accounted,
+            records=self._loader.records,
+            exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
                 sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
             ),
-            notes=(*self._sampling.notes, *self._notes(differs)),
+            notes=(*self._sampling.notes, *self._loader.notes(), *self._notes(differs)),
         )
         if self._probe is None:
             return recorded.with_facts(facts)
@@ -590,16 +687,11 @@ class CanaryAudit(AuditedRun):
         return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
 
     def _notes(self, noise_differs: bool) -> list[str]:
-        notes = accounting_notes(self._ledger, noise_differs)
+        notes = [*filter(None, [untried()]), *accounting_notes(self._ledger, noise_differs)]
         if len(self._accumulated) > 1 or (self._store is not None and max(self._accumulated) > 1):
             notes.append(
                 f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
                 "and canaries are planted at the rate of one batch."
-            )
-        unaudited = run.unaudited_parameters(self._optimizer, self._parameters)
-        if unaudited:
-            notes.append(
-                f"{unaudited} tensors began to train after the audit was made: no canary is there."
             )
         if self._discarded:
             notes.append(f"noise was added {self._discarded} times without a step after it.")
@@ -617,23 +709,15 @@ class CanaryAudit(AuditedRun):
             )
         return notes
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart: tensors and plain values.
-
-        Put it in the same file as the state of model and optimizer, so that the two never part.
-        """
-        state = self._arrays()
-        plain = {"state": state.pop("state"), "audit": _plain.to_plain(self._progress())}
-        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
-
     def _arrays(self) -> dict[str, Any]:
         state = self._recorder.state_dict()
         if self._probe is not None:
             state |= self._probe.arrays()
+        state |= self._loader.arrays()
         return state if self._watch is None else state | self._watch.arrays()
 
-    def _progress(self) -> _Progress:
-        return _Progress(
+    def _progress(self) -> Progress:
+        return Progress(
             inject=self._inject,
             known=self._known,
             seed=self._canaries.root_seed,
@@ -643,16 +727,12 @@ class CanaryAudit(AuditedRun):
             examples=None if self._probe is None else self._probe.progress,
             weights=digest(self._places, self._parameters),
             accumulated=tuple(sorted(self._accumulated)),
+            moves=None if self._shadow is None else self._shadow.facts,
+            witness=self._witness.facts,
+            commitment=self._commitment,
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
-
-        Raises:
-            RecordingError: The state belongs to another run. The audit stays as it was.
-            FileFormatError: The state is not one of an audit, or parts of it are missing.
-        """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("audit"), "audit")
+    def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
         for name, theirs, mine in (
             ("inject", progress.inject, self._inject),
             ("known background", progress.known, self._known),
@@ -662,11 +742,6 @@ class CanaryAudit(AuditedRun):
                     f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
                     f"this run has {mine!r}. Resume with the same settings."
                 )
-        arrays = {
-            name: value.numpy() if isinstance(value, torch.Tensor) else value
-            for name, value in state.items()
-            if name != "audit"
-        }
         if self._probe is not None:
             self._probe.check(arrays, progress.examples)
         recorder = self._recorder
@@ -678,47 +753,20 @@ class CanaryAudit(AuditedRun):
             self._probe.load(arrays, progress.examples)
         if self._watch is not None:
             self._watched_all = self._watch.load(arrays, self.steps)
+        self._loader.load(arrays, self.steps)
         self._weights, self._accumulated = progress.weights, set(progress.accumulated)
         self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
         self._ledger.load(progress.ledger)
-
-    def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
-
-        Args:
-            path: Where; the audit's own ``checkpoint`` if not given.
-        """
-        target = self._checkpoint if path is None else Path(path)
-        if target is None:
-            raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
-        if self._rank != 0:
-            return
-        arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
-        if self.steps and not self._entered:
-            # After the run the file can be audited as well: askgauss audit reads this part alone.
-            held = io.BytesIO()
-            self.transcript().save(held)
-            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            RecordingError: It belongs to another run.
-            FileFormatError: It is no such checkpoint.
-        """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        arrays.pop("transcript", None)
-        plain = {name: content.get(name) for name in ("state", "audit")}
-        self.load_state_dict({**arrays, **plain})
+        if self._shadow is not None:
+            self._shadow.load(progress.moves)
+        self._witness.load(progress.witness)
+        self._commitment = progress.commitment
 
 
 def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
-    if inject != "sum":
+    if inject != "auto":
         raise _validate.fail(
             "inject", inject, "to be left out", "Examples go through the whole training anyway."
         )

@@ -121,7 +121,6 @@ def audit_mechanism(
     players: list[list[Bet]] = [[] for _ in criteria]
     seen: list[list[Outputs]] = [[], []]
     coins = ""
-    contradicted = False
     for size in _batches(max_samples):
         events = _choose(seen, criteria, given, learner)
         fresh = [sampler.draw(item, side, size) for side, item in enumerate((data, neighbour))]
@@ -133,25 +132,55 @@ def audit_mechanism(
                 bets.append(_bet(event, fresh))
         for side in (0, 1):
             seen[side] = [Outputs.together([*seen[side], fresh[side]])]
-        if claim is not None and players[0]:
-            evidence = _evidence(players)
-            contradicted = evidence.rejects(claim.epsilon, claim.delta, share)
-            if contradicted:
-                break
-    evidence = _evidence(players)
-    bound = 0.0 if coins else evidence.epsilon_lower(level, confidence)
+        if claim is not None and _evidence(players).rejects(claim.epsilon, claim.delta, share):
+            break
+    return concluded(
+        _evidence(players),
+        samples=min(sampler.drawn),
+        delta=level,
+        confidence=confidence,
+        claim=claim,
+        gate_error=gate_error,
+        coins=coins,
+    )
+
+
+def concluded(
+    evidence: Evidence,
+    *,
+    samples: int,
+    delta: float,
+    confidence: float,
+    claim: PrivacyClaim | None,
+    gate_error: float,
+    coins: str,
+) -> MechanismResult:
+    """What bets say: the same from a file as when they were placed.
+
+    Args:
+        evidence: The bets.
+        samples: Outputs drawn from each side.
+        delta: The delta the bound is stated at.
+        confidence: Its confidence.
+        claim: What was claimed, if anything.
+        gate_error: How often a mechanism that keeps its claim may end in VIOLATION.
+        coins: What is wrong with how outputs were drawn; empty where nothing is.
+    """
+    share = (1.0 - _CHECK_SHARE) * gate_error
+    bound = 0.0 if coins else evidence.epsilon_lower(delta, confidence)
+    contradicted = claim is not None and evidence.rejects(claim.epsilon, claim.delta, share)
     verdict, reason, power = _decide(evidence, claim, bound, share, contradicted, coins)
     last = evidence.players[-1][-1] if evidence.players else None
     trials = max(evidence.trials, 1)
     return MechanismResult(
         evidence=evidence,
-        samples=min(sampler.drawn),
-        delta=level,
+        samples=samples,
+        delta=delta,
         confidence=confidence,
         epsilon_lower=bound,
-        epsilon_point=None if last is None else max(0.0, _shown_by(last, level)),
+        epsilon_point=None if last is None else max(0.0, _shown_by(last, delta)),
         event="" if last is None else last.event,
-        ceiling=max(0.0, betting.ceiling(trials, delta=level, error=1.0 - confidence)),
+        ceiling=max(0.0, betting.ceiling(trials, delta=delta, error=1.0 - confidence)),
         claim=claim,
         gate_error=gate_error,
         verdict=verdict,

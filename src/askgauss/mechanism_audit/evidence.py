@@ -9,11 +9,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss.exceptions import FileFormatError
 from askgauss.stats import betting
 
 __all__ = ["Bet", "Evidence"]
 
 Array = NDArray[np.float64]
+
+# Far more than any audit draws, and a few batches of a few blocks: files may say otherwise.
+_MOST_OUTPUTS = 10**15
+_MOST_BLOCKS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,22 @@ class Bet:
     favoured: tuple[int, ...]
     other: tuple[int, ...]
 
+    def possible(self) -> bool:
+        """Whether there can be such bets: no more hits than outputs, as many of each as blocks."""
+        known = min(self.known_favoured, self.known_other) >= 0
+        known = known and 0 < self.known_trials <= _MOST_OUTPUTS
+        known = known and max(self.known_favoured, self.known_other) <= self.known_trials
+        lengths = {len(self.trials), len(self.favoured), len(self.other)}
+        return (
+            known
+            and len(lengths) == 1
+            and self.trials != ()
+            and all(
+                0 < trials <= _MOST_OUTPUTS and min(hits) >= 0 and max(hits) <= trials
+                for trials, *hits in zip(self.trials, self.favoured, self.other, strict=True)
+            )
+        )
+
     def table(self) -> Array:
         """Rows as `betting.log_wealth` takes them, one column a block."""
         fresh = np.array([self.favoured, self.other, self.trials], np.float64)
@@ -54,6 +75,21 @@ class Evidence:
     """
 
     players: tuple[tuple[Bet, ...], ...]
+
+    def check(self, samples: int) -> None:
+        """Refuse bets that an audit of so many outputs cannot have placed.
+
+        Raises:
+            FileFormatError: There are some.
+        """
+        blocks = [[size for bet in bets for size in bet.trials] for bets in self.players]
+        hold = all(bet.possible() for bets in self.players for bet in bets)
+        alike = all(own == blocks[0] for own in blocks)
+        few = all(len(own) <= _MOST_BLOCKS and sum(own) <= samples for own in blocks)
+        if not (hold and alike and few and all(self.players)):
+            raise FileFormatError(
+                "Its bets are none that an audit places: hits and outputs do not fit each other."
+            )
 
     @property
     def trials(self) -> int:
@@ -79,7 +115,7 @@ class Evidence:
     def rejects(self, epsilon: float, delta: float, error: float) -> bool:
         """Whether this epsilon, and every smaller one of the grid, is contradicted."""
         goal = -math.log(error)
-        if self.log_peak(np.array([epsilon]), delta)[0] < goal:
+        if self.trials == 0 or self.log_peak(np.array([epsilon]), delta)[0] < goal:
             return False
         below = _grid(self.trials)
         return bool(np.all(self.log_peak(below[below < epsilon], delta) >= goal))

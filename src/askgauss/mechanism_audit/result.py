@@ -9,10 +9,11 @@ from typing import Any, get_type_hints
 
 from askgauss import _files, _plain, _validate
 from askgauss._result_text import of_the_claim
+from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.mechanism_audit.evidence import Evidence
-from askgauss.results import Assumption, Verdict, number
+from askgauss.results import Assumption, Verdict, check_agreement, number
 
 __all__ = ["MechanismResult"]
 
@@ -91,10 +92,13 @@ class MechanismResult:
     def from_json(cls, text: str | bytes) -> MechanismResult:
         """Read what `to_json` wrote.
 
+        Bound, verdict, reason and power are not taken at its word: they are computed again from the
+        bets and the claim, and must agree.
+
         Raises:
-            FileFormatError: The text is corrupt, foreign, or of a newer schema.
+            FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
         """
-        content = _plain.loads(text, _KIND, _SCHEMA)
+        content = _plain.loads(text, _KIND, _SCHEMA, protected=1)
         missing = {item.name for item in fields(cls)} - content.keys()
         if missing:
             raise FileFormatError(f"Expected the fields {sorted(missing)} in the result.")
@@ -103,7 +107,9 @@ class MechanismResult:
             item.name: _plain.from_plain(hints[item.name], content[item.name], item.name)
             for item in fields(cls)
         }
-        return cls(**read)
+        result = cls(**read)
+        _check(result)
+        return result
 
     def __str__(self) -> str:
         lines = []
@@ -132,3 +138,34 @@ class MechanismResult:
             )
         lines.append(f"  tested      {self.scope}")
         return "\n".join(lines)
+
+
+def _check(result: MechanismResult) -> None:
+    """Refuse a result that no audit has, or that its own bets and claim contradict."""
+    from askgauss.mechanism_audit.auditing import concluded
+
+    try:
+        _validate.within(0.0, 1.0, closed="left", delta=result.delta)
+        _validate.within(0.5, 1, confidence=result.confidence)
+        _validate.within(0, 0.5, gate_error=result.gate_error)
+        _validate.integer(1, samples=result.samples)
+        if result.claim is not None and result.claim.delta != result.delta:
+            raise _validate.fail("delta", result.delta, f"to be the claim's {result.claim.delta}")
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"It is no result of an audit: {error}") from error
+    result.evidence.check(result.samples)
+    # How outputs were drawn is not in the bets: that it was wrong is the one thing believed.
+    drawn_wrongly = result.verdict is Verdict.INVALID or result.claim is None
+    again = concluded(
+        result.evidence,
+        samples=result.samples,
+        delta=result.delta,
+        confidence=result.confidence,
+        claim=result.claim,
+        gate_error=result.gate_error,
+        coins=result.reason if drawn_wrongly else "",
+    )
+    names = ["epsilon_lower", "epsilon_point", "ceiling", "event", "verdict"]
+    if result.version == __version__:
+        names += ["reason", "power"]
+    check_agreement(result, again, names)

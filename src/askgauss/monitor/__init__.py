@@ -2,7 +2,7 @@
 
 from askgauss.monitor.bets import ObservedStep
 from askgauss.monitor.feed import Alarm, Course, Feed, Projection, read_feed, write_feed
-from askgauss.monitor.run import Monitor
+from askgauss.monitor.run import Monitor, monitor_of
 
 __all__ = [
     "Alarm",
@@ -11,6 +11,7 @@ __all__ = [
     "Monitor",
     "ObservedStep",
     "Projection",
+    "monitor_of",
     "read_feed",
     "write_feed",
 ]

@@ -20,13 +20,15 @@ __all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
 PARTS = ("noise", "contribution", "sampling rate", "repeated noise")
 # Alternatives to the claim. Whatever lies between two of them is seen by both, a little later.
 NOISE = np.array([0.995, 0.99, 0.975, 0.95, 0.9, 0.8, 0.5, 0.1])
-CONTRIBUTION = np.array([1.1, 1.25, 1.5, 2.0, 4.0, 16.0])
+# Slopes in units of the declared noise: an excess of d deviations is found best by d / (1 + d^2).
+CONTRIBUTION = np.array([0.025, 0.05, 0.1, 0.2, 0.35, 0.5])
 ODDS = np.array([1.05, 1.1, 1.25, 1.5, 2.0, 4.0])
-CORRELATION = np.array([0.1, 0.3, 1.0, -0.1, -0.3, -1.0])
+# A correlation of c is found best by c / (1 + 2 c^2), the same noise by a third.
+CORRELATION = np.array([0.1, 1.0 / 3.0, -0.1, -1.0 / 3.0])
 # Where more than one tensor is seen, half of the noise's weight is on all of them together.
 _POOLED = 0.5
-# Of a step, two for each part: freedom and square, pull and length, count and opportunities, and
-# once more pull and length.
+# Of a step, two for each part: freedom and square, total and square, count and opportunities, and
+# once more total and square.
 _STATISTICS = 2 * len(PARTS)
 # Earlier steps to compare with: the one before, the first, and for each power of two the last step
 # that it divides and twice of it does not, so that steps of every age are there.
@@ -75,15 +77,10 @@ class Layout:
         self.orthogonal = not isinstance(canaries, ExampleCanaries)
         self.size = np.bincount(tensor, minlength=1).astype(np.float64)
         self.count = int(canaries.size)
-        self.chi_mean = e_process.chi_mean(np.maximum(self.size, 1.0))
         self.tensors = np.flatnonzero(self.size)
         self.quiet = np.flatnonzero(~canaries.member[kept])
         self.quiet_tensor = tensor[kept][self.quiet]
         self.quiet_size = np.bincount(self.quiet_tensor, minlength=self.size.size).astype(float)
-        # Noise along an earlier step's: the direction's length is the root of a tensor's size, so
-        # that the shift is the correlation. One factor serves both rows of a product.
-        means = e_process.chi_mean(np.maximum(self.quiet_size, 1.0))
-        self.quiet_scale = np.sqrt(np.sqrt(self.quiet_size) * means)
 
     def reasons(
         self, *, known: bool, own_coin: bool, declared: bool, rate: float | None
@@ -146,14 +143,13 @@ class Bets:
         self._watch_contribution = "contribution" in parts
         self._watch_likeness = "repeated noise" in parts
         self._several = np.count_nonzero(layout.quiet_size) > 1
-        self._quiet_scale: list[float] = layout.quiet_scale.tolist()
-        self._chi_means: list[float] = layout.chi_mean.tolist()
+        self._quiet_sizes: list[float] = layout.quiet_size.tolist()
         self._no_bets = np.zeros(CORRELATION.size)
-        self._like_nobody = e_process.pull_log_e(0.0, layout.quiet.size, CORRELATION)
         self._rows = np.zeros((2 + _LEVELS, layout.quiet.size))
+        self._squared_rows = self._rows.copy()
         self._row_steps = [0] * (2 + _LEVELS)
         self._filled: list[int] = []
-        self._pulls: tuple[_Floats, tuple[int, ...]] = (np.zeros(1), (0,))
+        self._totals: tuple[_Floats, tuple[int, ...]] = (np.zeros(1), (0,))
 
     def _lines(self, name: str, rate: float | None) -> _Floats:
         """The bets of a part, a row each: what every statistic of `weigh` adds to them."""
@@ -161,12 +157,12 @@ class Bets:
         if name == "noise":
             first, line = 0, functools.partial(e_process.noise_log_e, ratio=NOISE)
         elif name == "contribution":
-            first, line = 2, functools.partial(e_process.pull_log_e, shift=CONTRIBUTION - 1.0)
+            first, line = 2, functools.partial(e_process.sign_log_e, slope=CONTRIBUTION)
         elif name == "sampling rate":
             assert rate is not None
             first, line = 4, functools.partial(e_process.rate_log_e, rate=rate, odds=ODDS)
         else:
-            first, line = 6, functools.partial(e_process.pull_log_e, shift=CORRELATION)
+            first, line = 6, functools.partial(e_process.sign_log_e, slope=CORRELATION)
         first_line, second_line = line(1.0, 0.0), line(0.0, 1.0)
         found = np.zeros((first_line.size, _STATISTICS))
         found[:, first], found[:, first + 1] = first_line, second_line
@@ -208,9 +204,12 @@ class Bets:
         if noise is not None:
             statistics[0], statistics[1] = layout.count - count, sum(square.tolist())
             if self._watch_contribution:
-                # The alternatives are in clip norms, and a pull is in deviations.
-                statistics[2] = self._planted_pull(step) / noise
-                statistics[3] = count / (noise * noise)
+                # Plain numbers: a handful of them is far quicker to add up than arrays.
+                total, squares = (
+                    sum(part.tolist()) for part in (step.planted_total, step.planted_square)
+                )
+                statistics[2] = (total - count) / noise
+                statistics[3] = (squares - 2.0 * total + count) / (noise * noise)
         earlier = None
         if self._watch_likeness:
             statistics[6], statistics[7], earlier = self._likeness(step.kept[layout.quiet])
@@ -228,58 +227,42 @@ class Bets:
         self._wealth = e_process.advance(self._wealth, self._log_weight, self._step, logs)
         return e_process.log_evidence(self._wealth, self._step)
 
-    def _planted_pull(self, step: ObservedStep) -> float:
-        """How far planted canaries lie above 1, in deviations, each tensor by its own."""
-        pull = 0.0
-        # Plain numbers: a handful of them is far quicker to go through than arrays are to make.
-        for count, total, planted_square, square, mean in zip(
-            step.planted.tolist(),
-            step.planted_total.tolist(),
-            step.planted_square.tolist(),
-            step.square.tolist(),
-            self._chi_means,
-            strict=True,
-        ):
-            about_one = planted_square - 2.0 * total + count
-            pull += e_process.standardised_pull(total - count, square + about_one, mean)
-        return pull
-
     def _likeness(self, values: _Floats) -> tuple[float, float, _Floats]:
         """How like this step's noise is to the one before; and the bets on an earlier one."""
-        row = self._standardised(values)
-        pulls = self._rows @ row
-        self._pulls = (pulls, tuple(self._row_steps))
+        row = self._scaled(values)
+        totals, squares = self._rows @ row, self._squared_rows @ (row * row)
+        self._totals = (totals, tuple(self._row_steps))
         filled, earlier = self._filled, self._no_bets
         if len(filled) > 1:
-            some = pulls[1:] if len(filled) == len(pulls) else pulls[filled[1:]]
+            some = filled[1:]
+            logs = e_process.sign_log_e(totals[some, None], squares[some, None], CORRELATION)
             # Each of them is as good a guess as any other.
-            like = np.logaddexp.reduce(some[:, None] * CORRELATION, axis=0)
-            earlier = like + (self._like_nobody - math.log(len(some)))
+            earlier = np.logaddexp.reduce(logs, axis=0) - math.log(len(some))
         level = 2 + min((self._step & -self._step).bit_length() - 1, _LEVELS - 1)
         for index in (_PREVIOUS, level if filled else _FIRST):
             self._rows[index], self._row_steps[index] = row, self._step
+            self._squared_rows[index] = row * row
         if len(filled) < len(self._rows):
             self._filled = [place for place, number in enumerate(self._row_steps) if number]
-        return float(pulls[_PREVIOUS]), float(values.size) if filled else 0.0, earlier
+        return float(totals[_PREVIOUS]), float(squares[_PREVIOUS]), earlier
 
-    def _standardised(self, values: _Floats) -> _Floats:
-        """Values over the length of their tensor's, times the factor that both rows share."""
+    def _scaled(self, values: _Floats) -> _Floats:
+        """Values with mean square 1 in each tensor: only their signs are bet on."""
         layout = self._layout
         if not self._several:
-            return values * (self._quiet_scale[0] / math.sqrt(float(values @ values) or 1.0))
-        lengths = np.bincount(layout.quiet_tensor, values * values, layout.size.size).tolist()
+            return values * math.sqrt(values.size / (float(values @ values) or 1.0))
+        squares = np.bincount(layout.quiet_tensor, values * values, layout.size.size).tolist()
         factors = [
-            scale / math.sqrt(length or 1.0)
-            for scale, length in zip(self._quiet_scale, lengths, strict=True)
+            math.sqrt(size / (square or 1.0))
+            for size, square in zip(self._quiet_sizes, squares, strict=True)
         ]
         return np.asarray(values * np.array(factors)[layout.quiet_tensor])
 
     def likeness(self) -> tuple[int, float]:
         """The earlier step whose noise the last one's is most like, and their correlation."""
-        pulls, steps = self._pulls
-        nearest = int(np.argmax(np.abs(pulls)))
-        same = float((self._layout.quiet_scale**2).sum())
-        return steps[nearest], float(pulls[nearest]) / same
+        totals, steps = self._totals
+        nearest = int(np.argmax(np.abs(totals)))
+        return steps[nearest], float(totals[nearest]) / self._layout.quiet.size
 
     def evidence(self, part: str | None = None) -> float:
         """Logarithm of the e-process of a part, or of all together."""
@@ -311,15 +294,18 @@ class Bets:
         Raises:
             FileFormatError: It is not one of these bets.
         """
-        rows = np.asarray(state.rows, dtype=np.float64) if state.rows else self._rows[:0]
+        count, width = self._rows.shape
         fits = state.parts == self._parts and len(state.wealth) == self._wealth.size
-        if not fits or rows.shape != self._rows.shape or len(state.row_steps) != len(rows):
+        fits = fits and [len(row) for row in state.rows] == [width] * count
+        if not fits or len(state.row_steps) != count or state.step < 0:
             raise FileFormatError(
                 "Expected the monitor's checkpoint to be of this run's canaries, got other sizes. "
                 "Load the checkpoint of this run."
             )
         self._step, self._wealth = state.step, np.array(state.wealth, dtype=np.float64)
-        self._rows, self._row_steps = rows, list(state.row_steps)
+        rows = np.array(state.rows, dtype=np.float64).reshape(count, width)
+        self._rows, self._squared_rows = rows, rows * rows
+        self._row_steps = list(state.row_steps)
         self._filled = [place for place, number in enumerate(self._row_steps) if number]
 
 

@@ -8,18 +8,27 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from askgauss import _files, _plain
+from askgauss import _files, _plain, accounting
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import FileFormatError, InvalidArgumentError
 
-__all__ = ["FEED_NAME", "Alarm", "Course", "Feed", "Projection", "read_feed", "write_feed"]
+__all__ = [
+    "FEED_NAME",
+    "Alarm",
+    "Course",
+    "Feed",
+    "Projection",
+    "read_feed",
+    "write_feed",
+]
 
 FEED_NAME = "watch.json"
 _KIND = "askgauss-watch"
-_SCHEMA = 1
+_SCHEMA = 2
 # Far more than a feed of ours ever holds.
 _LARGEST = 1 << 22
 
@@ -96,7 +105,7 @@ class Feed:
     """What ``watch.json`` says.
 
     Attributes:
-        claim: What the run claims.
+        claim: What the run claims; None where it was not told.
         error: How often a correct run may alarm, ever.
         confidence: Confidence of the bound, at all steps at once.
         steps: Steps watched so far.
@@ -115,9 +124,10 @@ class Feed:
         alarm: The first alarm.
         course: How the run went.
         version: The askgauss that wrote it.
+        delta: Where epsilons are stated; None in feeds of old, which always have a claim.
     """
 
-    claim: PrivacyClaim
+    claim: PrivacyClaim | None
     error: float
     confidence: float
     steps: int
@@ -136,6 +146,68 @@ class Feed:
     alarm: Alarm | None = None
     course: Course = field(default_factory=Course)
     version: str = __version__
+    delta: float | None = None
+
+    @property
+    def level(self) -> float:
+        """The delta that epsilons are stated at."""
+        if self.delta is not None:
+            return self.delta
+        assert self.claim is not None
+        return self.claim.delta
+
+    @property
+    def spent(self) -> float | None:
+        """Epsilon of the steps so far by an accountant, where their noise and rate are declared."""
+        if self.sampling_rate is None or not self.declared:
+            return None
+        if sum(count for _, count in self.declared) != self.steps:
+            return None
+        return _spent_on(self.declared, self.sampling_rate, self.level)
+
+    def numbers(self) -> dict[str, float]:
+        """Everything a logger can keep, by name; what is not known is left out."""
+        limit = -math.log10(self.error)
+        found: dict[str, float | None] = {
+            "epsilon_spent": self.spent,
+            "epsilon_lower": None if self.bound is None else self.bound[0],
+            "noise": self.course.noise[-1] if self.course.noise else None,
+            "evidence_for_alarm": limit,
+            "alarm": float(self.alarm is not None),
+        }
+        if self.projection is not None:
+            ends = self.projection
+            found |= {
+                "epsilon_at_end": ends.epsilon,
+                "epsilon_at_end_low": ends.low,
+                "epsilon_at_end_high": ends.high,
+            }
+        found |= {f"evidence_{name.replace(' ', '_')}": x for name, x in self.evidence.items()}
+        return {
+            f"askgauss/{name}": value
+            for name, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
+
+    def check(self) -> None:
+        """Refuse numbers that no run can have.
+
+        Raises:
+            FileFormatError: There are such numbers.
+        """
+        course = self.course
+        lengths = {len(course.step), len(course.evidence), len(course.noise), len(course.bound)}
+        if len(lengths) != 1:
+            raise FileFormatError("Expected all parts of course to be of one length.")
+        if self.claim is None and self.delta is None:
+            raise FileFormatError("Expected claim, or delta where there is none.")
+        if not 0.0 < self.error < 1.0:
+            raise FileFormatError(f"Expected error in (0, 1), got {self.error}.")
+        times = (self.written, self.elapsed)
+        if not all(map(math.isfinite, times)) or self.steps < 0 or self.elapsed < 0.0:
+            raise FileFormatError(
+                f"Expected steps and elapsed >= 0 and finite times, got {self.steps}, {times}."
+            )
 
     @property
     def seconds_a_step(self) -> float | None:
@@ -174,20 +246,21 @@ def read_feed(source: str | os.PathLike[str]) -> Feed:
     if len(content) > _LARGEST:
         raise FileFormatError(f"Expected {str(path)!r} below {_LARGEST} bytes: it is no feed.")
     try:
-        feed: Feed = _plain.from_plain(Feed, _plain.loads(content, _KIND, _SCHEMA), "feed")
-        _check(feed)
+        feed: Feed = _plain.from_plain(
+            Feed, _plain.loads(content, _KIND, _SCHEMA, protected=1), "feed"
+        )
+        feed.check()
     except FileFormatError as error:
         raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error
     return feed
 
 
-def _check(feed: Feed) -> None:
-    course = feed.course
-    lengths = {len(course.step), len(course.evidence), len(course.noise), len(course.bound)}
-    if len(lengths) != 1:
-        raise FileFormatError("Expected all parts of course to be of one length.")
-    numbers = (feed.written, feed.elapsed)
-    if not all(map(math.isfinite, numbers)) or feed.steps < 0 or feed.elapsed < 0.0:
-        raise FileFormatError(
-            f"Expected steps and elapsed >= 0 and finite times, got {feed.steps}, {numbers}."
+@lru_cache(maxsize=256)
+def _spent_on(declared: tuple[tuple[float, int], ...], rate: float, delta: float) -> float | None:
+    try:
+        return accounting.history_epsilon(
+            ((noise, rate, count) for noise, count in declared), delta
         )
+    except InvalidArgumentError:
+        # A file may say anything; what no accountant takes has not been spent.
+        return None

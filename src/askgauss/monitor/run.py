@@ -19,10 +19,11 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.monitor.bets import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
+from askgauss.monitor.course import CourseKeeper, CourseState
 from askgauss.monitor.feed import Alarm, Course, Feed, Projection, write_feed
 from askgauss.monitor.looks import Looks, Sums
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "monitor_of"]
 
 _LOG_TEN = math.log(10.0)
 # A joint e-process below this many times the money kept back has won nothing, in logarithms.
@@ -30,36 +31,16 @@ _NOTHING = math.log(2.0)
 # Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
 # squares is so many deviations too small. The first ones are weighed at once.
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
-# Points of the course before every second one is given up.
-_POINTS = 256
 # Different declared noise multipliers that are told apart.
 _DECLARED = 64
 _NOBODY_COMPARES = {"weights": "nothing compares them with what was released"}
-
-
-@dataclass(slots=True)
-class _Point:
-    """One point of the course."""
-
-    step: int = 0
-    evidence: float = -math.inf
-    freedom: float = 0.0
-    square: float = 0.0
-
-    def join(self, later: _Point) -> _Point:
-        return _Point(
-            later.step,
-            max(self.evidence, later.evidence),
-            self.freedom + later.freedom,
-            self.square + later.square,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
     """The plain values of a checkpoint."""
 
-    claim: PrivacyClaim
+    claim: PrivacyClaim | None
     error: float
     steps: int
     begun: tuple[bool, bool, bool] | None
@@ -69,10 +50,7 @@ class _Memory:
     looks: tuple[Sums, ...]
     declared: tuple[tuple[float, int], ...]
     undeclared: int
-    points: tuple[_Point, ...]
-    point: _Point
-    sums_before: tuple[float, float]
-    stride: int
+    course: CourseState
     alarm: Alarm | None
 
 
@@ -91,14 +69,18 @@ class Monitor:
     Args:
         claim: What the run claims. ``steps`` is the planned end. Where it has no
             ``noise_multiplier``, what the recorder is told of a step holds, which may follow a
-            schedule, or else what the claim needs.
+            schedule, or else what the claim needs. Without a claim, a run is held to what its
+            recorder is told, and nothing is said about its end.
         error: How often a correct run may alarm.
         on_alarm: ``"raise"`` stops the run with a `PrivacyAlarm`; ``"warn"`` warns; a function is
             called with the `Alarm`. Each once: in the step that it is about or, after the first 32
             steps and with a fault that is not plain to see, up to 7 steps later.
         confidence: Confidence of the bound on epsilon, at all looks at once.
         folder: A folder to keep ``watch.json`` in, for ``askgauss watch``.
-        seconds: How often to write it, at most.
+        seconds: How often to write it, and to log, at most.
+        log: Called as ``log(numbers, step=step)`` with the same numbers by name, at the same times:
+            ``mlflow.log_metrics`` and ``wandb.log`` fit as they are. What it raises ends the run.
+        delta: Where the bound is stated, if there is no claim to say so.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -120,17 +102,22 @@ class Monitor:
     def __init__(
         self,
         *,
-        claim: PrivacyClaim,
+        claim: PrivacyClaim | None = None,
         error: float = 0.001,
         on_alarm: Literal["raise", "warn"] | Callable[[Alarm], object] = "raise",
         confidence: float = 0.95,
         folder: str | os.PathLike[str] | None = None,
         seconds: float = 5.0,
+        log: Callable[..., object] | None = None,
+        delta: float = 1e-5,
     ) -> None:
-        if not isinstance(claim, PrivacyClaim):
+        if not isinstance(claim, PrivacyClaim | None):
             raise _validate.fail(
                 "claim", claim, "to be a claim", "Make it with PrivacyClaim(epsilon=, delta=)."
             )
+        if not (log is None or callable(log)):
+            raise _validate.fail("log", log, "to be a function", "Such as mlflow.log_metrics.")
+        _validate.probability(delta=delta)
         _validate.within(0, 0.5, error=error)
         _validate.within(0.5, 1, confidence=confidence)
         _validate.positive(seconds=seconds)
@@ -138,6 +125,10 @@ class Monitor:
             hint = "Or give a function to be called with the alarm."
             _validate.one_of(("raise", "warn"), hint=hint, on_alarm=on_alarm)
         self._claim, self._error, self._confidence = claim, float(error), float(confidence)
+        self._delta = float(delta) if claim is None else claim.delta
+        self._planned = None if claim is None else claim.steps
+        self._claimed_noise = None if claim is None else claim.noise_multiplier
+        self._log = log
         self._on_alarm = on_alarm
         self._folder = None if folder is None else Path(folder)
         self._seconds = float(seconds)
@@ -156,10 +147,7 @@ class Monitor:
         self._alarm: Alarm | None = None
         self._declared: dict[float, int] = {}
         self._undeclared = 0
-        self._points: list[_Point] = []
-        self._point = _Point()
-        self._stride = 1
-        self._sums_before = (0.0, 0.0)
+        self._course = CourseKeeper()
         self._began = self._written = time.monotonic()
         self._began_after = 0
         self._told = False
@@ -169,8 +157,8 @@ class Monitor:
     # ------------------------------------------------------------------------- what it says
 
     @property
-    def claim(self) -> PrivacyClaim:
-        """What the run claims."""
+    def claim(self) -> PrivacyClaim | None:
+        """What the run claims, if it was told."""
         return self._claim
 
     @property
@@ -221,21 +209,7 @@ class Monitor:
     def course(self) -> Course:
         """How the run went, thinned to a few hundred points."""
         self._settle()
-        points = [*self._points, *([self._point] if self._point.step else [])]
-        looks = [] if self._looks is None else self._looks.bounds()
-        bounds = []
-        for point in points:
-            so_far = [bound for step, bound in looks if step <= point.step]
-            bounds.append(max(so_far, default=math.nan))
-        return Course(
-            step=tuple(point.step for point in points),
-            evidence=tuple(point.evidence / _LOG_TEN for point in points),
-            noise=tuple(
-                math.sqrt(point.square / point.freedom) if point.freedom else math.nan
-                for point in points
-            ),
-            bound=tuple(bounds),
-        )
+        return self._course.course([] if self._looks is None else self._looks.bounds())
 
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
@@ -245,7 +219,7 @@ class Monitor:
             error=self._error,
             confidence=self._confidence,
             steps=self._steps,
-            planned=self._claim.steps,
+            planned=self._planned,
             status=status,
             written=time.time(),
             elapsed=time.monotonic() - self._began,
@@ -259,6 +233,7 @@ class Monitor:
             projection=self.projection(),
             alarm=self._alarm,
             course=self.course(),
+            delta=self._delta,
         )
 
     def __repr__(self) -> str:
@@ -283,22 +258,24 @@ class Monitor:
         self._layout = Layout(canaries, kept)
         self._tally = Tally(self._layout.size.size)
         self._coin_rate = sampling_rate
-        self._rate = self._claim.sampling_rate or sampling_rate
+        self._rate = (self._claim and self._claim.sampling_rate) or sampling_rate
         self._needed = self._needed_noise()
         self._began = self._written = time.monotonic()
 
     def _needed_noise(self) -> float | None:
         """The noise the claim names, or needs where it says how long and how often."""
         claim = self._claim
-        if claim.noise_multiplier is not None or claim.steps is None or self._rate is None:
-            return claim.noise_multiplier
+        if claim is None or self._claimed_noise is not None or None in (claim.steps, self._rate):
+            return self._claimed_noise
+        assert claim.steps is not None
+        assert self._rate is not None
         return 1.0 / accounting.dpsgd_signal_to_noise(
             epsilon=claim.epsilon, delta=claim.delta, sampling_rate=self._rate, steps=claim.steps
         )
 
     def _declared_noise(self, told: float | None) -> float | None:
         """The noise multiplier a step must have at least, above 0; None where none is known."""
-        claimed = self._claim.noise_multiplier
+        claimed = self._claimed_noise
         if claimed is None:
             claimed = self._needed if told is None else told
         return claimed or None
@@ -316,9 +293,9 @@ class Monitor:
         looks = None
         if known and layout.orthogonal and layout.present:
             looks = Looks(
-                planned=self._claim.steps,
+                planned=self._planned,
                 error=1.0 - self._confidence,
-                delta=self._claim.delta,
+                delta=self._delta,
                 rate=self._coin_rate if own_coin else None,
                 present=layout.present,
             )
@@ -345,7 +322,7 @@ class Monitor:
             or self._at_a_glance_wrong(step, noise)
         ):
             self._settle()
-        if self._folder is not None and time.monotonic() - self._written >= self._seconds:
+        if self._told_outside and time.monotonic() - self._written >= self._seconds:
             self._write("running")
         self._raise_once()
 
@@ -406,22 +383,33 @@ class Monitor:
         """
         self._compared = True
         if not difference <= allowed:
-            self._settle()
-            self._sound(
+            self.breach(
                 "weights",
-                math.inf,
                 f"The weights differ by {difference:.3g} from what the audited release makes of "
                 f"them, where rounding explains {allowed:.3g}: what ships is not what was audited.",
             )
+
+    def breach(self, cause: str, summary: str) -> None:
+        """Alarm at once: told by whoever saw, exactly and not by chance, that the claim is broken.
+
+        Args:
+            cause: What is broken, in a word or two.
+            summary: What was seen, in a sentence.
+
+        Raises:
+            PrivacyAlarm: The alarm is to be raised. Only the first one of a run is.
+        """
+        self._settle()
+        self._sound(cause, math.inf, summary)
         self._raise_once()
 
     def close(self, *, failed: bool = False) -> None:
         """The run ended, or stops here; say so to those who follow it."""
-        if self._folder is not None:
+        if self._told_outside:
             self._write("failed" if failed else "finished")
 
     def _judge(self, bets: Bets, evidence: float, noise: float | None) -> None:
-        self._extend_course(evidence)
+        self._course.extend(self._steps, evidence, self._tally.noise_sums())
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
             self._sound(cause, bets.evidence(cause), self._words(cause, noise))
@@ -435,21 +423,6 @@ class Monitor:
             self._declared[noise] = self._declared.get(noise, 0) + 1
         else:
             self._undeclared += 1
-
-    def _extend_course(self, evidence: float) -> None:
-        point = self._point
-        point.step, point.evidence = self._steps, max(point.evidence, evidence)
-        if self._steps % self._stride:
-            return
-        freedom, square = self._tally.noise_sums()
-        point.freedom, point.square = freedom - self._sums_before[0], square - self._sums_before[1]
-        self._sums_before = (freedom, square)
-        self._points.append(point)
-        self._point = _Point()
-        if len(self._points) >= _POINTS:
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [first.join(second) for first, second in pairs]
-            self._stride *= 2
 
     # ------------------------------------------------------------------------- alarms
 
@@ -465,7 +438,7 @@ class Monitor:
         if alarm is None or self._told:
             return
         self._told = True
-        if self._folder is not None:
+        if self._told_outside:
             self._write("running" if self._on_alarm != "raise" else "failed")
         if self._on_alarm == "raise":
             raise PrivacyAlarm(str(alarm), alarm)
@@ -512,7 +485,7 @@ class Monitor:
         declared, tally = next(iter(self._declared)), self._tally
         tensor = bets.weakest_tensor() if cause == "noise" else None
         history = []
-        rest = max((self._claim.steps or self._steps) - self._steps, 0)
+        rest = max((self._planned or self._steps) - self._steps, 0)
         for steps, lately in ((self._steps, False), (rest, True)):
             noise = declared * tally.noise(tensor, lately=lately)
             if cause == "contribution":
@@ -521,18 +494,26 @@ class Monitor:
                 noise, rate = declared, tally.rate(lately=lately)
             if steps:
                 history.append((noise, min(rate, 1.0), steps))
-        return accounting.history_epsilon(history, self._claim.delta)
+        return accounting.history_epsilon(history, self._delta)
 
     # ------------------------------------------------------------------------- keeping
 
+    @property
+    def _told_outside(self) -> bool:
+        return self._folder is not None or self._log is not None
+
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
-        assert self._folder is not None
+        """Tell those outside: the file that others follow, and the logger."""
         self._written = time.monotonic()
+        feed = self.feed(status)
         try:
-            write_feed(self._folder, self.feed(status))
+            if self._folder is not None:
+                write_feed(self._folder, feed)
         except OSError as error:
             # A full disk must not end a run that is otherwise sound.
             self._warn(f"watch.json could not be written: {error}.")
+        if self._log is not None:
+            self._log(feed.numbers(), step=feed.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart, as plain values."""
@@ -549,10 +530,7 @@ class Monitor:
             looks=() if looks is None else tuple(looks.taken),
             declared=tuple(self._declared.items()),
             undeclared=self._undeclared,
-            points=tuple(self._points),
-            point=self._point,
-            sums_before=self._sums_before,
-            stride=self._stride,
+            course=self._course.state(),
             alarm=self._alarm,
         )
         plain: dict[str, Any] = _plain.to_plain(memory)
@@ -575,7 +553,8 @@ class Monitor:
                     f"Expected a checkpoint of this monitor, got one whose {name} is {theirs!r} "
                     f"where this one has {mine!r}: evidence against one is none against the other."
                 )
-        if (memory.begun is None) != (memory.bets is None) or memory.stride < 1:
+        course = CourseKeeper.of(memory.course)
+        if (memory.begun is None) != (memory.bets is None):
             raise FileFormatError("Expected the whole state of a monitor. Load another checkpoint.")
         tally = Tally(1 if self._layout is None else self._layout.size.size)
         tally.load(memory.tally)
@@ -588,8 +567,28 @@ class Monitor:
         self._begun, self._bets, self._looks = memory.begun, bets, looks
         self._tally, self._steps = tally, memory.steps
         self._declared, self._undeclared = dict(memory.declared), memory.undeclared
-        self._points, self._point = list(memory.points), memory.point
-        self._sums_before, self._stride = memory.sums_before, memory.stride
-        self._alarm = memory.alarm
+        self._course, self._alarm = course, memory.alarm
         self._told, self._pending = memory.alarm is not None, []
         self._began, self._began_after = time.monotonic(), memory.steps
+
+
+def monitor_of(given: Monitor | bool | None, claim: PrivacyClaim | None = None) -> Monitor | None:
+    """What an argument ``monitor=`` asks for: a monitor, True for a plain one, or none.
+
+    Args:
+        given: The argument. A plain one holds the run to what is declared of its steps, and to the
+            claim where there is one, and ends it with a `PrivacyAlarm`.
+        claim: What the run claims, where that is known by now.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    if given is True:
+        return Monitor(claim=claim)
+    if given is None or given is False:
+        return None
+    other: object = given
+    if not isinstance(other, Monitor):
+        hint = "Make it with Monitor(claim=...), or say True."
+        raise _validate.fail("monitor", given, "to be a monitor", hint)
+    return other

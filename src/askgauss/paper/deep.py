@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from askgauss import _files, _validate
+from askgauss import _files, _schema, _validate
 from askgauss.canaries import Stream
 from askgauss.paper import data, dpsgd
 from askgauss.paper.augment import random_views
@@ -273,17 +273,28 @@ class _Run:
 
     def _load(self, path: Path) -> None:
         arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        step = dpsgd.checkpoint_step(content, self.plan)
+        fields = {
+            name: _schema.Field(np.float32, tuple(tensor.shape))
+            for name, tensor in self._state().items()
+        }
+        if self.audited is not None:
+            fields["background"] = _schema.Field(np.float64, self.audited.background.shape)
+        own = {name: array for name, array in arrays.items() if not name.startswith("recorder.")}
+        _schema.check_names(own, fields)
+        _schema.check_arrays(own, fields)
         for name, tensor in self._state().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
         if self.audited is not None:
-            own = {
+            recorded = {
                 name.removeprefix("recorder."): array
                 for name, array in arrays.items()
                 if name.startswith("recorder.")
             }
-            self.audited.recorder.load_state_dict({**own, "state": content["recorder"]})
+            self.audited.recorder.load_state_dict({**recorded, "state": content.get("recorder")})
+            self.audited.check_step(step)
             self.audited.background[:] = arrays["background"]
-        self.step = int(content["step"])
+        self.step = step
 
     def _share(self) -> None:
         """Tell the other processes where the first one goes on."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss import _files, _schema, _validate
+from askgauss import _files, _plain, _schema, _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.paper.linear import Heads, HeadsShape
@@ -172,12 +173,28 @@ class AuditedHead:
         )
         self.background += clean.astype(np.float64) / self._clip_norm
 
+    def check_step(self, step: int) -> None:
+        """Refuse to go on where model and recorder were saved after different steps."""
+        if self.recorder.steps != step:
+            raise FileFormatError(
+                f"Expected model and recorder to be of one step, got {step} and "
+                f"{self.recorder.steps}: the files are of different checkpoints. Restore them."
+            )
+
     def snapshot(self, folder: Path, head: str) -> None:
         """Write what was released so far, for `load_snapshot`."""
         path = _snapshot_path(folder, head, self.recorder.steps)
         arrays = {"background": self.background}
         _files.write_arrays(_background_path(path), _KIND, _SCHEMA, arrays, {"head": head})
         self.recorder.transcript().save(path)
+
+
+def checkpoint_step(content: dict[str, Any], plan: Plan) -> int:
+    """The step that a checkpoint of a plan says it was taken after."""
+    step: int = _plain.from_plain(int, content.get("step"), "step")
+    if not 0 <= step <= plan.steps:
+        raise FileFormatError(f"Expected a checkpoint of step 0 to {plan.steps}, got {step}.")
+    return step
 
 
 def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
@@ -189,9 +206,17 @@ def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
     path = _snapshot_path(folder, head, step)
     if not path.exists():
         raise FileFormatError(f"There is no {str(path)!r}: run the training again.")
+    transcript = Transcript.load(path)
+    if transcript.number_of_steps != step:
+        raise FileFormatError(
+            f"Expected {str(path)!r} to be of {step} steps, got {transcript.number_of_steps}. "
+            "Restore it, or run the training again in another folder."
+        )
     arrays, _ = _files.read_arrays(_background_path(path), _KIND, _SCHEMA)
     _schema.check_names(arrays, ("background",))
-    return Snapshot(transcript=Transcript.load(path), background=arrays["background"])
+    field = _schema.Field(np.float64, transcript.member.shape, finite=True)
+    _schema.check_arrays(arrays, {"background": field})
+    return Snapshot(transcript=transcript, background=arrays["background"])
 
 
 def _snapshot_path(folder: Path, head: str, step: int) -> Path:
@@ -303,9 +328,17 @@ class _Run:
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
         arrays, content = _files.read_arrays(folder / "state.npz", _STATE_KIND, _SCHEMA)
+        weights = _schema.Field(np.float32, tuple(self.heads.flat.shape))
+        fields = {"flat": weights, "velocity": weights}
+        for name, audited in self.audited.items():
+            fields[f"background.{name}"] = _schema.Field(np.float64, audited.background.shape)
+        _schema.check_names(arrays, fields)
+        _schema.check_arrays(arrays, fields)
+        step = checkpoint_step(content, self.plan)
         self.heads.flat.copy_(torch.from_numpy(arrays["flat"]))
         self.velocity.copy_(torch.from_numpy(arrays["velocity"]))
         for name, audited in self.audited.items():
             audited.background[:] = arrays[f"background.{name}"]
             audited.recorder.load(folder / f"{name}.npz")
-        self.step = int(content["step"])
+            audited.check_step(step)
+        self.step = step

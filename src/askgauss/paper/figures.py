@@ -53,7 +53,7 @@ def save(figure: Figure, rows: Sequence[Row], folder: Path, name: str) -> None:
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             with _files.atomic_write(folder / f"{name}.{kind}") as stream:
                 figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
-    _files.write_text(folder / f"{name}.csv", csv_text(rows))
+    _files.write_with_digest(folder / f"{name}.csv", csv_text(rows).encode("utf-8"))
 
 
 def _lines(panel: Axes, rows: Sequence[Row], x: str, methods: Sequence[str] | None = None) -> None:

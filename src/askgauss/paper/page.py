@@ -31,6 +31,7 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
     for name, compare in _COMPARISONS.items():
         path = folder / "figures" / f"{name}.csv"
         if path.exists():
+            _files.check_digest(path, "figure's table", "Delete it, and it is made again.")
             try:
                 with path.open(newline="", encoding="utf-8") as stream:
                     lines += compare([{**row, "model": model} for row in csv.DictReader(stream)])

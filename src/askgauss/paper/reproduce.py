@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -40,6 +39,7 @@ FIGURES = (*figures.figure_makers(), "convergence")
 """Names of the figures."""
 
 _DELTA = 1e-5
+_MINUTES_KIND = "askgauss-minutes"
 # What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
 _PUBLISHED_STEPS = 2508
 _PUBLISHED_NOISE = {8.0: 2.6245}
@@ -253,7 +253,8 @@ def run(
         report("figures", len(names), len(names))
         accuracy = tables.utility(runs) if runs is not None else []
         if accuracy:
-            _files.write_text(place / "figures" / "utility.csv", csv_text(accuracy))
+            table = csv_text(accuracy).encode("utf-8")
+            _files.write_with_digest(place / "figures" / "utility.csv", table)
     return page.write(place, scale=scale, model=model, minutes=minutes)
 
 
@@ -418,7 +419,13 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = _plain.from_plain(tuple[float, ...], _plain.parse(path.read_bytes()), "minutes")
+            found = _plain.parse(path.read_bytes())
+            if isinstance(found, list):
+                _plain.warn_unprotected(_MINUTES_KIND)
+            else:
+                content = _plain.loads(path.read_bytes(), _MINUTES_KIND, 1, protected=1)
+                found = content.get("minutes")
+            found = _plain.from_plain(tuple[float, ...], found, "minutes")
         except FileFormatError as error:
             raise FileFormatError(f"{str(path)!r} is damaged: {error} Delete it.") from error
         minutes = list(found)
@@ -426,4 +433,4 @@ def _timed(place: Path) -> Iterator[list[float]]:
         yield minutes
     finally:
         minutes.append((time.monotonic() - started) / 60.0)
-        _files.write_text(path, json.dumps(minutes))
+        _files.write_text(path, _plain.dumps(_MINUTES_KIND, 1, {"minutes": minutes}))

@@ -7,7 +7,6 @@ scattering transform of two scales, then group normalisation. So its output is c
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tokenize
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from askgauss.paper.run_folder import locked
 __all__ = ["Features", "features", "group_normalise", "transform"]
 
 _SCHEMA = 1
+_NOTE_KIND = "askgauss-features-begun"
 _CHUNK = 125
 _SCALES = 2
 
@@ -128,6 +128,7 @@ def features(
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _fill(path, images, groups, (rows, size), progress)
+    _files.check_digest(path, "features", "Delete it, and they are computed again.")
     try:
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
@@ -153,17 +154,7 @@ def _fill(
 ) -> None:
     """Write the features next to their place, then move them there."""
     part, note = path.with_suffix(".part"), path.with_suffix(".json")
-    done = 0
-    if part.exists() and note.exists():
-        content = _plain.parse(note.read_bytes())
-        counted = content.get("done") if isinstance(content, dict) else None
-        if not isinstance(counted, int) or not 0 <= counted <= shape[0]:
-            raise FileFormatError(f"{str(note)!r} is damaged. Delete it.")
-        done = counted
-    mode: Any = "r+" if done else "w+"
-    stored = np.lib.format.open_memmap(
-        part, mode=mode, dtype=np.float16, shape=None if done else shape
-    )
+    stored, done, digest = _begun(part, note, shape)
     # The training images set the scale; a rehearsal on fewer of them has its own.
     train = images.train_images
     mean = train.mean(axis=(0, 1, 2)) / images.white
@@ -181,12 +172,34 @@ def _fill(
             tensor = torch.from_numpy(scaled.astype(np.float32)).permute(0, 3, 1, 2)
             rows = group_normalise(scatter(tensor), groups).flatten(1)
             stored[done:end] = rows.numpy().astype(np.float16)
+            digest.update(stored[done:end])
             done = end
             if done % (16 * _CHUNK) == 0 or done == shape[0]:
                 stored.flush()
-                _files.write_text(note, json.dumps({"done": done}))
+                progress_so_far = {"done": done, "sha256": digest.hexdigest()}
+                _files.write_text(note, _plain.dumps(_NOTE_KIND, _SCHEMA, progress_so_far))
             if progress is not None:
                 progress(done, shape[0])
     del stored
+    _files.write_digest(path, part)
     part.replace(path)
     note.unlink(missing_ok=True)
+
+
+def _begun(part: Path, note: Path, shape: tuple[int, int]) -> tuple[Any, int, Any]:
+    """Where a computation that was stopped goes on: its file, rows done, and their digest."""
+    digest = hashlib.sha256()
+    if part.exists() and note.exists():
+        try:
+            content = _plain.loads(note.read_bytes(), _NOTE_KIND, _SCHEMA, protected=1)
+            done: int = _plain.from_plain(int, content.get("done"), "done")
+            stored = np.load(part, mmap_mode="r+", allow_pickle=False)
+            if stored.shape == shape and stored.dtype == np.float16 and 0 < done <= shape[0]:
+                digest.update(stored[:done])
+                if digest.hexdigest() == content.get("sha256"):
+                    return stored, done, digest
+        except (FileFormatError, ValueError, EOFError, SyntaxError, tokenize.TokenError):
+            # Nothing is lost with it but some minutes: begun again.
+            pass
+    fresh = np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=shape)
+    return fresh, 0, hashlib.sha256()

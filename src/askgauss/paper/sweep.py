@@ -8,7 +8,6 @@ the folder; at the end they are gathered into one table.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import math
@@ -322,20 +321,8 @@ def _gather(folder: Path, rows: list[Row]) -> Path:
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
         path, content = folder / _TABLES[0], buffer.getvalue()
-    # Removed first: a table without a digest is unprotected, one with another's is damaged.
-    _digest_path(path).unlink(missing_ok=True)
-    with _files.atomic_write(path) as stream:
-        stream.write(content)
-    _files.write_text(_digest_path(path), _digest_line(path, content))
+    _files.write_with_digest(path, content)
     return path
-
-
-def _digest_path(table: Path) -> Path:
-    return table.with_name(f"{table.name}.sha256")
-
-
-def _digest_line(table: Path, content: bytes) -> str:
-    return f"{hashlib.sha256(content).hexdigest()}  {table.name}\n"
 
 
 def find_table(folder: str | os.PathLike[str]) -> Path | None:
@@ -355,14 +342,10 @@ def read_table(path: str | os.PathLike[str]) -> list[Row]:
         MissingExtraError: It is Parquet, and pyarrow is not installed.
     """
     source = Path(path)
-    content, digest = source.read_bytes(), _digest_path(source)
-    if not digest.exists():
-        _plain.warn_unprotected("sweep table")
-    elif digest.read_bytes() != _digest_line(source, content).encode("utf-8"):
-        raise FileFormatError(
-            f"{str(source)!r} is damaged: its SHA-256 is not the one in {digest.name!r}. Run the "
-            "sweep again: finished cells are not done twice."
-        )
+    _files.check_digest(
+        source, "sweep table", "Run the sweep again: finished cells are not done twice."
+    )
+    content = source.read_bytes()
     try:
         rows = _parquet_rows(content) if source.suffix == ".parquet" else _csv_rows(content)
         return _plain_rows(rows)

@@ -4,15 +4,18 @@ Every function takes a result, or the numbers of `askgauss.diagnostics.figures`,
 in; without axes it makes its own. matplotlib is imported when the first figure is drawn.
 """
 
+from askgauss.plots.course import bound_by_step, evidence_by_step
 from askgauss.plots.leak import epsilon_axis, epsilon_by_canaries, epsilon_by_steps, tradeoff
 from askgauss.plots.noise import gram, noise_by_step, noise_by_tensor
 from askgauss.plots.scores import convergence, pit, score_density, scores
 
 __all__ = [
+    "bound_by_step",
     "convergence",
     "epsilon_axis",
     "epsilon_by_canaries",
     "epsilon_by_steps",
+    "evidence_by_step",
     "gram",
     "noise_by_step",
     "noise_by_tensor",

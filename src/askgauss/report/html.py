@@ -195,7 +195,7 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         ],
         "sight": text.sight(summary.run),
         "sight_header": "would it show?" if exercised else "shows only through",
-        "sections": _sections(result, summary, curves),
+        "sections": _sections(result, summary, curves) + _course_section(result),
         "meaning": text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
         "findings_lead": (
@@ -457,6 +457,43 @@ def _sections(
                 ),
             ],
         },
+    ]
+
+
+def _course_section(result: AuditResult) -> list[dict[str, Any]]:
+    """How a run that was watched went; nothing where nobody watched."""
+    course = figures.course(result)
+    if isinstance(course, Missing):
+        return []
+    drawer = _Drawer(result)
+    told = one_line(course.alarm, 600) or "There was no alarm."
+    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
+    return [
+        {
+            "id": "course",
+            "name": "course",
+            "title": "While it trained",
+            "lead": f"A monitor watched every step. {told}"
+            + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
+            "figures": [
+                drawer.draw(
+                    plots.bound_by_step,
+                    course,
+                    title="Bound over the steps",
+                    caption="Each value speaks of the steps up to it, and all of them hold "
+                    "together.",
+                    label="The bound on epsilon by step of the run, with the claim.",
+                ),
+                drawer.draw(
+                    plots.evidence_by_step,
+                    course,
+                    title="Evidence against the claim",
+                    caption=f"Of correct runs one in ten to the {course.alarm_at:.3g} ever reaches "
+                    "the line.",
+                    label="Evidence against the claim by step, and where it alarms.",
+                ),
+            ],
+        }
     ]
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from askgauss.sampling.base import Scheme
 from askgauss.sampling.coins import CyclicPoisson, MinSeparation, Poisson
 from askgauss.sampling.comparing import Mismatch, mismatch
+from askgauss.sampling.declared import scheme_of
+from askgauss.sampling.drawn import DrawnBatches
 from askgauss.sampling.epochs import BallsInBins, Shuffled
 from askgauss.sampling.fixed import EveryStep, FixedSize, TruncatedPoisson
 from askgauss.sampling.plain import from_plain
@@ -21,6 +23,7 @@ from askgauss.sampling.testing import SchemeSums, SchemeTest
 __all__ = [
     "BallsInBins",
     "CyclicPoisson",
+    "DrawnBatches",
     "EveryStep",
     "FixedSize",
     "MinSeparation",
@@ -33,4 +36,5 @@ __all__ = [
     "TruncatedPoisson",
     "from_plain",
     "mismatch",
+    "scheme_of",
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _plain, _validate
+from askgauss import _plain, _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.search import close_bracket
@@ -50,6 +52,26 @@ class Scheme(ABC):
         """Steps after which the scheme starts over."""
         return None
 
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """The share of steps that draw one record, in the long run."""
+
+    def record_by_record(self) -> Scheme:
+        """A scheme that draws one record alone by the same law, and each by itself.
+
+        By this one canaries are drawn that are no records of the training's sampler.
+        """
+        return self
+
+    def most_coins(self, steps: int) -> int | None:
+        """The most coins of one rate that one record gets; None where it is not drawn by such."""
+        return None
+
+    def at_rate(self, rate: float) -> Scheme:
+        """What one record meets if those coins have this rate."""
+        raise UnsupportedError(f"{self} draws no record by coins of one rate.")
+
     # ------------------------------------------------------------------------------- its law
 
     def epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
@@ -88,24 +110,37 @@ class Scheme(ABC):
             The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
             Infinite where nothing contradicts the claim.
         """
+        return self._where_broken(epsilon, delta, steps, 1e-5)
+
+    def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """`signal_to_noise` to two digits: for power, not for bounds."""
+        return self._where_broken(epsilon, delta, steps, 5e-3)
+
+    def _where_broken(self, epsilon: float, delta: float, steps: int, precision: float) -> float:
         _validate.positive(epsilon=epsilon)
         _validate.probability(delta=delta)
         _validate.integer(1, steps=steps)
         if self._law(math.inf, int(steps), float(delta)) <= epsilon:
             return math.inf
 
+        @cache
         def excess(signal: float) -> float:
             return self._law(signal, int(steps), float(delta)) - epsilon
 
-        low, high = 1.0, 1.0
+        # Near where Poisson sampling of as many records is broken, or far from it.
+        start = accounting.quick_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=self.share, steps=steps
+        )
+        low = high = start if 0.0 < start < math.inf else 1.0
+        factor = 1.1
         while (at_low := excess(low)) > 0.0:
-            low, high = 0.5 * low, low
+            low, high, factor = low / factor, low, factor**2
         while (at_high := excess(high)) <= 0.0:
-            low, high, at_low = high, 2.0 * high, at_high
-        tolerance = 1e-5 * low
+            low, high, at_low, factor = high, high * factor, at_high, factor**2
+        tolerance = precision * low
         root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
         while excess(root) <= 0.0:
-            root *= 1.0 + 1e-5
+            root *= 1.0 + precision
         return root
 
     @abstractmethod
@@ -208,7 +243,19 @@ class Scheme(ABC):
 
     def to_plain(self) -> dict[str, Any]:
         """JSON values, with a tag that says which scheme it is."""
-        return {"scheme": self.tag, **_plain.to_plain(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {"scheme": self.tag, **_plain.to_plain(values)}
+
+    @staticmethod
+    def from_plain(value: Any, where: str = "sampling") -> Scheme:
+        """The scheme that `to_plain` wrote.
+
+        Raises:
+            FileFormatError: It is not a scheme, or not one that this version knows.
+        """
+        from askgauss.sampling.plain import from_plain
+
+        return from_plain(value, where)
 
 
 def binomial_limits(

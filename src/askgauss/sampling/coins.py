@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -43,6 +43,19 @@ class Poisson(Scheme):
 
     def __str__(self) -> str:
         return f"Poisson sampling at rate {self.rate:g}"
+
+    @property
+    def share(self) -> float:
+        """The rate."""
+        return self.rate
+
+    def most_coins(self, steps: int) -> int:
+        """One in every step."""
+        return steps
+
+    def at_rate(self, rate: float) -> Poisson:
+        """The same at another rate."""
+        return Poisson(rate=rate)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return accounting.dpsgd_epsilon_lower(
@@ -105,6 +118,19 @@ class CyclicPoisson(Scheme):
             f"cyclic Poisson sampling at rate {self.rate:g} in every {_ordinal(self.cycle)} step"
             f"{secret}"
         )
+
+    @property
+    def share(self) -> float:
+        """The rate, in one step of the cycle."""
+        return self.rate / self.cycle
+
+    def most_coins(self, steps: int) -> int:
+        """One whenever its group has its turn; the first group has the most."""
+        return -(-steps // self.cycle)
+
+    def at_rate(self, rate: float) -> CyclicPoisson:
+        """The same at another rate."""
+        return replace(self, rate=rate)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         if self.groups == "known":
@@ -209,6 +235,11 @@ class MinSeparation(Scheme):
             f"Poisson sampling at rate {self.rate:g} with a separation of at least "
             f"{self.separation} steps"
         )
+
+    @property
+    def share(self) -> float:
+        """That of records which join and wait in turn."""
+        return self._stationary()
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         """By the sum of what was seen of the canary, which tells less than all of it.

@@ -50,6 +50,15 @@ class Shuffled(Scheme):
         return f"shuffled epochs of {self.batches:,} batches{order}"
 
     @property
+    def share(self) -> float:
+        """Once an epoch."""
+        return 1.0 / self.batches
+
+    def record_by_record(self) -> BallsInBins:
+        """Each at a place of its own choice."""
+        return BallsInBins(bins=self.batches, redrawn=self.reshuffled)
+
+    @property
     def period(self) -> int | None:
         """An epoch."""
         return self.batches
@@ -136,6 +145,11 @@ class BallsInBins(Scheme):
 
     def __str__(self) -> str:
         return f"balls in {self.bins:,} bins{'' if self.redrawn else ', thrown once'}"
+
+    @property
+    def share(self) -> float:
+        """Once an epoch."""
+        return 1.0 / self.bins
 
     @property
     def period(self) -> int | None:

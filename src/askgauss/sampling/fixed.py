@@ -20,6 +20,7 @@ from askgauss.sampling.base import (
     check_noise,
     hypergeometric_limits,
 )
+from askgauss.sampling.coins import Poisson
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.gaussian import gdp_epsilon
@@ -58,6 +59,23 @@ class FixedSize(Scheme):
     def rate(self) -> float:
         """The probability that a record is in a batch."""
         return self.batch / self.records
+
+    @property
+    def share(self) -> float:
+        """The same."""
+        return self.rate
+
+    def record_by_record(self) -> Poisson:
+        """A coin for each."""
+        return Poisson(rate=self.rate)
+
+    def most_coins(self, steps: int) -> int:
+        """One in every step."""
+        return steps
+
+    def at_rate(self, rate: float) -> Poisson:
+        """One record alone meets Poisson sampling."""
+        return Poisson(rate=rate)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         """One record alone meets independent coins: the law of Poisson sampling."""
@@ -145,6 +163,23 @@ class TruncatedPoisson(Scheme):
         places = np.minimum(1.0, self.cap / (others + 1.0))
         return self.rate * min(1.0, float(np.exp(logs) @ places))
 
+    @property
+    def share(self) -> float:
+        """The effective rate."""
+        return self.effective_rate()
+
+    def record_by_record(self) -> Poisson:
+        """A coin for each."""
+        return Poisson(rate=self.effective_rate())
+
+    def most_coins(self, steps: int) -> int:
+        """One in every step."""
+        return steps
+
+    def at_rate(self, rate: float) -> Poisson:
+        """One record alone meets Poisson sampling at the effective rate."""
+        return Poisson(rate=rate)
+
     def _law(self, signal: float, steps: int, delta: float) -> float:
         """One record alone meets independent coins of the effective rate."""
         return accounting.dpsgd_epsilon_lower(
@@ -216,6 +251,11 @@ class EveryStep(Scheme):
 
     def __str__(self) -> str:
         return "every record in every step"
+
+    @property
+    def share(self) -> float:
+        """All of them."""
+        return 1.0
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return math.inf if signal == math.inf else gdp_epsilon(delta, math.sqrt(steps) * signal)

@@ -121,8 +121,8 @@ class SchemeSums:
         """Their probability, nan where they do not join independently."""
         return np.array(self._rows["coins"], dtype=np.float64)
 
-    def add(self, batch: ArrayLike) -> None:
-        """The record indices of the next step."""
+    def indices(self, batch: ArrayLike) -> Integers:
+        """The record indices of a batch, or an error that says what is wrong with them."""
         if self._place is None or self.records is None:
             raise InvalidArgumentError(
                 "Expected inclusions, as before, got record indices. Use add_inclusions()."
@@ -138,6 +138,12 @@ class SchemeSums:
             outside = int(indices.min() if indices.min() < 0 else indices.max())
             hint = "Leave out padding, and count all records."
             raise _validate.fail("batch", outside, f"in [0, {self.records - 1}]", hint)
+        return indices.astype(np.int64)
+
+    def add(self, batch: ArrayLike) -> None:
+        """The record indices of the next step."""
+        indices = self.indices(batch)
+        assert self._place is not None
         distinct = np.unique(indices)
         self._twice += indices.size - distinct.size
         self._note(indices.size > distinct.size)

@@ -9,19 +9,15 @@ logarithms, and the way they are put together over the steps.
 claim has the likelihood ratio r^-m exp(-(1/r^2 - 1) SS/2) of "r times the claim" to the claim. With
 r < 1 it falls with SS, and more noise, or anything else that was left in, only makes SS larger.
 
-*Standardised pull.* The null is n Gaussians of one unknown deviation, whose mean along a unit
-vector v is at most 0. With y the observations, tau = <y, v> / |y| and u chi-distributed with n
-degrees of freedom, ``exp(-d^2/2) E[exp(d tau u)]`` is the likelihood ratio of "the mean is d
-deviations" to 0, the deviation integrated out by its Haar prior: its mean is exactly 1 whatever the
-deviation. By Jensen's inequality ``exp(d tau E[u] - d^2/2)`` is not above it, so it is an e-value
-too, and costs no integral. No bound on the noise from other steps is plugged in: each tensor of
-each step brings its own deviation. Two nulls use it, the contribution of a planted canary (v is
-even over the planted ones, each of which adds at most 1) and fresh noise (v is the noise of an
-earlier step).
-
-Contributions below 1 that differ from canary to canary keep it valid. For a given length of the
-rest the e-value rises with <y, v>, so means below 0 only lower it; with mean 0 it is symmetric, and
-exp(a) + exp(-a) falls as the rest becomes longer.
+*Signs.* The null is independent observations, each of which is as likely to be above 0 as as far
+below it, or is pushed down from there. With x the observations and a slope s,
+``exp(s sum(x) - s^2 sum(x^2) / 2)`` is an e-value: given the sizes, only the signs are open, and
+cosh(a) <= exp(a^2 / 2); what is pushed down by m has at most the mean exp(-(a^2 - 1) / 2 - z^2 / 2)
+cosh(a z) with a = 1 + m, which is never above 1. Neither a deviation nor a law is plugged in: noise
+that is more than claimed, that differs from coordinate to coordinate or from step to step, or that
+is not Gaussian, keeps it valid. Two nulls use it, the contribution of a planted canary, which is at
+most 1 (x is what is released about it, less 1), and fresh noise (x is the product with the noise of
+an earlier step, whose sizes may be scaled as one likes).
 
 *Rate.* The null is a Poisson sampler with a rate of at most q. The ratio for odds f times those of
 q rises with the count.
@@ -38,17 +34,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 __all__ = [
     "advance",
-    "chi_mean",
     "log_evidence",
     "look_share",
     "noise_log_e",
-    "pull_log_e",
     "rate_log_e",
-    "standardised_pull",
+    "sign_log_e",
 ]
 
 _Floats = NDArray[np.float64]
@@ -70,46 +63,21 @@ def noise_log_e(freedom: Any, square: Any, ratio: Any) -> _Floats:
     return np.asarray(freedom * -np.log(r) - 0.5 * np.asarray(square) * (1.0 / (r * r) - 1.0))
 
 
-def chi_mean(freedom: Any) -> _Floats:
-    """Mean of the chi distribution: of the length of so many standard Gaussians.
-
-    Examples:
-        >>> round(float(chi_mean(1)), 6)  # sqrt(2 / pi)
-        0.797885
-    """
-    half = 0.5 * np.asarray(freedom, dtype=np.float64)
-    return np.asarray(math.sqrt(2.0) * np.exp(gammaln(half + 0.5) - gammaln(half)))
-
-
-def standardised_pull(along: float, square: float, mean: float) -> float:
-    """How far observations lie along a direction, in units of their own deviation.
+def sign_log_e(total: Any, square: Any, slope: Any) -> _Floats:
+    """Log e-value of "observations lean towards the slope's side" against "no more than away".
 
     Args:
-        along: Sum of the observations, each times the direction there; the direction need not have
-            length 1, and `pull_log_e` is told its squared length.
-        square: Sum of squares of all observations.
-        mean: `chi_mean` of their number.
-
-    Returns:
-        ``along / deviation``; 0 where there is nothing at all.
+        total: Sum of the observations.
+        square: Sum of their squares.
+        slope: How much is bet; negative for the other side. Where observations have mean m and
+            mean square v, m / v wins most. All arguments broadcast.
 
     Examples:
-        >>> standardised_pull(1.0, 4.0, 2.0)
-        1.0
+        >>> float(sign_log_e(10.0, 10.0, 1.0))
+        5.0
     """
-    return along * mean / math.sqrt(square) if square > 0.0 else 0.0
-
-
-def pull_log_e(pull: Any, length: Any, shift: Any) -> _Floats:
-    """Log e-value of "the mean is ``shift`` deviations along the direction" against "at most 0".
-
-    Args:
-        pull: The sum of `standardised_pull` over tensors, each with a deviation of its own.
-        length: Squared length of the direction, over all of them.
-        shift: The alternative; negative for the other side. All arguments broadcast.
-    """
-    d = np.asarray(shift, dtype=np.float64)
-    return np.asarray(d * pull - 0.5 * np.asarray(length) * d * d)
+    s = np.asarray(slope, dtype=np.float64)
+    return np.asarray(s * total - 0.5 * np.asarray(square) * s * s)
 
 
 def rate_log_e(count: Any, opportunities: Any, rate: float, odds: Any) -> _Floats:

@@ -48,7 +48,7 @@ function show(view) {
   if (view.feed) {
     const course = view.feed.course;
     draw("noise", course.step, course.noise, 1, "from least to most");
-    draw("bound", course.step, course.bound, view.feed.claim.epsilon, "the dashed line is the claim");
+    draw("bound", course.step, course.bound, view.feed.claim ? view.feed.claim.epsilon : null, "the dashed line is the claim");
     draw("evidence", course.step, course.evidence, -Math.log10(view.feed.error), "the dashed line is the alarm");
   }
 }

@@ -4,6 +4,7 @@ Each function takes a result and returns what its figure shows, or `Missing` wit
 there is nothing to show. Drawing and rendering compute nothing of their own.
 """
 
+from askgauss.diagnostics.figures.course import RunCourse, course, with_course
 from askgauss.diagnostics.figures.leak import (
     Bound,
     Comparable,
@@ -48,10 +49,12 @@ __all__ = [
     "NoiseBySteps",
     "NoiseByTensor",
     "PitCurves",
+    "RunCourse",
     "ScoreCurves",
     "ScoreDensity",
     "TradeOffCurves",
     "convergence",
+    "course",
     "epsilon_axis",
     "epsilon_by_canaries",
     "epsilon_by_steps",
@@ -63,4 +66,5 @@ __all__ = [
     "score_density",
     "tradeoff_curves",
     "usable",
+    "with_course",
 ]

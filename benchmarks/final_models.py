@@ -1,0 +1,247 @@
+"""What a finished model tells: worst-case start, two snapshots, hidden state; one run beside them.
+
+``make final`` prints the tables of docs/final-models.md, on Fashion-MNIST.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import askgauss as ag
+from askgauss import final
+from askgauss.accounting import dpsgd_noise_multiplier
+from askgauss.canaries import DiracCanaries
+from askgauss.paper import data as image_sets
+
+EPSILON, DELTA = 10.0, 1e-5
+CLAIM = ag.PrivacyClaim(epsilon=EPSILON, delta=DELTA)
+STEPS = 20
+CLASSES = 10
+# Neither overlaps with the other: the first ones are the run's, the next ones public.
+PRIVATE, PUBLIC = 1000, 3000
+
+Array = NDArray[Any]
+
+
+def images() -> tuple[Array, Array]:
+    loaded = image_sets.load("fashion-mnist")
+    features = loaded.train_images.reshape(len(loaded.train_images), -1) / np.float32(255)
+    return features, loaded.train_labels.astype(np.int64)
+
+
+def rows(runs: int = 2000, pool: Any = map) -> Iterator[tuple[str, str]]:
+    features, labels = images()
+    yield from _worst_start(features, labels, runs, pool)
+    yield from _one_run(features, labels)
+    yield from _snapshots(features, labels)
+    yield from _hidden_state()
+
+
+def _full_batch_noise() -> float:
+    return math.sqrt(STEPS) / float(ag.gaussian.gdp_mu(EPSILON, DELTA))
+
+
+def _worst_start(features: Array, labels: Array, runs: int, pool: Any) -> Iterator[tuple[str, str]]:
+    public = slice(PRIVATE, PRIVATE + PUBLIC)
+    # The direction that varies least in public data, as long as an image.
+    centred = features[public] - features[public].mean(axis=0)
+    target = 10.0 * np.linalg.svd(centred, full_matrices=False)[2][-1]
+    began = time.process_time()
+    start = final.worst_start(
+        (features[public], labels[public]), classes=CLASSES, target=target, target_label=0
+    )
+    training = final.FullBatchTraining(
+        start=start,
+        target=target,
+        target_label=0,
+        steps=STEPS,
+        noise_multiplier=_full_batch_noise(),
+        learning_rate=0.005,
+    )
+    records = features[:PRIVATE], labels[:PRIVATE]
+    scores = final.trained_scores(training, records, runs=runs, pool=pool)
+    seconds = time.process_time() - began
+    title = f"worst-case start, {PRIVATE:,} records, {STEPS} steps, {runs:,} models a world"
+    for auditor in (ag.GaussianDP(), ag.GaussianShift(), ag.ClopperPearson()):
+        result = ag.audit(scores, claim=CLAIM, auditor=auditor)
+        yield f"{title}, {auditor.name}", f"epsilon >= {result.epsilon_lower:.2f} of {EPSILON:g}"
+    yield title, f"{seconds:.0f} s of one core"
+
+
+class SoftmaxRun:
+    """One run of noisy softmax regression with canaries, and what it leaves behind."""
+
+    def __init__(
+        self, canaries: DiracCanaries, noise: float, rate: float, width: int, known: bool
+    ) -> None:
+        self.canaries, self.noise, self.rate, self.known = canaries, noise, rate, known
+        self.recorder = ag.Recorder(canaries, sampling_rate=rate, noise_multiplier=noise)
+        self.weights = np.zeros((CLASSES, width + 1))
+        self.before = self.weights.ravel().copy()
+        self.velocity = np.zeros(self.weights.size)
+        self.backgrounds: list[Array] = []
+
+    def train(
+        self,
+        features: Array,
+        labels: Array,
+        learning_rates: Array,
+        *,
+        divisor: float = 1.0,
+        momentum: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Noisy steps with the canaries in them."""
+        generator = np.random.default_rng(seed)
+        inputs = np.concatenate([features, np.ones((len(features), 1), features.dtype)], axis=1)
+        lengths = np.linalg.norm(inputs, axis=1)
+        for rate in learning_rates:
+            batch = np.flatnonzero(generator.random(len(inputs)) < self.rate)
+            logits = inputs[batch] @ self.weights.T
+            errors = np.exp(logits - logits.max(axis=1, keepdims=True))
+            errors /= errors.sum(axis=1, keepdims=True)
+            errors[np.arange(batch.size), labels[batch]] -= 1.0
+            norms = np.linalg.norm(errors, axis=1) * lengths[batch]
+            clean = ((errors / np.maximum(norms, 1.0)[:, None]).T @ inputs[batch]).ravel()
+            background = self.canaries.project(clean)
+            self.canaries.plant(clean, self.recorder.sample(), 1.0)
+            released = clean + generator.normal(0.0, self.noise, clean.size)
+            self.recorder.observe(
+                self.canaries.project(released), background=background if self.known else None
+            )
+            self.backgrounds.append(background)
+            self.velocity = momentum * self.velocity + released / divisor
+            self.weights -= rate * self.velocity.reshape(self.weights.shape)
+
+    def weight_scores(self, linear: final.LinearFilter) -> ag.CanaryScores:
+        """Scores of the first and the last weights alone."""
+        background = linear.weights @ np.array(self.backgrounds) if self.known else None
+        return final.weight_scores(
+            self.before,
+            self.weights.ravel(),
+            self.canaries,
+            filter=linear,
+            clip_norm=1.0,
+            sampling_rate=self.rate,
+            noise_multiplier=self.noise,
+            background=background,
+        )
+
+
+def _one_run(features: Array, labels: Array) -> Iterator[tuple[str, str]]:
+    """The same full-batch training once, with canaries in it instead of a target."""
+    width = features.shape[1]
+    began = time.process_time()
+    canaries = DiracCanaries(present=500, absent=5000, dimension=CLASSES * (width + 1), seed=0)
+    run = SoftmaxRun(canaries, _full_batch_noise(), 1.0, width, known=True)
+    rates = np.full(STEPS, 0.005)
+    run.train(features[:PRIVATE], labels[:PRIVATE], rates)
+    result = ag.audit(run.recorder.transcript(), claim=CLAIM, diagnostics=False)
+    weights = ag.audit(run.weight_scores(final.sgd_filter(rates)), claim=CLAIM)
+    seconds = time.process_time() - began
+    name = "one run of the same, 500 present and 5,000 absent canaries"
+    yield f"{name}, every step", f"epsilon >= {result.epsilon_lower:.2f} of {EPSILON:g}"
+    yield f"{name}, two snapshots", f"epsilon >= {weights.epsilon_lower:.2f} of {EPSILON:g}"
+    yield name, f"{seconds:.1f} s of one core"
+
+
+SCHEDULES: dict[str, tuple[Callable[[int], Array], float]] = {
+    "plain": (lambda steps: np.full(steps, 0.5), 0.0),
+    "momentum 0.9": (lambda steps: np.full(steps, 0.05), 0.9),
+    "a tenth from the middle on, momentum 0.9": (
+        lambda steps: 0.05 * np.where(np.arange(steps) < steps // 2, 1.0, 0.1),
+        0.9,
+    ),
+    "cosine": (lambda steps: 0.25 * (1.0 + np.cos(np.pi * np.arange(steps) / steps)), 0.0),
+}
+
+
+def _snapshots(features: Array, labels: Array) -> Iterator[tuple[str, str]]:
+    """DP-SGD on 6,000 records: two snapshots against the summed scores of the same run."""
+    records, steps, rate = 6000, 1000, 0.08
+    noise = dpsgd_noise_multiplier(epsilon=8.0, delta=DELTA, sampling_rate=rate, steps=steps)
+    width = features.shape[1]
+    for name, (schedule, momentum) in SCHEDULES.items():
+        for known in (True, False):
+            canaries = DiracCanaries(
+                present=1000, absent=5000, dimension=CLASSES * (width + 1), seed=1
+            )
+            run = SoftmaxRun(canaries, noise, rate, width, known)
+            rates = schedule(steps)
+            divisor = rate * records
+            run.train(
+                features[:records],
+                labels[:records],
+                rates,
+                divisor=divisor,
+                momentum=momentum,
+                seed=2,
+            )
+            linear = final.sgd_filter(rates, divisor=divisor, momentum=momentum)
+            bounds = [
+                ag.audit(scores, delta=DELTA, auditor=ag.GaussianShift()).epsilon_lower
+                for scores in (run.weight_scores(linear), run.recorder.transcript().scores())
+            ]
+            yield (
+                f"two snapshots, {name}, background {'known' if known else 'unknown'}",
+                f"{bounds[0]:.3f}, summed scores {bounds[1]:.3f}: {bounds[0] / bounds[1]:.3f}; "
+                f"{linear.effective_steps:.0f} of {steps:,} steps count",
+            )
+
+
+def _hidden_state() -> Iterator[tuple[str, str]]:
+    """Gradient-sequence canaries: planted every k steps, seen in the last weights only."""
+    steps, noise = 250, 8.0
+    for every in (1, 5, 25):
+        planted = final.every_so_often(steps, every=every)
+        canaries = DiracCanaries(present=1000, absent=5000, dimension=20_000, seed=3)
+        generator = np.random.default_rng(4)
+        weights = np.zeros(20_000)
+        linear = final.sgd_filter(np.full(steps, 0.1))
+        for step in range(steps):
+            released = generator.normal(0.0, noise, weights.size)
+            if step in planted:
+                canaries.plant(released, np.flatnonzero(canaries.member), 1.0)
+            weights -= 0.1 * released
+        scores = final.weight_scores(
+            np.zeros_like(weights), weights, canaries, filter=linear, clip_norm=1.0
+        )
+        found = ag.audit(scores, delta=DELTA).epsilon_lower
+        carried = linear.shift(noise_multiplier=noise, planted=planted)
+        every_step = math.sqrt(planted.size) / noise
+        told, spent = (
+            float(ag.gaussian.epsilon(DELTA, 0.0, 1.0, mu, 1.0)) for mu in (carried, every_step)
+        )
+        yield (
+            f"hidden state, a canary every {every} of {steps} steps",
+            f"{found:.3f}; the last weights carry {told:.3f}, all steps together {spent:.3f}",
+        )
+
+
+def _ray_pool(function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+    import ray
+
+    ray.init(ignore_reinit_error=True, include_dashboard=False)
+    remote = ray.remote(function)
+    found: list[Any] = ray.get([remote.remote(part) for part in parts])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000, help="models of each world")
+    parser.add_argument("--ray", action="store_true", help="train them over Ray")
+    given = parser.parse_args()
+    for what, measured in rows(given.runs, _ray_pool if given.ray else map):
+        print(f"{what:90} {measured}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""What ships, compared with what was audited: exact facts of the steps, no statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from askgauss.diagnostics.outcomes import fact, not_run
+from askgauss.results import Consequence, Finding
+from askgauss.witness import StepFacts, WeightFacts
+
+__all__ = ["step_checks", "weight_checks"]
+
+# A contribution this far above the clip norm is no rounding; one further still breaks the claim.
+_ABOVE = 1.001
+_FAR_ABOVE = 1.01
+# An error of a norm, as a share of the whole gradient's, that cancellation does not explain.
+_NORM_OFF = 0.01
+_DECLARE = "If it reads released weights alone, such as clamping, do it in audit.postprocessing()."
+
+
+def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
+    """Every comparison of how the weights moved with what was released."""
+    yield _moved_by_the_release(facts)
+    yield _weights_between_steps(facts)
+    yield _closure(facts)
+    yield _without_canaries(facts)
+
+
+def _moved_by_the_release(facts: WeightFacts) -> Finding:
+    name = "weights moved by the release"
+    if facts.unchecked:
+        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+    if facts.steps == 0:
+        return not_run(name, "a step that was followed to its end")
+    if facts.otherwise == 0:
+        said = (
+            f"in {facts.steps:,} steps, {facts.optimizer} moved all {facts.places:,} weights that "
+            "were followed where the released gradient says."
+        )
+        return fact(
+            name,
+            False,
+            said,
+            consequence=Consequence.BREACH,
+            measured=0.0,
+            claimed=0.0,
+            sees=f"another move of any of {facts.places:,} weights",
+        )
+    only_scaled = facts.scaled == facts.otherwise
+    why = "something else wrote to them"
+    if facts.closures and facts.regraded:
+        why = "a closure computed the gradient again, after the noise"
+    elif only_scaled:
+        why = f"the gradient was multiplied by {facts.factor:.4g} after it was released"
+    elif facts.regraded:
+        why = "the gradient was replaced after it was released"
+    return fact(
+        name,
+        True,
+        f"in {facts.otherwise:,} of {facts.steps:,} steps weights moved otherwise, first in step "
+        f"{facts.first:,} in {facts.tensor}, by {facts.excess:.3g} times the move of the release: "
+        f"{why}.",
+        # One factor for all may be postprocessing of the release; anything else is not known to be.
+        consequence=Consequence.INVALIDATES if only_scaled else Consequence.BREACH,
+        measured=float(facts.otherwise),
+        claimed=0.0,
+        remedy="A factor that comes from the released gradient alone is harmless: apply it before "
+        "the optimizer's own step, or through the learning rate."
+        if only_scaled
+        else "Let nothing but the private step write weights and gradients: no closure for the "
+        "wrapped optimizer, no second optimizer, no hook that changes gradients.",
+    )
+
+
+def _weights_between_steps(facts: WeightFacts) -> Finding:
+    declared = (
+        f" {facts.declared:,} changes were declared postprocessing." if facts.declared else ""
+    )
+    said = f"weights stayed as they were from each step to the next.{declared}"
+    if facts.between:
+        said = (
+            f"{facts.between:,} times weights had changed since the step before, first before step "
+            f"{facts.between_first:,} in {facts.between_tensor}.{declared}"
+        )
+    return fact(
+        "weights between steps",
+        facts.between > 0,
+        said,
+        consequence=Consequence.INVALIDATES,
+        measured=float(facts.between),
+        claimed=0.0,
+        remedy=f"Find what writes weights past the private optimizer. {_DECLARE}",
+    )
+
+
+def _closure(facts: WeightFacts) -> Finding:
+    followed = not facts.unchecked and facts.steps > 0 and facts.otherwise == 0
+    said = "no closure reached the optimizer that moves the weights."
+    if facts.closures:
+        said = (
+            f"in {facts.closures:,} steps a closure reached {facts.optimizer}, which may compute "
+            "gradients again, without noise."
+        )
+    return fact(
+        "closure",
+        facts.closures > 0,
+        said,
+        consequence=Consequence.INFORMS if followed else Consequence.INVALIDATES,
+        measured=float(facts.closures),
+        claimed=0.0,
+        remedy="Call step() without a closure, or use an Opacus that keeps it (1.1 or later).",
+    )
+
+
+def _without_canaries(facts: WeightFacts) -> Finding:
+    shown = ", ".join((facts.bare_moved or facts.bare)[:3])
+    said = "canaries, or watched coordinates, lie in every tensor that trained."
+    if facts.bare_moved:
+        said = f"{len(facts.bare_moved)} tensors without canaries moved: {shown}."
+    elif facts.bare:
+        said = f"{len(facts.bare)} tensors may train, and hold no canaries: {shown}."
+    return fact(
+        "trained parameters without canaries",
+        bool(facts.bare or facts.bare_moved),
+        said,
+        consequence=Consequence.INVALIDATES if facts.bare_moved else Consequence.INFORMS,
+        measured=float(len(facts.bare_moved or facts.bare)),
+        claimed=0.0,
+        remedy="Thaw parameters before the audit is made, so that canaries lie in them too.",
+    )
+
+
+def step_checks(facts: StepFacts) -> Iterator[Finding]:
+    """Every exact check of the steps that were looked at."""
+    if facts.share > 0.0:
+        yield _contributions(facts)
+        yield _sum_of_records(facts)
+        if facts.recomputed:
+            yield _ghost_norms(facts)
+        yield _coverage(facts)
+    yield _divisor(facts)
+
+
+def _not_looked(name: str, facts: StepFacts) -> Finding:
+    return not_run(name, f"a step that can be looked at: {facts.unchecked or 'none was'}")
+
+
+def _contributions(facts: StepFacts) -> Finding:
+    name = "record contributions"
+    if facts.records == 0:
+        return _not_looked(name, facts)
+    beyond = facts.largest > _ABOVE
+    if facts.clipped == 0 and not beyond:
+        return not_run(
+            name,
+            f"a record whose gradient is longer than the clip norm: none of the {facts.records:,} "
+            "that were looked at was",
+        )
+    where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
+    how = "computed again" if facts.recomputed else "all that were in them"
+    return fact(
+        name,
+        beyond,
+        f"the largest of {facts.records:,} records in {facts.steps:,} steps, {how}, added "
+        f"{facts.largest:.4g} clip norms to the sum{where}; {facts.clipped:,} had to be clipped.",
+        consequence=Consequence.BREACH if facts.largest > _FAR_ABOVE else Consequence.INFORMS,
+        measured=facts.largest,
+        claimed=1.0,
+        remedy="Clipping does not hold: a record may add one clip norm, whatever its gradient is.",
+        sees=f"any of {facts.clipped:,} long gradients let through",
+    )
+
+
+def _sum_of_records(facts: StepFacts) -> Finding:
+    name = "sum of records"
+    if facts.off_step == 0:
+        return _not_looked(name, facts)
+    wrong = facts.off > facts.off_allowed
+    where = f" (step {facts.off_step:,}, mostly in {facts.off_tensor})" if wrong else ""
+    return fact(
+        name,
+        wrong,
+        f"the sum before the noise is up to {facts.off:.3g} clip norms from that of its clipped "
+        f"records, where rounding may give {facts.off_allowed:.2g}{where}.",
+        consequence=Consequence.INVALIDATES,
+        measured=facts.off,
+        claimed=0.0,
+        remedy="Something else than clipped records is in the sum: find what writes to it.",
+    )
+
+
+def _ghost_norms(facts: StepFacts) -> Finding:
+    name = "ghost norms"
+    if facts.records == 0:
+        return _not_looked(name, facts)
+    wrong = abs(facts.norm_off) > _NORM_OFF
+    said = f"the largest error is {abs(facts.norm_off):.2g} of a record's norm"
+    if wrong:
+        side = "small" if facts.norm_off < 0.0 else "large"
+        said = (
+            f"the norm in {facts.norm_tensor} is too {side} by {abs(facts.norm_off):.2g} of a "
+            f"record's whole norm (step {facts.norm_step:,})"
+        )
+    return fact(
+        name,
+        wrong,
+        f"norms that ghost clipping computed, against {facts.records:,} gradients computed again: "
+        f"{said}.",
+        consequence=Consequence.INVALIDATES if facts.norm_off < 0.0 else Consequence.INFORMS,
+        measured=abs(facts.norm_off),
+        claimed=0.0,
+        remedy="Ghost clipping measures this layer wrongly: use grad_sample_mode='hooks', or a "
+        "later Opacus.",
+    )
+
+
+def _coverage(facts: StepFacts) -> Finding:
+    name = "noise coverage"
+    if facts.covered == 0:
+        return not_run(name, "a step with noise that was looked at")
+    shown = ", ".join(facts.uncovered[:3])
+    said = f"every trained tensor got noise in the {facts.covered:,} steps looked at."
+    if facts.uncovered:
+        said = (
+            f"{len(facts.uncovered)} trained tensors, or parts of them, got no noise, first in "
+            f"step {facts.uncovered_step:,}: {shown}."
+        )
+    return fact(
+        name,
+        bool(facts.uncovered),
+        said,
+        consequence=Consequence.BREACH,
+        measured=float(len(facts.uncovered)),
+        claimed=0.0,
+        remedy="Add noise to every coordinate of every trained parameter.",
+    )
+
+
+def _divisor(facts: StepFacts) -> Finding:
+    name = "divisor"
+    if facts.divided == 0:
+        return not_run(name, "a step of a single process, watched at some coordinates")
+    wrong = facts.divisor_step > 0
+    said = f"all {facts.divided:,} steps divided by the stated number of records."
+    if facts.uneven:
+        said = (
+            f"in {facts.uneven:,} of {facts.divided:,} steps, first in step "
+            f"{facts.divisor_step:,}, the noisy sum was not divided by one number."
+        )
+    elif wrong:
+        said = (
+            f"steps divided by {facts.least_divisor:.4g} to {facts.most_divisor:.4g} times the "
+            f"stated number, first in step {facts.divisor_step:,}."
+        )
+    return fact(
+        name,
+        wrong,
+        said,
+        consequence=Consequence.INVALIDATES,
+        measured=facts.most_divisor / max(facts.least_divisor, 1e-300),
+        claimed=1.0,
+        remedy="Divide by one constant, the expected batch size: the size of the batch, or of the "
+        "training set, tells who is in it.",
+    )

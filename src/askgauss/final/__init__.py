@@ -1,0 +1,16 @@
+"""Audits of a finished model: by its weights, by a worst-case start, by its loss on one record."""
+
+from askgauss.final.filters import LinearFilter, sgd_filter
+from askgauss.final.training import FullBatchTraining, trained_scores, worst_start
+from askgauss.final.weights import every_so_often, least_updated, weight_scores
+
+__all__ = [
+    "FullBatchTraining",
+    "LinearFilter",
+    "every_so_often",
+    "least_updated",
+    "sgd_filter",
+    "trained_scores",
+    "weight_scores",
+    "worst_start",
+]

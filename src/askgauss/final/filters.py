@@ -1,0 +1,222 @@
+r"""What a whole training makes of its released steps, where that is a known linear filter.
+
+SGD, with momentum, Nesterov's or dampened, with weight decay and any schedule, is linear in the
+gradients it is given, coordinate by coordinate:
+
+    last snapshot = kept * first snapshot - sum over steps of weight_t * release_t.
+
+So the difference of two snapshots is one known sum of the releases, and what two snapshots say
+about a canary has an exact law: with Poisson sampling at rate q, clip norm 1 and noise multiplier
+s, the sum of ``weight_t (B_t + s Z_t)`` with B_t a coin of q and Z_t a standard Gaussian.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+
+from askgauss import _validate
+from askgauss.exceptions import InvalidArgumentError
+
+__all__ = ["LinearFilter", "finite_numbers", "sgd_filter"]
+
+Array = NDArray[np.float64]
+
+# The law of a score is computed on this many points, so many deviations beyond where it lies.
+_POINTS = 1 << 15
+_REACH = 12.0
+
+
+def finite_numbers(name: str, given: ArrayLike) -> Array:
+    """One finite number after the other.
+
+    Raises:
+        InvalidArgumentError: There is something else.
+    """
+    values = np.asarray(given)
+    if values.dtype.kind not in "biuf" or values.ndim != 1 or not np.isfinite(values).all():
+        raise InvalidArgumentError(
+            f"Expected {name} to be one row of finite numbers, got shape {values.shape} and dtype "
+            f"{values.dtype}. Flatten it, and find out where nan or infinity comes from."
+        )
+    return np.asarray(values, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinearFilter:
+    """How the last snapshot follows from the first one and the released sums of all steps.
+
+    Attributes:
+        weights: What is subtracted of each step's released sum.
+        kept: The share of the first snapshot that is left in the last.
+
+    Raises:
+        InvalidArgumentError: There are no weights, or they are all 0, or not finite.
+    """
+
+    weights: Array
+    kept: float = 1.0
+
+    def __post_init__(self) -> None:
+        weights = finite_numbers("weights", self.weights)
+        if not weights.size or not weights.any():
+            raise InvalidArgumentError(
+                "Expected weights with one step at least that moves the model, got none. Give the "
+                "learning rate of every step between the two snapshots."
+            )
+        weights = weights.copy()
+        weights.setflags(write=False)
+        object.__setattr__(self, "weights", weights)
+
+    @property
+    def length(self) -> float:
+        """What unit noise in every step adds up to."""
+        return float(np.linalg.norm(self.weights))
+
+    @property
+    def effective_steps(self) -> float:
+        """Number of equal steps whose sum says as much; at most the number of steps."""
+        return float(self.weights.sum() ** 2 / (self.weights @ self.weights))
+
+    def shift(self, *, noise_multiplier: float, planted: ArrayLike | None = None) -> float:
+        """Distance of the two Gaussians of a canary that is in these steps, in deviations.
+
+        Args:
+            noise_multiplier: Noise of every step.
+            planted: Numbers of the steps, from 0; None for all.
+        """
+        _validate.positive(noise_multiplier=noise_multiplier)
+        chosen = self.weights if planted is None else self.weights[np.asarray(planted)]
+        return abs(float(chosen.sum())) / (noise_multiplier * self.length)
+
+    def epsilon_at(
+        self, *, delta: float, noise_multiplier: float, sampling_rate: float = 1.0
+    ) -> float:
+        """Epsilon that two snapshots carry about a canary: what a perfect audit of them reports.
+
+        The exact law, on a grid: the density of a present canary's score is the inverse Fourier
+        transform of the product over steps of (1 - q + q exp(i w x)) with the noise.
+
+        Args:
+            delta: Where epsilon is stated.
+            noise_multiplier: Noise of every step.
+            sampling_rate: Probability that a canary is in a step.
+
+        Examples:
+            >>> flat = LinearFilter(weights=[1.0] * 4)
+            >>> round(flat.epsilon_at(delta=1e-5, noise_multiplier=2.0), 3)  # GDP of mu 1
+            4.377
+        """
+        _validate.probability(delta=delta)
+        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
+        # In deviations of the noise; a schedule may take some of it back, so both signs may occur.
+        heights = self.weights / (self.length * noise_multiplier)
+        heights = heights if heights.sum() >= 0.0 else -heights
+        low = float(heights[heights < 0.0].sum()) - _REACH
+        high = float(heights[heights > 0.0].sum()) + _REACH
+        width = (high - low) / _POINTS
+        x = low + width * np.arange(_POINTS)
+        frequency = 2.0 * math.pi * np.fft.rfftfreq(_POINTS, width)
+        logs = np.zeros(frequency.size, dtype=np.complex128)
+        # Beyond this the noise has taken everything away.
+        heard = frequency < 9.0
+        values, counts = np.unique(heights, return_counts=True)
+        for height, count in zip(values, counts, strict=True):
+            wave = np.exp(1j * frequency[heard] * height)
+            logs[heard] += count * np.log(1.0 - sampling_rate + sampling_rate * wave)
+        transform = np.zeros(frequency.size, dtype=np.complex128)
+        transform[heard] = np.exp(logs[heard] - 0.5 * frequency[heard] ** 2)
+        shifted = np.exp(-1j * frequency * low)
+        present = np.fft.irfft(np.conj(transform * shifted), _POINTS)
+        # Cells of the same width under noise alone.
+        absent = ndtr(x + 0.5 * width) - ndtr(x - 0.5 * width)
+        return _epsilon_of(np.maximum(present, 0.0), absent, delta)
+
+
+def _epsilon_of(present: Array, absent: Array, delta: float) -> float:
+    """The smallest epsilon of two distributions on the same cells, the larger direction."""
+
+    def excess(epsilon: float) -> float:
+        factor = math.exp(epsilon)
+        return max(
+            float(np.maximum(present - factor * absent, 0.0).sum()),
+            float(np.maximum(absent - factor * present, 0.0).sum()),
+        )
+
+    if excess(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while excess(high) > delta:
+        low, high = high, 2.0 * high
+        if high > 500.0:
+            return math.inf
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if excess(middle) > delta else (low, middle)
+    return high
+
+
+def sgd_filter(
+    learning_rates: Sequence[float] | ArrayLike,
+    *,
+    divisor: float | ArrayLike = 1.0,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> LinearFilter:
+    """The filter of SGD, as PyTorch writes it, from its very first step on.
+
+    The first snapshot is the one the run began with: what later ones move includes momentum of
+    steps before them, which would be counted as leaked by the steps after.
+
+    Args:
+        learning_rates: The rate of every step up to the last snapshot.
+        divisor: What a released sum is divided by before it is a gradient, such as the expected
+            batch size: one number, or one a step.
+        momentum: Momentum.
+        dampening: Dampening of it.
+        nesterov: Whether the momentum is Nesterov's.
+        weight_decay: Weight decay that is added to the gradient.
+
+    Raises:
+        InvalidArgumentError: An argument is outside its range.
+
+    Examples:
+        >>> sgd_filter([0.5, 0.5], momentum=0.9).weights
+        array([0.95, 0.5 ])
+    """
+    rates = finite_numbers("learning_rates", learning_rates)
+    divisors = np.broadcast_to(np.asarray(divisor, dtype=np.float64), rates.shape)
+    if not (np.isfinite(divisors).all() and (divisors > 0.0).all()):
+        raise _validate.fail("divisor", divisor, "to be above 0", "Such as the expected batch.")
+    _validate.within(0, 1, closed="left", momentum=momentum)
+    _validate.within(0, 1, closed="left", dampening=dampening)
+    _validate.non_negative(weight_decay=weight_decay)
+    if nesterov and (momentum == 0.0 or dampening > 0.0):
+        raise _validate.fail("nesterov", nesterov, "to be False without momentum or with dampening")
+    weights = np.zeros(rates.size)
+    # How the last weights answer to a step's weights and to its velocity; backwards in time.
+    to_weights, to_velocity = 1.0, 0.0
+    for step in range(rates.size - 1, -1, -1):
+        rate = float(rates[step])
+        # The very first velocity is the gradient itself.
+        enters = 1.0 if step == 0 else 1.0 - dampening
+        if momentum == 0.0:
+            velocity, gradient = 0.0, -rate * to_weights
+        elif nesterov:
+            velocity = to_velocity - rate * momentum * to_weights
+            gradient = enters * velocity - rate * to_weights
+        else:
+            velocity = to_velocity - rate * to_weights
+            gradient = enters * velocity
+        weights[step] = -gradient / divisors[step]
+        to_weights += weight_decay * gradient
+        to_velocity = momentum * velocity
+    return LinearFilter(weights=weights, kept=to_weights)

@@ -1,0 +1,307 @@
+"""Looks at some private steps of an Opacus run as they happen: records, sum, noise, divisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
+from askgauss.integrations._opacus_versions import (
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+)
+from askgauss.integrations._stand_in import StandIn
+from askgauss.witness import StepFacts, StepWitness
+from askgauss.witness.steps import resolve
+
+__all__ = ["ClipWitness"]
+
+# Rounding of a sum, in spacings of its numbers and norms of what was added.
+_ULPS = 4.0
+# A sum that multiples of the records explain to this share is made of them.
+_EXPLAINED = 1e-3
+# What Opacus adds to a norm before it divides by it.
+_TINY = 1e-6
+# A tensor that lacks noise in more than this share of its entries was left out.
+_SILENT = 0.01
+
+
+class ClipWitness:
+    """Looks at a random sample of the steps; the others pass by untouched.
+
+    Nothing random is drawn from the run's generators, and nothing that the step uses is written.
+
+    Args:
+        optimizer: The private optimizer.
+        names: Names of parameters, by their identity.
+        share: The share of steps to look at, beside the first.
+        seed: Root of the choice.
+    """
+
+    def __init__(self, optimizer: Any, names: dict[int, str], share: float, seed: int) -> None:
+        self._optimizer = optimizer
+        self._names = names
+        self._seed = seed
+        self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        self._witness = StepWitness(share=share, seed=seed, recomputed=self._ghost)
+        self._count = 0
+        self._stand_in: StandIn | None = None
+        self._aside = False
+        self._due: bool | None = None
+        self._seen = 0
+        self._after: list[Tensor] = []
+        self._noisy: Tensor | None = None
+
+    @property
+    def facts(self) -> StepFacts:
+        """What was found so far."""
+        return self._witness.facts
+
+    def load(self, facts: StepFacts | None) -> None:
+        """Go on from the facts of a checkpoint."""
+        self._witness.load(facts)
+
+    def attach(self, steps: int) -> None:
+        """Begin to look, after so many steps."""
+        self._count = max(steps, self._count)
+        self._forget()
+        name = "accumulate" if self._ghost else "clip_and_accumulate"
+        call = self._accumulate if self._ghost else self._clip
+        if self.facts.share > 0.0:
+            self._stand_in = StandIn(self._optimizer, name, call)
+            if self._ghost:
+                listen(self._optimizer, self._before_backward)
+
+    def detach(self) -> None:
+        """Look no more."""
+        if self._stand_in is not None:
+            self._stand_in.remove()
+            self._stand_in = None
+            unlisten(self._optimizer)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._due, self._seen, self._after, self._noisy = None, 0, [], None
+
+    @property
+    def step(self) -> int:
+        """The step that is being made, from 1."""
+        return self._count + 1
+
+    def _is_due(self) -> bool:
+        if self._due is None:
+            self._due = self._witness.due(self.step)
+        return self._due and not self._aside
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _clip(self, original: Callable[[], None]) -> None:
+        if not self._is_due():
+            original()
+            return
+        before = self._sums()
+        original()
+        self._look(before)
+
+    def _accumulate(self, original: Callable[[], None]) -> None:
+        if not self._is_due():
+            original()
+            return
+        before = self._sums()
+        original()
+        added = [item.grad for item in self._optimizer.params]
+        self._compare_sum(before, added, sum(float(item.norm()) for item in added))
+        self._seen += 1
+        self._keep()
+
+    def _sums(self) -> list[Tensor | None]:
+        return [
+            None if item.summed_grad is None else item.summed_grad.detach().clone()
+            for item in self._optimizer.params
+        ]
+
+    def _keep(self) -> None:
+        self._after = [item.summed_grad.detach().clone() for item in self._optimizer.params]
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """Do something that is no part of the run's own step."""
+        self._aside = True
+        try:
+            call()
+        finally:
+            self._aside = False
+
+    def _look(self, before: Sequence[Tensor | None]) -> None:
+        """Compare what a batch added to the sum with its records, each clipped."""
+        optimizer = self._optimizer
+        rows = [item.detach() for item in optimizer.grad_samples]
+        clip_norm = float(optimizer.max_grad_norm)
+        parts = torch.stack([row.reshape(len(row), -1).norm(2, dim=-1).cpu() for row in rows])
+        parts = parts.double()
+        if isinstance(optimizer, DPPerLayerOptimizer):
+            limits = torch.tensor(optimizer.max_grad_norms, dtype=torch.float64)[:, None]
+            factors = (limits / (parts + _TINY)).clamp(max=1.0)
+        else:
+            factors = (clip_norm / (parts.norm(dim=0) + _TINY)).clamp(max=1.0).expand_as(parts)
+        expected = [
+            torch.einsum("i,i...", factor.to(row.device, item.dtype), row.to(item.dtype))
+            for factor, row, item in zip(factors, rows, optimizer.params, strict=True)
+        ]
+        added = factors * parts
+        if not self._compare_sum(before, expected, float(added.norm(dim=0).sum()), judge=False):
+            added = self._told_apart(before, expected, rows, parts, added)
+        sizes = (added.norm(dim=0) / clip_norm).numpy()
+        where = added.abs().argmax(dim=0).tolist()
+        names = [self._name(optimizer.params[index]) for index in where]
+        norms = (parts.norm(dim=0) / clip_norm).numpy()
+        self._witness.contributions(sizes, norms, names, self.step)
+        self._seen += 1
+        self._keep()
+
+    def _compare_sum(
+        self,
+        before: Sequence[Tensor | None],
+        expected: Sequence[Tensor],
+        size: float,
+        *,
+        judge: bool = True,
+    ) -> bool:
+        """Whether a sum grew by what is expected, to rounding."""
+        offs = []
+        for item, old, more in zip(self._optimizer.params, before, expected, strict=True):
+            now = item.summed_grad.detach()
+            change = now if old is None else now - old
+            offs.append(float((change - more.view_as(change)).double().norm()))
+        off, allowed = _finite(np.linalg.norm(offs)), self._rounding(size)
+        if off <= allowed or judge:
+            self._note(off, allowed, offs)
+        return off <= allowed
+
+    def _rounding(self, size: float) -> float:
+        spacing = max(torch.finfo(item.dtype).eps for item in self._optimizer.params)
+        sums = [float(item.summed_grad.detach().norm()) for item in self._optimizer.params]
+        return _ULPS * spacing * (size + float(np.linalg.norm(sums)))
+
+    def _note(self, off: float, allowed: float, offs: Sequence[float]) -> None:
+        name = self._name(self._optimizer.params[int(np.argmax(offs))])
+        norm = float(self._optimizer.max_grad_norm)
+        self._witness.distance(off / norm, allowed / norm, name, self.step)
+
+    def _told_apart(
+        self,
+        before: Sequence[Tensor | None],
+        expected: Sequence[Tensor],
+        rows: Sequence[Tensor],
+        parts: Tensor,
+        clipped: Tensor,
+    ) -> Tensor:
+        """What each record added to each tensor of a sum that is not that of clipped records.
+
+        Where something else is in the sum, nobody can tell: then records count as clipped.
+        """
+        params = self._optimizer.params
+        changes = [
+            (item.summed_grad if old is None else item.summed_grad - old).detach().double()
+            for item, old in zip(params, before, strict=True)
+        ]
+        flat = [row.reshape(len(row), -1).double() for row in rows]
+        by_layer = isinstance(self._optimizer, DPPerLayerOptimizer)
+        groups = [[index] for index in range(len(params))] if by_layer else [[*range(len(params))]]
+        added, rests = clipped.clone(), np.zeros(len(params))
+        for group in groups:
+            gram = sum((flat[index] @ flat[index].T).cpu().numpy() for index in group)
+            products = sum(
+                (flat[index] @ changes[index].reshape(-1)).cpu().numpy() for index in group
+            )
+            square = sum(float(changes[index].square().sum()) for index in group)
+            if not (np.isfinite(square) and np.isfinite(gram).all()):
+                rests[group] = np.inf
+                continue
+            found = resolve(np.asarray(gram), np.asarray(products), square)
+            if found.rest > _EXPLAINED * square**0.5 or len(found.factors) < parts.shape[1]:
+                rests[group] = [float((changes[i] - expected[i]).norm()) for i in group]
+            else:
+                added[group] = torch.from_numpy(found.factors).abs() * parts[group]
+        off = _finite(np.linalg.norm(rests))
+        self._note(off, self._rounding(float(parts.norm(dim=0).sum())), rests.tolist())
+        return added
+
+    def _before_backward(self, look: GhostLook) -> bool:
+        """Ghost clipping is about to run: whether to look, and where to put what was found."""
+        if not self._is_due():
+            return False
+        look.step, look.seed = self.step, self._seed
+        look.witness, look.name = self._witness, self._name
+        look.clip_norm = float(self._optimizer.max_grad_norm)
+        return True
+
+    # --- sum, noise and divisor -------------------------------------------------------------------
+
+    def before_noise(self) -> None:
+        """The sum is whole: nothing may have changed it since the records were added."""
+        if not self._is_due():
+            return
+        if not self._seen and not self._ghost:
+            # Whoever replaced the clipping meanwhile left the records where they were.
+            self._look([None] * len(self._optimizer.params))
+        offs = [
+            float((item.summed_grad.detach() - old).double().norm())
+            for item, old in zip(self._optimizer.params, self._after, strict=False)
+        ]
+        if any(offs):
+            self._note(_finite(np.linalg.norm(offs)), 0.0, offs)
+        self._after = []
+
+    def after_noise(self, noisy: Tensor | None, noise: float) -> None:
+        """The noise is in: every trained tensor must have some, and the divisor comes next.
+
+        Args:
+            noisy: The noisy sum where the divisor shall be measured; None for nowhere.
+            noise: The noise's standard deviation, as stated; 0 where this process adds none.
+        """
+        self._noisy = noisy
+        if not self._is_due():
+            return
+        if noise > 0.0:
+            silent = [self._name(item) for item in self._optimizer.params if _silent(item)]
+            self._witness.coverage(silent, self.step)
+        if self._seen:
+            self._witness.looked()
+
+    def divided(self, released: NDArray[np.float64], stated: float, precision: float) -> None:
+        """The step is about to be applied: by what was the noisy sum divided?"""
+        noisy, self._noisy = self._noisy, None
+        if noisy is not None:
+            values = noisy.cpu().double().numpy()
+            self._witness.divisor(values, released, stated, precision, self.step)
+
+    def finish(self) -> None:
+        """The step is over."""
+        self._count += 1
+        self._forget()
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        return self._names.get(id(parameter), f"a tensor {tuple(parameter.shape)}")
+
+
+def _silent(parameter: nn.Parameter) -> bool:
+    """Whether a noisy sum is the sum before the noise, in all of a tensor or in a part of it."""
+    noisy, clean = parameter.grad, getattr(parameter, "summed_grad", None)
+    if noisy is None or clean is None or noisy.data_ptr() == clean.data_ptr():
+        return False  # noise added in place leaves nothing to compare with
+    same = int((noisy.detach() == clean.detach().view_as(noisy)).sum())
+    if same == noisy.numel():
+        return True
+    # Coarse numbers swallow some of the noise.
+    exact = torch.finfo(noisy.dtype).eps < 1e-6
+    return exact and same >= 2 and same > _SILENT * noisy.numel()
+
+
+def _finite(value: Any) -> float:
+    """A distance; infinite where it is none."""
+    return float(value) if np.isfinite(value) else float("inf")

@@ -1,0 +1,159 @@
+"""The batches that a training loader really draws, held against the scheme that was accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.exceptions import AskGaussError
+from askgauss.integrations._opacus_versions import BatchSplittingSampler
+from askgauss.sampling import DrawnBatches, Scheme
+from askgauss.sampling.testing import SchemeSums
+
+__all__ = ["LoaderWatch"]
+
+_PREFIX = "loader."
+
+
+class LoaderWatch:
+    """Listens to the sampler of a loader: every batch it draws, in the order of the steps.
+
+    While it listens, the sampler is of a class made from its own, whose iteration passes every
+    batch on and keeps its indices. Parts of a batch that is split for memory come from one draw.
+
+    Args:
+        data_loader: The training loader; None where none was shown.
+        scheme: How batches should be drawn; None where nobody said.
+        world: Number of processes; each draws batches of its own, and only this one's are seen.
+    """
+
+    def __init__(self, data_loader: Any, scheme: Scheme | None, world: int) -> None:
+        self._sampler = sampler_of(data_loader)
+        self._records = _records(data_loader)
+        self._queue: list[NDArray[np.int64]] = []
+        self._class: type | None = None
+        self._sums: SchemeSums | None = None
+        self._lost = ""
+        if self._sampler is None or scheme is None or self._records is None:
+            self._lost = "the loader was not shown, or does not say what it draws from"
+        elif world > 1:
+            self._lost = "each of several processes draws batches of its own"
+        else:
+            self._sums = SchemeSums(scheme, records=self._records)
+
+    @property
+    def records(self) -> int | None:
+        """Records that batches are drawn from, where that is known."""
+        return self._records
+
+    @property
+    def drawn(self) -> DrawnBatches | None:
+        """What the batches say of the scheme; None where some of them were not seen."""
+        if self._lost or self._sums is None or self._sums.step == 0:
+            return None
+        return DrawnBatches.of(self._sums)
+
+    def notes(self) -> list[str]:
+        """Why batches that were seen are not judged, if so."""
+        seen = self._sums is not None and self._sums.step > 0
+        return (
+            [f"the loader's batches are not judged: {self._lost}."] if self._lost and seen else []
+        )
+
+    def listen(self) -> None:
+        """Begin to keep what is drawn."""
+        self._queue.clear()
+        if self._lost:
+            return
+        own = type(self._sampler)
+        watch = self
+
+        def iterate(sampler: Any) -> Iterator[Any]:
+            # Of an iteration that was begun before, nothing more will be trained on.
+            watch._queue.clear()
+            for batch in own.__iter__(sampler):
+                watch._keep(batch)
+                yield batch
+
+        try:
+            self._sampler.__class__ = type(own.__name__, (own,), {"__iter__": iterate})
+            self._class = own
+        except TypeError as error:
+            self._lost = f"its sampler cannot be listened to ({error})"
+
+    def deafen(self) -> None:
+        """Keep no more; the sampler is of its own class again."""
+        if self._class is not None:
+            self._sampler.__class__ = self._class
+            self._class = None
+
+    def _keep(self, batch: Any) -> None:
+        indices = np.asarray(batch)
+        if indices.size == 0:
+            indices = np.zeros(0, dtype=np.int64)
+        self._queue.append(indices)
+
+    def step(self, batches: int) -> None:
+        """A step is made of so many batches, taken in the order in which they were drawn.
+
+        Never stops a training: a batch that is missing, or of something else than indices, ends
+        the watch with the reason.
+        """
+        if self._lost or self._sums is None:
+            return
+        if batches != 1:
+            self._lost = f"a step is made of {batches} batches"
+        elif not self._queue:
+            self._lost = f"step {self._sums.step + 1} trained on a batch that it did not draw"
+        else:
+            try:
+                self._sums.add(self._queue.pop(0))
+            except AskGaussError as error:
+                self._lost = str(error).rstrip(".")
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to go on from."""
+        if self._lost or self._sums is None:
+            return {}
+        return {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+
+    def load(self, arrays: dict[str, Any], steps: int) -> None:
+        """Go on from `arrays`, after so many steps.
+
+        Raises:
+            FileFormatError: They are not what `arrays` gave.
+        """
+        found = {
+            name.removeprefix(_PREFIX): value
+            for name, value in arrays.items()
+            if name.startswith(_PREFIX)
+        }
+        if self._sums is None or (not found and steps == 0):
+            return
+        if not found:
+            self._lost = self._lost or "those before the checkpoint were not kept"
+            return
+        sums = SchemeSums.from_arrays(self._sums.scheme, found)
+        if sums.step != steps or sums.records != self._records:
+            self._lost = "those before the checkpoint are of other steps"
+            return
+        self._sums = sums
+
+
+def sampler_of(data_loader: Any) -> Any:
+    """What draws the batches of a loader, behind what splits them for memory."""
+    sampler = getattr(data_loader, "batch_sampler", None)
+    while isinstance(sampler, BatchSplittingSampler):
+        sampler = sampler.sampler
+    return sampler
+
+
+def _records(data_loader: Any) -> int | None:
+    try:
+        count = len(data_loader.dataset)
+    except (AttributeError, TypeError):
+        return None
+    return count if count > 0 else None

@@ -1,0 +1,133 @@
+"""Checkpoints of an Opacus audit: what they hold, and how a run goes on from them."""
+
+from __future__ import annotations
+
+import abc
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from askgauss import _files, _plain, _validate
+from askgauss.commitment import Commitment
+from askgauss.integrations._audited import AuditedRun
+from askgauss.integrations._examples import ProbeProgress
+from askgauss.integrations._ledger import LedgerState
+from askgauss.witness import StepFacts, WeightFacts
+
+__all__ = ["Progress", "Restartable", "read_progress"]
+
+_KIND = "askgauss-opacus-audit"
+_SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The part of a checkpoint that is not the recorder's."""
+
+    inject: str
+    known: bool
+    seed: int
+    unnoised: int
+    discarded: int
+    ledger: LedgerState
+    examples: ProbeProgress | None = None
+    weights: str = ""
+    accumulated: tuple[int, ...] = ()
+    moves: WeightFacts | None = None
+    witness: StepFacts | None = None
+    commitment: Commitment | None = None
+
+
+def read_progress(checkpoint: Path | None) -> Progress | None:
+    """What a checkpoint says, if there is one to go on from."""
+    if checkpoint is None or not checkpoint.exists():
+        return None
+    _, content = _files.read_arrays(checkpoint, _KIND, _SCHEMA)
+    progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
+    return progress
+
+
+class Restartable(AuditedRun):
+    """An audit that can be written down and gone on with."""
+
+    _checkpoint: Path | None
+    _rank: int
+    _entered: bool
+
+    @property
+    @abc.abstractmethod
+    def steps(self) -> int:
+        """Number of steps recorded so far."""
+
+    @abc.abstractmethod
+    def _arrays(self) -> dict[str, Any]:
+        """Arrays to go on from, and the recorder's plain values under ``"state"``."""
+
+    @abc.abstractmethod
+    def _progress(self) -> Progress:
+        """Everything else."""
+
+    @abc.abstractmethod
+    def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
+        """Go on from both; the audit stays as it was where they are of another run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on after a restart: tensors and plain values.
+
+        Put it in the same file as the state of model and optimizer, so that the two never part.
+        """
+        state = self._arrays()
+        plain = {"state": state.pop("state"), "audit": _plain.to_plain(self._progress())}
+        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            RecordingError: The state belongs to another run. The audit stays as it was.
+            FileFormatError: The state is not one of an audit, or parts of it are missing.
+        """
+        progress: Progress = _plain.from_plain(Progress, state.get("audit"), "audit")
+        arrays = {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+            if name != "audit"
+        }
+        self._go_on(arrays, progress)
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
+
+        Args:
+            path: Where; the audit's own ``checkpoint`` if not given.
+        """
+        target = self._checkpoint if path is None else Path(path)
+        if target is None:
+            raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        if self._rank != 0:
+            return
+        arrays = self._arrays()
+        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        if self.steps and not self._entered:
+            # After the run the file can be audited as well: askgauss audit reads this part alone.
+            held = io.BytesIO()
+            self.transcript().save(held)
+            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
+        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            RecordingError: It belongs to another run.
+            FileFormatError: It is no such checkpoint.
+        """
+        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        arrays.pop("transcript", None)
+        plain = {name: content.get(name) for name in ("state", "audit")}
+        self.load_state_dict({**arrays, **plain})

@@ -1,0 +1,90 @@
+"""The one place that knows how releases of Opacus differ in what they offer.
+
+A class that a release does not have yet is stood in for by `Missing`, of which nothing is an
+instance, so that callers ask ``isinstance`` of every release alike.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import opacus
+from opacus.accountants import IAccountant
+from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+
+__all__ = [
+    "AdaClipDPOptimizer",
+    "BatchSplittingSampler",
+    "DPLossFastGradientClipping",
+    "DPOptimizer",
+    "DPOptimizerFastGradientClipping",
+    "DPPerLayerOptimizer",
+    "DPTensorFastGradientClipping",
+    "DistributedPerLayerOptimizer",
+    "DistributedUniformWithReplacementSampler",
+    "FSDPOptimizerFastGradientClipping",
+    "IAccountant",
+    "UniformWithReplacementSampler",
+    "history_of",
+    "untried",
+]
+
+# Releases that the tests attach to; of others a note is kept.
+_TRIED = ((1, 0), (1, 6))
+
+
+class Missing:
+    """Stands in for a class that this release does not have."""
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name, Missing)
+    except ModuleNotFoundError:
+        return Missing
+
+
+AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
+DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")
+FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")
+DistributedPerLayerOptimizer = _found(
+    "opacus.optimizers.ddp_perlayeroptimizer", "DistributedPerLayerOptimizer"
+)
+DPLossFastGradientClipping = _found(
+    "opacus.utils.fast_gradient_clipping_utils", "DPLossFastGradientClipping"
+)
+DPTensorFastGradientClipping = _found(
+    "opacus.utils.fast_gradient_clipping_utils", "DPTensorFastGradientClipping"
+)
+
+
+def history_of(accountant: Any) -> list[tuple[float, float, int]]:
+    """What an accountant has counted: noise multiplier, sampling rate, steps of every kind.
+
+    Before 1.1 there was no history: the Renyi accountant kept the same rows as its steps, the
+    Gaussian one a single kind of step.
+    """
+    if hasattr(accountant, "history"):
+        rows = accountant.history
+    elif isinstance(accountant.steps, list):
+        rows = accountant.steps
+    else:
+        rows = [(accountant.noise_multiplier, accountant.sample_rate, accountant.steps)]
+    return [(float(noise), float(rate), int(steps)) for noise, rate, steps in rows if steps]
+
+
+def untried() -> str:
+    """A note where this release of Opacus is outside those the audit was tried with, else empty."""
+    release = tuple(int(part) for part in opacus.__version__.split(".")[:2] if part.isdigit())
+    if _TRIED[0] <= release <= _TRIED[1]:
+        return ""
+    return (
+        f"Opacus {opacus.__version__} is a release this audit was never tried with: compare its "
+        "findings with those of a run whose noise you halved."
+    )

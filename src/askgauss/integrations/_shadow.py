@@ -1,0 +1,322 @@
+"""A small optimizer beside the real one: where a release should have moved the weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
+
+__all__ = ["Shadow", "acts_elementwise"]
+
+# Classes whose step treats every coordinate by itself, as their documentation defines them.
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+# Entries of a parameter that are compared to tell whether it moved.
+_SAMPLED = 64
+# What a foreign class may keep beside its groups and state, if it is to be copied safely.
+_PLAIN = (int, float, str, bool, type(None))
+_BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
+# What a scheduler hangs on the optimizer it steps.
+_SCHEDULED = frozenset({"step", "_opt_called", "_step_count"})
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that is over, and not compared yet: its numbers may still be on their way."""
+
+    step: int
+    before: Tensor
+    after: Tensor
+    expected: Tensor
+    read: Tensor
+    applied: Tensor
+
+
+class Shadow:
+    """Follows the weights at some coordinates, and says what moved them otherwise.
+
+    An optimizer that treats every coordinate by itself does to a few of them what it does to all.
+    So the few are kept as small parameters of an optimizer of the same class, with the options the
+    real one has in that step; it is fed the gradient that was observed, and must end where the real
+    weights are. Its state is its own: only the weights are taken from the run before each step.
+
+    Numbers are compared when the next step begins, so that nothing waits for a device.
+
+    Args:
+        optimizer: The torch optimizer that moves the weights.
+        parameters: Those that are audited, in order.
+        places: Where to look.
+        names: Their names.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        places: CanaryCoordinates,
+        names: Sequence[str],
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = list(parameters)
+        self._places = places
+        looked = places.places
+        tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
+        spacing = [torch.finfo(item.dtype).eps for item in self._parameters]
+        self._witness = WeightWitness(
+            optimizer=type(optimizer).__name__,
+            unchecked=acts_elementwise(optimizer),
+            precision=np.array(spacing)[tensor],
+            tensor=tensor,
+            names=names,
+        )
+        audited = {id(item) for item in self._parameters}
+        self._bare = {
+            f"{tuple(item.shape)} of group {number}": (item, _sample(item))
+            for number, group in enumerate(optimizer.param_groups)
+            for item in group["params"]
+            if id(item) not in audited
+        }
+        self._small: dict[int, nn.Parameter] = {}
+        self._twin: torch.optim.Optimizer | None = None
+        self._after: Tensor | None = None
+        self._before: Tensor | None = None
+        self._read: Tensor | None = None
+        self._pending: _Pending | None = None
+        self._hooks: list[Any] = []
+        self._steps: Callable[[], int] = int
+
+    @property
+    def facts(self) -> WeightFacts:
+        """What was seen so far."""
+        self._judge()
+        trained = {name: kept for name, kept in self._bare.items() if kept[0].requires_grad}
+        moved = tuple(
+            name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
+        )
+        self._witness.bare(tuple(trained), moved)
+        return self._witness.facts
+
+    def load(self, facts: WeightFacts | None) -> None:
+        """Go on from the facts of a checkpoint."""
+        if facts is not None:
+            self._witness.load(facts)
+
+    def attach(self, steps: Callable[[], int]) -> None:
+        """Begin to follow; ``steps`` says how many steps were released."""
+        self._steps = steps
+        self._forget()
+        optimizer = self._optimizer
+        self._hooks = [
+            optimizer.register_step_post_hook(self._follow),
+            optimizer.register_load_state_dict_post_hook(lambda *_: self._forget()),
+        ]
+
+    def detach(self) -> None:
+        """Follow no more."""
+        self._judge()
+        self._forget()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _forget(self) -> None:
+        """Take weights and state anew from the run when its next step begins."""
+        self._twin = self._after = self._before = self._read = None
+
+    @contextlib.contextmanager
+    def declared(self) -> Iterator[None]:
+        """Changes to the weights in here are postprocessing, by the user's word."""
+        self._judge()
+        yield
+        self._after = None
+        self._witness.declare()
+
+    def begin(self, arguments: Any, options: Any) -> None:
+        """As the real optimizer begins its step: what it is about to apply, and from where."""
+        self._judge()
+        if any(callable(item) for item in (*arguments[1:], *options.values())):
+            self._witness.closure()
+        self._before = self._places.read(self._parameters)
+        if self._after is not None:
+            self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
+        if self._witness.facts.unchecked:
+            return
+        self._read = self._places.read([_gradient(item) for item in self._parameters])
+        if self._twin is None:
+            self._make_twin()
+
+    def _make_twin(self) -> None:
+        small: dict[int, nn.Parameter] = {}
+        state: dict[Tensor, Any] = {}
+        for index, places in self._places.places:
+            real = self._parameters[index]
+            small[index] = nn.Parameter(real.detach().take(places))
+            kept = self._optimizer.state.get(real)
+            if kept:
+                taken = {name: _taken(value, real, places) for name, value in kept.items()}
+                state[small[index]] = taken
+        self._small = small
+        self._twin = _copied(self._optimizer)
+        self._twin.state.update(state)
+
+    def _follow(self, *_: Any) -> None:
+        """As the real optimizer ends its step."""
+        before, read, self._read = self._before, self._read, None
+        self._after = self._places.read(self._parameters)
+        if self._twin is None or read is None or before is None:
+            return
+        with torch.no_grad():
+            self._step_twin(before, read)
+        expected = torch.cat([item.detach().to(read) for item in self._small.values()])
+        applied = [
+            torch.zeros_like(item) if item.grad is None else item.grad for item in self._parameters
+        ]
+        self._pending = _Pending(
+            step=self._steps(),
+            before=before,
+            after=self._after,
+            expected=expected,
+            read=read,
+            applied=self._places.read(applied),
+        )
+
+    def _step_twin(self, before: Tensor, read: Tensor) -> None:
+        assert self._twin is not None
+        sizes = [item.numel() for item in self._small.values()]
+        starts, gradients = (torch.split(values, sizes) for values in (before, read))
+        parts = zip(starts, gradients, self._small.values(), strict=True)
+        for start, gradient, item in parts:
+            item.data = start.to(item.device, item.dtype, copy=True)
+            item.grad = gradient.to(item.device, item.dtype)
+        by_parameter = {id(self._parameters[index]): item for index, item in self._small.items()}
+        # The options of this step: schedules write them into the groups.
+        self._twin.param_groups = [
+            {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            | {"params": [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]}
+            for group in self._optimizer.param_groups
+        ]
+        _plain_step(self._twin)
+
+    def _judge(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        move = WeightMove(
+            before=_host(pending.before),
+            after=_host(pending.after),
+            expected=_host(pending.expected),
+            read=_host(pending.read),
+            applied=_host(pending.applied),
+        )
+        if not self._witness.move(move, pending.step):
+            # Its state may be another one now: go on from the real one's.
+            self._twin = None
+
+
+def acts_elementwise(optimizer: torch.optim.Optimizer) -> str:
+    """Why an optimizer's moves cannot be followed at single coordinates; empty where they can.
+
+    Classes that are not known are tried: what they do to a matrix must be what they do to some of
+    its entries alone.
+    """
+    if type(optimizer) in _ELEMENTWISE:
+        return ""
+    name = type(optimizer).__name__
+    if type(optimizer).__module__.partition(".")[0] == "torch":
+        return f"{name} does not treat every coordinate by itself"
+    others = {key: value for key, value in vars(optimizer).items() if key not in _BASE | _SCHEDULED}
+    if not all(isinstance(value, _PLAIN) for value in others.values()):
+        return f"{name} is not known here, and keeps more than groups and state"
+    try:
+        with torch.random.fork_rng():
+            alike = all(_same_apart(optimizer, scale) for scale in (1e-3, 1.0, 1e3))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+        alike = False
+    return "" if alike else f"{name} is not known here, and does not treat coordinates apart"
+
+
+def _same_apart(optimizer: torch.optim.Optimizer, scale: float) -> bool:
+    """Whether a matrix and some of its entries, as a vector, move alike through a few steps."""
+    chance = torch.Generator().manual_seed(0)
+    start = torch.randn(7, 5, generator=chance)
+    chosen = torch.tensor([1, 8, 17, 30])
+    whole, few = nn.Parameter(start.clone()), nn.Parameter(start.take(chosen))
+    twins = [_copied(optimizer) for _ in range(2)]
+    options = optimizer.param_groups[0]
+    for twin, item in zip(twins, (whole, few), strict=True):
+        twin.param_groups = [{**options, "params": [item]}]
+    for _ in range(4):
+        gradient = scale * torch.randn(7, 5, generator=chance)
+        whole.grad, few.grad = gradient, gradient.take(chosen)
+        for twin in twins:
+            _plain_step(twin)
+        moved = (few.detach() - start.take(chosen)).abs()
+        off = (whole.detach().take(chosen) - few.detach()).abs()
+        if not bool((off <= 1e-5 * (moved + few.detach().abs())).all()):
+            return False
+    return True
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of the same class and settings, without parameters, state or hooks."""
+    bare = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    twin = object.__new__(type(optimizer))
+    own = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _BASE | _SCHEDULED and isinstance(value, _PLAIN)
+    }
+    twin.__dict__ = {**vars(bare), **own, "defaults": dict(optimizer.defaults)}
+    twin.param_groups = []
+    twin.state.clear()
+    return twin
+
+
+def _plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """The step of the class by itself: without hooks that others hang on every optimizer."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(optimizer)
+
+
+def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
+    """What the state says about some entries of a parameter."""
+    if isinstance(value, Tensor):
+        if value.shape == real.shape:
+            return value.detach().take(places)
+        return value.detach().clone()
+    return value
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
+
+
+def _host(values: Tensor) -> Any:
+    return values.cpu().double().numpy()

@@ -1,0 +1,28 @@
+"""Paired replay: the same training on neighbouring data with the same coins; what differed.
+
+No statistics and no canaries: releases that differ where they may not, weights and buffers that
+move by themselves, values that go public without noise, decisions and errors that depend on one
+record. One step often suffices. ``askgauss.replay(train, data, leave_out=17)`` is `replay`.
+"""
+
+import sys
+import types
+from typing import Any
+
+from askgauss.replay.joining import join
+from askgauss.replay.recording import Replay
+from askgauss.replay.report import Difference, ReplayReport
+from askgauss.replay.running import replay
+
+__all__ = ["Difference", "Replay", "ReplayReport", "join", "replay"]
+
+
+class _Room(types.ModuleType):
+    """This module, which may be called: it bears the name of its one function."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> ReplayReport:
+        return replay(*arguments, **named)
+
+
+# Importing this package puts it where `askgauss.replay` the function is looked for.
+sys.modules[__name__].__class__ = _Room

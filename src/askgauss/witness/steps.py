@@ -1,0 +1,263 @@
+"""Exact invariants of a private step: what each record adds, their sum, the divisor, the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _validate
+from askgauss.exceptions import FileFormatError
+
+__all__ = ["Resolved", "StepFacts", "StepWitness", "due", "resolve"]
+
+# Where the stream of looked-at steps grows from a run's seed.
+_STREAM = 21
+# Directions of the records below this share of the largest are the same but for rounding.
+_DEPENDENT = 1e-6
+# One constant, to rounding; coarser number formats round more.
+_CONSTANT = 1e-4
+_CONSTANT_ULPS = 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What was found in the steps that were looked at, and in what was looked at in all of them.
+
+    Norms are in clip norms. Steps count from 1, and are 0 where there is none.
+
+    Attributes:
+        share: The share of steps that were to be looked at, beside the first.
+        unchecked: Why records could not be looked at; empty where they were.
+        recomputed: Whether the records' gradients were computed again, as for ghost clipping.
+        steps: Steps looked at.
+        records: Records whose contribution was computed.
+        clipped: Those whose gradient was longer than the clip norm, so that clipping had to act.
+        largest: The largest contribution of a record after clipping.
+        largest_step: The step it was in.
+        largest_tensor: The tensor that most of it was in.
+        off: The largest distance of a sum from that of its records.
+        off_allowed: How far rounding may have put that sum.
+        off_step: The step it was in.
+        off_tensor: The tensor that most of it was in.
+        norm_off: The largest error of a norm that ghost clipping computed, as a share of the norm
+            of the whole gradient; negative where it computed too little.
+        norm_step: The step it was in.
+        norm_tensor: The tensor it was in.
+        divided: Steps whose divisor was measured.
+        least_divisor: The smallest of them, in units of the stated one.
+        most_divisor: The largest.
+        divisor_step: The step in which it first was another one.
+        uneven: Steps whose gradient was not divided by one number.
+        divisor_spacing: How far apart rounding alone may put two divisors.
+        covered: Steps in which the noise of every trained tensor was looked at.
+        uncovered: Trained tensors, or parts of them, that got no noise.
+        uncovered_step: The step in which that first was so.
+    """
+
+    share: float = 0.0
+    unchecked: str = ""
+    recomputed: bool = False
+    steps: int = 0
+    records: int = 0
+    clipped: int = 0
+    largest: float = 0.0
+    largest_step: int = 0
+    largest_tensor: str = ""
+    off: float = 0.0
+    off_allowed: float = 0.0
+    off_step: int = 0
+    off_tensor: str = ""
+    norm_off: float = 0.0
+    norm_step: int = 0
+    norm_tensor: str = ""
+    divided: int = 0
+    least_divisor: float = 1.0
+    most_divisor: float = 1.0
+    divisor_step: int = 0
+    uneven: int = 0
+    divisor_spacing: float = _CONSTANT
+    covered: int = 0
+    uncovered: tuple[str, ...] = ()
+    uncovered_step: int = 0
+
+    def check(self) -> None:
+        """Refuse what no run is like, in facts that come from a file."""
+        names = (
+            "steps",
+            "records",
+            "clipped",
+            "largest",
+            "off",
+            "divided",
+            "uneven",
+            "covered",
+            "share",
+        )
+        for name in names:
+            if not getattr(self, name) >= 0:
+                raise FileFormatError(f"Expected facts.witness.{name} >= 0, got it below.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A sum told apart into what each record added.
+
+    Attributes:
+        factors: What each record's gradient was multiplied by; empty where that cannot be told.
+        rest: Norm of what no multiples of the records' gradients explain.
+    """
+
+    factors: NDArray[np.float64]
+    rest: float
+
+
+def resolve(gram: NDArray[np.float64], products: NDArray[np.float64], square: float) -> Resolved:
+    """Tell a sum apart into multiples of gradients, by least squares.
+
+    Args:
+        gram: Inner products of the records' gradients.
+        products: Inner product of each with the sum.
+        square: Squared norm of the sum.
+    """
+    values, vectors = np.linalg.eigh(0.5 * (gram + gram.T))
+    kept = values > _DEPENDENT * max(float(values.max(initial=0.0)), 1e-300)
+    along = vectors[:, kept].T @ products
+    rest = max(square - float((along**2 / values[kept]).sum()), 0.0) ** 0.5
+    norms = np.sqrt(np.diag(gram))
+    moving = norms > _DEPENDENT * float(norms.max(initial=0.0))
+    if int(kept.sum()) < int(moving.sum()):
+        return Resolved(factors=np.zeros(0), rest=rest)
+    factors = vectors[:, kept] @ (along / values[kept])
+    return Resolved(factors=np.where(moving, factors, 0.0), rest=rest)
+
+
+def due(seed: int, step: int, share: float) -> bool:
+    """Whether a step, counted from 1, is one to look at: the first, and a random share."""
+    if share <= 0.0:
+        return False
+    return step <= 1 or bool(np.random.default_rng((seed, _STREAM, step)).random() < share)
+
+
+class StepWitness:
+    """Keeps what was found, step by step.
+
+    Args:
+        share: The share of steps to look at; 0 for none.
+        seed: Root of the choice.
+        unchecked: Why records cannot be looked at; empty where they can.
+        recomputed: Whether the records' gradients are computed again.
+    """
+
+    def __init__(
+        self, *, share: float, seed: int, unchecked: str = "", recomputed: bool = False
+    ) -> None:
+        _validate.within(0, 1, closed="both", witness=share)
+        self._seed = seed
+        self._facts = StepFacts(share=float(share), unchecked=unchecked, recomputed=recomputed)
+
+    @property
+    def facts(self) -> StepFacts:
+        """What was found so far."""
+        return self._facts
+
+    def load(self, facts: StepFacts | None) -> None:
+        """Go on from what another witness of the same run found."""
+        if facts is not None:
+            mine = self._facts
+            self._facts = replace(
+                facts, share=mine.share, unchecked=mine.unchecked, recomputed=mine.recomputed
+            )
+
+    def due(self, step: int) -> bool:
+        """Whether to look at a step, counted from 1."""
+        return not self._facts.unchecked and due(self._seed, step, self._facts.share)
+
+    def looked(self) -> None:
+        """A step was looked at."""
+        self._facts = replace(self._facts, steps=self._facts.steps + 1)
+
+    def contributions(
+        self,
+        sizes: NDArray[np.float64],
+        norms: NDArray[np.float64],
+        tensors: Sequence[str],
+        step: int,
+    ) -> None:
+        """What records added to the sum.
+
+        Args:
+            sizes: Norms of what they added, in clip norms.
+            norms: Norms of their gradients, in clip norms.
+            tensors: The tensor that most of each was in.
+            step: The step.
+        """
+        facts = self._facts
+        facts = replace(
+            facts,
+            records=facts.records + int(sizes.size),
+            clipped=facts.clipped + int(np.count_nonzero(norms > 1.0)),
+        )
+        if sizes.size and not float(sizes.max()) <= facts.largest:
+            place = int(np.argmax(sizes))
+            facts = replace(
+                facts,
+                largest=float(sizes[place]),
+                largest_step=step,
+                largest_tensor=tensors[place],
+            )
+        self._facts = facts
+
+    def distance(self, off: float, allowed: float, tensor: str, step: int) -> None:
+        """How far a sum was from that of its records, and how far rounding may put it."""
+        facts = self._facts
+        if not off - allowed <= facts.off - facts.off_allowed or facts.off_step == 0:
+            self._facts = replace(
+                facts, off=off, off_allowed=allowed, off_tensor=tensor, off_step=step
+            )
+
+    def norm(self, off: float, tensor: str, step: int) -> None:
+        """The error of a norm that ghost clipping computed."""
+        if abs(off) > abs(self._facts.norm_off):
+            self._facts = replace(self._facts, norm_off=off, norm_tensor=tensor, norm_step=step)
+
+    def divisor(
+        self,
+        noisy: NDArray[np.float64],
+        released: NDArray[np.float64],
+        stated: float,
+        precision: float,
+        step: int,
+    ) -> None:
+        """Measure what a step divided the noisy sum by."""
+        square = float(released @ released)
+        if not (np.isfinite(square) and square > 0.0 and np.isfinite(noisy).all()):
+            return
+        facts, spacing = self._facts, max(_CONSTANT, _CONSTANT_ULPS * precision)
+        measured = float(noisy @ released) / square
+        rest = float(np.linalg.norm(noisy - measured * released))
+        uneven = rest > spacing * float(np.linalg.norm(noisy))
+        ratio = measured / stated
+        another = uneven or abs(ratio - 1.0) > spacing
+        self._facts = replace(
+            facts,
+            divided=facts.divided + 1,
+            uneven=facts.uneven + uneven,
+            least_divisor=min(facts.least_divisor, ratio) if facts.divided else ratio,
+            most_divisor=max(facts.most_divisor, ratio) if facts.divided else ratio,
+            divisor_step=facts.divisor_step or (step if another else 0),
+            divisor_spacing=spacing,
+        )
+
+    def coverage(self, uncovered: Sequence[str], step: int) -> None:
+        """Trained tensors that got no noise in a step."""
+        facts = self._facts
+        more = tuple(name for name in uncovered if name not in facts.uncovered)
+        self._facts = replace(
+            facts,
+            covered=facts.covered + 1,
+            uncovered=(*facts.uncovered, *more),
+            uncovered_step=facts.uncovered_step or (step if more else 0),
+        )

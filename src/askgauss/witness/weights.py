@@ -1,0 +1,219 @@
+"""Whether the weights moved by what was released, and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.exceptions import FileFormatError
+
+__all__ = ["WeightFacts", "WeightMove", "WeightWitness", "same_weights"]
+
+# An optimizer that acts on each coordinate alone does the same arithmetic on a few of them; what
+# may differ is the last bits, by the order in which a processor adds.
+_ULPS = 4.0
+_SHARE_OF_MOVE = 1e-4
+_MOVE_ULPS = 16.0
+# A gradient this near to a multiple of the one that was read has been scaled, and no more.
+_SCALED = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFacts:
+    """How the weights of a run moved, compared with what each step released.
+
+    Attributes:
+        optimizer: The class of the optimizer that moved them.
+        unchecked: Why moves could not be compared; empty where they were.
+        places: Coordinates compared in every step.
+        steps: Steps compared.
+        otherwise: Steps in which a weight moved otherwise than by the release.
+        regraded: Of those, steps whose gradient was changed after it had been read.
+        scaled: Of those, steps in which all of the gradient was multiplied by one number.
+        factor: That number, in the first of them.
+        first: The first step with another move, from 1; 0 if none.
+        tensor: The tensor it was largest in.
+        excess: That largest difference, in units of the move that the release explains.
+        closures: Steps whose closure reached the optimizer that moves the weights.
+        between: How often weights had changed since the step before.
+        between_first: The step before which they first had; 0 if never.
+        between_tensor: A tensor they had changed in.
+        declared: How often a change between steps was declared to be postprocessing.
+        bare: Trained tensors in which no canary lies, since they began to train later.
+        bare_moved: Those of them that moved.
+    """
+
+    optimizer: str = ""
+    unchecked: str = ""
+    places: int = 0
+    steps: int = 0
+    otherwise: int = 0
+    regraded: int = 0
+    scaled: int = 0
+    factor: float = 1.0
+    first: int = 0
+    tensor: str = ""
+    excess: float = 0.0
+    closures: int = 0
+    between: int = 0
+    between_first: int = 0
+    between_tensor: str = ""
+    declared: int = 0
+    bare: tuple[str, ...] = ()
+    bare_moved: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what no run is like, in facts that come from a file."""
+        counts = ("places", "steps", "otherwise", "regraded", "scaled", "first", "closures")
+        for name in (*counts, "between", "between_first", "declared"):
+            if getattr(self, name) < 0:
+                raise FileFormatError(f"Expected facts.weights.{name} >= 0, got it below.")
+        if self.otherwise > self.steps or self.regraded > self.otherwise:
+            raise FileFormatError("Expected no more moves in facts.weights than there were steps.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMove:
+    """One step at the compared coordinates.
+
+    Attributes:
+        before: Weights before the step.
+        after: Weights after it.
+        expected: Where the release should have moved them.
+        read: The gradient as it was observed.
+        applied: The gradient as it stood when the step was over.
+    """
+
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    read: NDArray[np.float64]
+    applied: NDArray[np.float64]
+
+
+class WeightWitness:
+    """Compares step by step, and remembers what the weights of a run did.
+
+    Args:
+        optimizer: The class of the optimizer.
+        unchecked: Why its moves cannot be compared; empty where they can.
+        precision: Spacing of the numbers around 1 at every coordinate.
+        tensor: Index of the tensor of every coordinate.
+        names: Names of the tensors.
+    """
+
+    def __init__(
+        self,
+        *,
+        optimizer: str,
+        unchecked: str,
+        precision: NDArray[np.float64],
+        tensor: NDArray[np.int64],
+        names: Sequence[str],
+    ) -> None:
+        self._precision, self._tensor, self._names = precision, tensor, tuple(names)
+        self._facts = WeightFacts(
+            optimizer=optimizer, unchecked=unchecked, places=int(precision.size)
+        )
+
+    @property
+    def facts(self) -> WeightFacts:
+        """What was seen so far."""
+        return self._facts
+
+    def load(self, facts: WeightFacts) -> None:
+        """Go on from what another witness of the same run saw."""
+        mine = self._facts
+        self._facts = replace(
+            facts, optimizer=mine.optimizer, unchecked=mine.unchecked, places=mine.places
+        )
+
+    def closure(self) -> None:
+        """A closure reached the optimizer."""
+        self._facts = replace(self._facts, closures=self._facts.closures + 1)
+
+    def declare(self) -> None:
+        """A change between steps was declared to be postprocessing."""
+        self._facts = replace(self._facts, declared=self._facts.declared + 1)
+
+    def bare(self, trained: tuple[str, ...], moved: tuple[str, ...]) -> None:
+        """Tensors that train without canaries, and those that moved."""
+        self._facts = replace(self._facts, bare=trained, bare_moved=moved)
+
+    def between(self, before: NDArray[np.float64], now: NDArray[np.float64], step: int) -> bool:
+        """Compare weights after a step with those before the next; whether they are the same."""
+        changed = ~same_weights(before, now)
+        if not changed.any():
+            return True
+        facts = self._facts
+        place = int(np.argmax(changed))
+        self._facts = replace(
+            facts,
+            between=facts.between + 1,
+            between_first=facts.between_first or step,
+            between_tensor=facts.between_tensor or self._names[int(self._tensor[place])],
+        )
+        return False
+
+    def move(self, move: WeightMove, step: int) -> bool:
+        """Compare a step with where its release should have moved the weights.
+
+        Returns:
+            Whether it did: to rounding, at every coordinate.
+        """
+        facts = self._facts
+        off, allowed = _difference(move, self._precision)
+        wrong = off > allowed
+        if not wrong.any():
+            self._facts = replace(facts, steps=facts.steps + 1)
+            return True
+        place = int(np.argmax(np.where(wrong, off, -1.0)))
+        size = float(np.nanmedian(np.abs(move.expected - move.before)))
+        regraded = not same_weights(move.read, move.applied).all()
+        factor = _common_factor(move.read, move.applied) if regraded else None
+        first = facts.otherwise == 0
+        self._facts = replace(
+            facts,
+            steps=facts.steps + 1,
+            otherwise=facts.otherwise + 1,
+            regraded=facts.regraded + regraded,
+            scaled=facts.scaled + (factor is not None),
+            factor=factor if first and factor is not None else facts.factor,
+            first=step if first else facts.first,
+            tensor=self._names[int(self._tensor[place])] if first else facts.tensor,
+            excess=float(off[place]) / size if first and size > 0.0 else facts.excess,
+        )
+        return False
+
+
+def same_weights(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Where two readings are the same; nan is the same as nan."""
+    return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
+
+
+def _difference(
+    move: WeightMove, precision: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How far weights are from where they should be, and how far rounding may put them."""
+    with np.errstate(all="ignore"):
+        off = np.abs(move.after - move.expected)
+        size = np.abs(move.before) + np.abs(move.after)
+        share = np.maximum(_SHARE_OF_MOVE, _MOVE_ULPS * precision)
+        allowed = _ULPS * precision * size + share * np.abs(move.expected - move.before)
+    same = same_weights(move.after, move.expected)
+    off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    # What overflowed in one of the two only is no rounding.
+    return off, np.where(np.isfinite(allowed), allowed, 0.0)
+
+
+def _common_factor(read: NDArray[np.float64], applied: NDArray[np.float64]) -> float | None:
+    """The one number that turns a gradient into another; None where there is none."""
+    square = float(read @ read)
+    if not (np.isfinite(square) and square > 0.0):
+        return None
+    factor = float(read @ applied) / square
+    rest = np.linalg.norm(applied - factor * read)
+    return factor if rest <= _SCALED * np.linalg.norm(applied) else None

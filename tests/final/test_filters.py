@@ -1,0 +1,138 @@
+"""The filter of SGD against SGD itself, and the law of two snapshots against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+import askgauss as ag
+from askgauss.exceptions import InvalidArgumentError
+from askgauss.final import LinearFilter, sgd_filter
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.8, "nesterov": True},
+        {"weight_decay": 0.3},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.2},
+        {"momentum": 0.5, "dampening": 0.1, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_the_filter_is_what_sgd_does(options):
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    rates = generator.uniform(0.01, 0.3, 12)
+    divisors = generator.uniform(1.0, 5.0, 12)
+    releases = generator.normal(size=(12, 6))
+    first = generator.normal(size=6)
+    weights = torch.nn.Parameter(torch.tensor(first, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weights], lr=1.0, **options)
+    for rate, divisor, release in zip(rates, divisors, releases, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        weights.grad = torch.tensor(release / divisor)
+        optimizer.step()
+    found = sgd_filter(rates, divisor=divisors, **options)
+    expected = found.kept * first - found.weights @ releases
+    assert weights.detach().numpy() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_law_of_a_few_uneven_steps_by_brute_force():
+    """Three steps: every set of steps is one Gaussian of a mixture."""
+    weights, rate, noise = np.array([1.0, 0.4, 0.15]), 0.3, 0.6
+    heights = weights / np.linalg.norm(weights) / noise
+    mixture = []
+    for coins in itertools.product((0, 1), repeat=3):
+        chance = np.prod([rate if coin else 1.0 - rate for coin in coins])
+        mixture.append((float(chance), float(np.dot(coins, heights))))
+
+    def tail(x):
+        return sum(chance * stats.norm.sf(x, shift) for chance, shift in mixture)
+
+    def log_ratio(x):
+        return math.log(
+            sum(chance * math.exp(shift * x - shift**2 / 2) for chance, shift in mixture)
+        )
+
+    def delta(epsilon):
+        # The ratio rises with x, so that each direction is one cut.
+        cut = optimize.brentq(lambda x: log_ratio(x) - epsilon, -40, 40)
+        above = tail(cut) - math.exp(epsilon) * stats.norm.sf(cut)
+        lowest = log_ratio(-40.0)
+        below = 0.0
+        if -epsilon > lowest:
+            cut = optimize.brentq(lambda x: log_ratio(x) + epsilon, -40, 40)
+            below = stats.norm.cdf(cut) - math.exp(epsilon) * (1.0 - tail(cut))
+        return max(above, below)
+
+    slow = optimize.brentq(lambda epsilon: delta(epsilon) - DELTA, 0.1, 60.0)
+    fast = LinearFilter(weights=weights).epsilon_at(
+        delta=DELTA, noise_multiplier=noise, sampling_rate=rate
+    )
+    assert fast == pytest.approx(slow, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "noise"), [(2500, 0.08, 2.576), (100, 0.3, 2.0), (30, 0.05, 0.7)]
+)
+def test_equal_steps_have_the_law_of_a_summed_score(steps, rate, noise):
+    law = ag.ScoreLaw(steps=steps, sampling_rate=rate, noise_multiplier=noise, clip_norm=1.0)
+    found = LinearFilter(weights=np.full(steps, 0.3)).epsilon_at(
+        delta=DELTA, noise_multiplier=noise, sampling_rate=rate
+    )
+    assert found == pytest.approx(law.epsilon_at(delta=DELTA), rel=1e-4)
+
+
+SCHEDULES = {
+    "cosine": 0.5 * (1.0 + np.cos(np.pi * np.arange(400) / 400)),
+    "halves": 0.5 ** (np.arange(400) // 40),
+    "momentum": sgd_filter([0.1] * 400, momentum=0.99).weights,
+    "one loud step": np.where(np.arange(400) == 7, 10.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("noise", [0.6, 1.0, 4.0])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_steps_of_the_effective_number_never_say_more(name, noise, rate):
+    """What the audit of uneven steps takes their law for, against their law."""
+    uneven = LinearFilter(weights=SCHEDULES[name])
+    steps = math.floor(uneven.effective_steps)
+    law = ag.ScoreLaw(steps=steps, sampling_rate=rate, noise_multiplier=noise, clip_norm=1.0)
+    told = uneven.epsilon_at(delta=DELTA, noise_multiplier=noise, sampling_rate=rate)
+    assert law.epsilon_at(delta=DELTA) <= told * (1.0 + 1e-6)
+
+
+def test_steps_that_undo_others_count_with_their_sign():
+    back_and_forth = LinearFilter(weights=[1.0, -1.0, 1.0])
+    assert back_and_forth.effective_steps == pytest.approx(1.0 / 3.0)
+    assert back_and_forth.shift(noise_multiplier=1.0) == pytest.approx(1.0 / math.sqrt(3.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sgd_filter([]), "weights"),
+        (lambda: sgd_filter([0.0, 0.0]), "weights"),
+        (lambda: sgd_filter([math.nan]), "learning_rates"),
+        (lambda: sgd_filter([0.1], momentum=1.0), "momentum"),
+        (lambda: sgd_filter([0.1], nesterov=True), "nesterov"),
+        (lambda: sgd_filter([0.1], divisor=0.0), "divisor"),
+        (lambda: sgd_filter([0.1], weight_decay=-1.0), "weight_decay"),
+        (lambda: sgd_filter([0.1]).epsilon_at(delta=2.0, noise_multiplier=1.0), "delta"),
+        (lambda: sgd_filter([0.1]).shift(noise_multiplier=0.0), "noise_multiplier"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        call()

@@ -1,0 +1,389 @@
+"""What ships is what was audited: weights follow the release, or a finding says otherwise."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+import askgauss as ag
+from askgauss.exceptions import FileFormatError
+from askgauss.integrations._shadow import acts_elementwise
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status, Verdict
+from askgauss.transcript import RunFacts, Transcript
+from askgauss.witness import WeightFacts
+from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+MOVED, BETWEEN = "weights moved by the release", "weights between steps"
+LOOSE = ag.PrivacyClaim(epsilon=1000.0, delta=1e-5)
+
+
+def finding(result, name):
+    return next(item for item in result.findings if item.check == name)
+
+
+def swapped(run, optimizer):
+    """The run with another torch optimizer under the private one."""
+    run.optimizer.original_optimizer = optimizer
+    return run
+
+
+def parameters(run):
+    return [item for item in run.model.parameters() if item.requires_grad]
+
+
+def audited(run, epochs=2, **options):
+    options.setdefault("canaries", ag.DiracCanaries(present=8, absent=40, tensors=SIZES, seed=3))
+    with CanaryAudit(run.optimizer, data_loader=run.loader, model=run.model, **options) as audit:
+        run.train(epochs)
+    return audit
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "maximize": lambda p: torch.optim.SGD(p, lr=0.01, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adam tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, foreach=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.01),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "groups": lambda p: torch.optim.SGD(
+        [{"params": p[:1], "lr": 0.5}, {"params": p[1:], "momentum": 0.9}], lr=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_elementwise_optimizer_is_followed(name, mode):
+    run = make_run(mode=mode)
+    swapped(run, OPTIMIZERS[name](parameters(run)))
+    facts = audited(run).transcript().facts.weights
+    assert (facts.steps, facts.otherwise, facts.between, facts.unchecked) == (16, 0, 0, "")
+    assert facts.places > 60
+
+
+def test_the_shadow_ends_where_the_whole_optimizer_does():
+    """The oracle: every coordinate by itself, against the whole vector, after 16 steps of Adam."""
+    run = make_run()
+    swapped(run, torch.optim.Adam(parameters(run), lr=0.01))
+    audit = CanaryAudit(
+        run.optimizer,
+        data_loader=run.loader,
+        canaries=ag.DiracCanaries(present=8, absent=40, tensors=SIZES, seed=3),
+    )
+    with audit:
+        run.train(2)
+        shadow = audit._shadow
+        ends = torch.cat([item.detach() for item in shadow._small.values()])
+        real = shadow._places.read(shadow._parameters)
+        torch.testing.assert_close(ends, real, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+        lambda o: lr_scheduler.OneCycleLR(o, 0.5, 40),
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    ],
+)
+def test_schedules_are_followed(schedule):
+    run = make_run()
+    scheduler = schedule(run.optimizer)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
+        for _ in range(3):
+            run.train()
+            scheduler.step()
+    facts = audit.transcript().facts.weights
+    assert (facts.steps, facts.otherwise) == (24, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_followed(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES)).to(dtype)
+    data = TensorDataset(torch.randn(RECORDS, FEATURES).to(dtype), torch.arange(RECORDS) % CLASSES)
+    for name in ("momentum", "adam"):
+        run = make_run(model=copy.deepcopy(model), data=data, noise_multiplier=2.0)
+        swapped(run, OPTIMIZERS[name](parameters(run)))
+        facts = audited(run).transcript().facts.weights
+        assert (facts.steps, facts.otherwise) == (16, 0)
+
+
+def test_mixed_precision_is_followed():
+    run = make_run()
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
+        for features, target in run.loader:
+            run.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = run.criterion(run.model(features), target)
+            loss.backward()
+            run.optimizer.step()
+    facts = audit.transcript().facts.weights
+    assert (facts.steps, facts.otherwise) == (8, 0)
+
+
+@pytest.mark.parametrize("audit_first", [True, False])
+def test_resumed_runs_are_followed_from_the_state_they_bring(audit_first, tmp_path):
+    first = make_run()
+    swapped(first, torch.optim.Adam(parameters(first), lr=0.01))
+    audit = audited(first, checkpoint=tmp_path / "audit.npz")
+    run = make_run(seed=1)
+    swapped(run, torch.optim.Adam(parameters(run), lr=0.01))
+
+    def restore():
+        run.model.load_state_dict(first.model.state_dict())
+        run.optimizer.load_state_dict(first.optimizer.state_dict())
+        run.engine.accountant.history = list(first.engine.accountant.history)
+
+    if not audit_first:
+        restore()
+    again = CanaryAudit(
+        run.optimizer,
+        canaries=audit.canaries,
+        data_loader=run.loader,
+        checkpoint=tmp_path / "audit.npz",
+    )
+    with again:
+        if audit_first:
+            restore()
+        run.train(2)
+    facts = again.transcript().facts.weights
+    assert (facts.steps, facts.otherwise, facts.between) == (32, 0, 0)
+
+
+class Foreign(torch.optim.Optimizer):
+    """A class that torch does not have; with a norm, it does not treat coordinates apart."""
+
+    def __init__(self, parameters, lr, trust=False):
+        self.trust = trust
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for item in group["params"]:
+                    if item.grad is not None:
+                        state = self.state[item]
+                        state["sum"] = 0.9 * state.get("sum", 0.0) + item.grad
+                        size = item.norm() / item.grad.norm() if self.trust else 1.0
+                        item.sub_(group["lr"] * size * state["sum"].sign())
+
+
+def test_foreign_classes_are_followed_where_they_treat_coordinates_apart():
+    run = make_run()
+    swapped(run, Foreign(parameters(run), lr=0.01))
+    torch.manual_seed(4)
+    before = torch.random.get_rng_state()
+    assert acts_elementwise(run.optimizer.original_optimizer) == ""
+    assert torch.equal(torch.random.get_rng_state(), before)
+    facts = audited(run).transcript().facts.weights
+    assert (facts.steps, facts.otherwise, facts.optimizer) == (16, 0, "Foreign")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: Foreign(p, lr=0.01, trust=True),
+        lambda p: torch.optim.Adafactor(p, lr=0.01),
+        lambda p: torch.optim.Muon([item for item in p if item.ndim == 2], lr=0.01),
+    ],
+)
+def test_other_optimizers_are_said_not_to_be_checked(make):
+    run = make_run()
+    if "Muon" in repr(make.__code__.co_names):
+        for item in parameters(run):
+            item.requires_grad_(item.ndim == 2)
+    swapped(run, make(parameters(run)))
+    result = audited(run, canaries=None, seed=0).result(claim=LOOSE)
+    found = finding(result, MOVED)
+    assert found.status is Status.NOT_RUN
+    assert type(run.optimizer.original_optimizer).__name__ in found.summary
+    assert next(part for part in result.scope if part.name == "weights").status == "not tested"
+    assert finding(result, BETWEEN).status is Status.PASS
+
+
+# --- what is not as it should be ------------------------------------------------------------------
+
+
+class HandsTheClosureOn:
+    """Opacus 1.0: the closure reaches the wrapped optimizer, which computes gradients again."""
+
+    def __init__(self, optimizer):
+        def step(closure=None):
+            if closure is not None:
+                with torch.enable_grad():
+                    closure()
+            if optimizer.pre_step():
+                return optimizer.original_optimizer.step(closure)
+            return None
+
+        optimizer.step = step
+
+
+@pytest.mark.parametrize("handed_on", [True, False])
+def test_a_closure_that_is_handed_on_is_named(handed_on):
+    run = make_run()
+    if handed_on:
+        HandsTheClosureOn(run.optimizer)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit:
+        for features, target in run.loader:
+
+            def closure(features=features, target=target):
+                run.optimizer.zero_grad()
+                loss = run.criterion(run.model(features), target)
+                loss.backward()
+                return loss
+
+            run.optimizer.step(closure)
+    result = audit.result(claim=LOOSE)
+    moved, closure = finding(result, MOVED), finding(result, "closure")
+    if handed_on:
+        assert result.verdict is Verdict.VIOLATION
+        assert moved.status is closure.status is Status.FAIL
+        assert "8 of 8 steps" in moved.summary
+        assert "a closure computed the gradient again" in moved.summary
+        assert next(part for part in result.scope if part.name == "weights").status == "broken"
+    else:
+        assert moved.status is closure.status is Status.PASS
+        assert result.verdict is not Verdict.VIOLATION
+
+
+@pytest.mark.parametrize("when", ["never", "in the step", "between", "declared"])
+def test_weights_written_past_the_optimizer_are_named(when):
+    run = make_run()
+    weight = parameters(run)[2]
+    leak = torch.full_like(weight, 1e-3)
+    if when == "in the step":
+        run.optimizer.original_optimizer.register_step_pre_hook(
+            lambda *_: bool(weight.data.add_(leak) is None) or None
+        )
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit:
+        run.train()
+        if when == "between":
+            weight.data.add_(leak)
+        if when == "declared":
+            with audit.postprocessing():
+                weight.data.clamp_(-0.05, 0.05)
+        run.train()
+    result = audit.result(claim=LOOSE)
+    moved, between = finding(result, MOVED), finding(result, BETWEEN)
+    assert moved.status is Status.PASS
+    if when == "between":
+        assert between.status is Status.FAIL
+        assert result.verdict is Verdict.INVALID
+        assert "first before step 9 in 2:2.weight" in between.summary
+    elif when == "in the step":
+        assert between.status is Status.FAIL  # written before the hook that reads
+    else:
+        assert between.status is Status.PASS
+        assert ("1 changes were declared" in between.summary) == (when == "declared")
+
+
+def test_weights_written_inside_the_step_are_a_breach():
+    run = make_run()
+    weight = parameters(run)[2]
+    run.optimizer.original_optimizer.register_step_post_hook(lambda *_: weight.data.add_(1e-3))
+    result = audited(run).result(claim=LOOSE)
+    found = finding(result, MOVED)
+    assert found.status is Status.FAIL
+    assert result.verdict is Verdict.VIOLATION
+    assert "16 of 16 steps" in found.summary
+    assert "in 2:2.weight" in found.summary
+    assert "something else wrote to them" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        (lambda p: p.grad.mul_(0.5), Verdict.INVALID, "multiplied by 0.5"),
+        (lambda p: p.grad.copy_(p.summed_grad / 16), Verdict.VIOLATION, "was replaced"),
+    ],
+)
+def test_a_gradient_changed_after_it_was_read_is_named(change, verdict, words):
+    """A second clip or a scaler is one factor for all; anything else may be the gradient bare."""
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model)
+    with audit:
+        run.optimizer.original_optimizer.register_step_pre_hook(
+            lambda *_: any(change(item) is None for item in parameters(run)) or None
+        )
+        run.train()
+    result = audit.result(claim=LOOSE)
+    assert words in finding(result, MOVED).summary
+    assert result.verdict is verdict
+
+
+@pytest.mark.parametrize("thawed", [True, False])
+def test_a_thawed_layer_is_named(thawed):
+    run = make_run()
+    run.model._module[0].requires_grad_(False)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit:
+        run.train()
+        if thawed:
+            run.model._module[0].requires_grad_(True)
+        run.train()
+    result = audit.result(claim=LOOSE)
+    found = finding(result, "trained parameters without canaries")
+    assert (found.status is Status.FAIL) == thawed
+    assert (result.verdict is Verdict.INVALID) == thawed
+    if thawed:
+        assert "2 tensors without canaries moved" in found.summary
+
+
+def test_a_frozen_layer_that_another_optimizer_trains_is_a_breach():
+    run = make_run()
+    extra = nn.Linear(3, 3)
+    run.model.add_module("extra", extra)
+    extra.requires_grad_(False)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit:
+        run.train()
+        extra.weight.data.add_(1.0)
+    result = audit.result(claim=LOOSE)
+    assert result.verdict is Verdict.VIOLATION
+    assert "extra.weight" in finding(result, "parameters outside the optimizer").summary
+
+
+def test_facts_survive_the_file_and_bad_ones_are_refused(tmp_path):
+    transcript = audited(make_run()).transcript()
+    transcript.save(tmp_path / "t.npz")
+    assert Transcript.load(tmp_path / "t.npz").facts.weights == transcript.facts.weights
+    with pytest.raises(FileFormatError, match=r"facts\.weights"):
+        RunFacts(weights=WeightFacts(steps=2, otherwise=3)).check()
+    with pytest.raises(FileFormatError, match="between"):
+        RunFacts(weights=WeightFacts(between=-1)).check()
+
+
+def test_infinite_gradients_are_no_other_move():
+    run = make_run()
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
+        run.train()
+        for item in parameters(run):
+            item.register_hook(lambda gradient: gradient)
+        weights = parameters(run)[0]
+        features, target = next(iter(run.loader))
+        run.optimizer.zero_grad()
+        run.criterion(run.model(features * np.inf), target).backward()
+        run.optimizer.step()
+        assert torch.isnan(weights).any()
+    facts = audit.transcript().facts.weights
+    assert (facts.steps, facts.otherwise) == (9, 0)

@@ -1,0 +1,218 @@
+"""Runs that are started again until they are done, and what came out of them.
+
+Each is a function of a folder that goes on from whatever it finds there. Everything random in it
+comes from its step, so that a run that was killed must end exactly as one that never was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import askgauss as ag
+from askgauss import _files, _plain
+from askgauss.exceptions import RecordingError
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.paper import dpsgd, page, reproduce, sweep, tables
+from askgauss.paper.rows import csv_text
+from askgauss.paper.run_folder import RunFolder
+from askgauss.paper.scatter import Features
+from askgauss.step_store import StepStore
+from tests.integrations.runs import SIZES, make_run
+
+STEPS, EVERY = 11, 3
+CANARIES = ag.DiracCanaries(present=20, absent=30, dimension=500, seed=3)
+
+
+class RefusedError(Exception):
+    """The run said that what it found does not belong together, and went no further."""
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A run, and what is to be had of it at its end.
+
+    Attributes:
+        run: Goes on in a folder, to the end.
+        said: What came of it, in a form that can be compared.
+        may_refuse: Whether it may say that its files are of different steps.
+    """
+
+    run: Callable[[Path], None]
+    said: Callable[[Path], Any]
+    may_refuse: bool = False
+
+
+def _digest(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _digest(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+    return repr(_plain.to_plain(value))
+
+
+def _transcript(path: Path) -> Any:
+    found = ag.Transcript.load(path)
+    # Runs have names of their own.
+    return _digest({**found.arrays(), "facts": replace(found.facts, run=None)})
+
+
+def _record(folder: Path, store: Path | None) -> None:
+    checkpoint = folder / "recorder.npz"
+    if store is not None and not checkpoint.exists():
+        # As the recorder asks for: a run that left no checkpoint begins again without its steps.
+        store.unlink(missing_ok=True)
+    recorder = ag.Recorder(CANARIES, sampling_rate=0.5, noise_multiplier=1.0, store=store)
+    if checkpoint.exists():
+        recorder.load(checkpoint)
+    while recorder.steps < STEPS:
+        noise = np.random.default_rng([7, recorder.steps])
+        released = np.zeros(500)
+        CANARIES.plant(released, recorder.sample(), clip_norm=1.0)
+        released += noise.normal(0.0, 1.0, 500)
+        watch = released[CANARIES.watch]
+        recorder.observe(CANARIES.project(released), background=0, watch=watch)
+        if recorder.steps % EVERY == 0:
+            recorder.save(checkpoint)
+    recorder.transcript().save(folder / "transcript.npz")
+
+
+def _stored(folder: Path) -> Any:
+    store = StepStore(folder / "steps")
+    steps = {"values": np.array(store.values), "planted": store.planted}
+    return (_transcript(folder / "transcript.npz"), _digest(steps))
+
+
+def _train(folder: Path, audit_first: bool) -> None:
+    """Opacus; model and audit are saved one after the other, each whole or not at all."""
+    run = make_run()
+    inputs, targets = run.loader.dataset.tensors
+    model, recorded, done = folder / "model.pt", folder / "audit.npz", 0
+    if model.exists():
+        state = torch.load(model, weights_only=True)
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.engine.accountant.load_state_dict(state["accountant"])
+        torch.set_rng_state(state["random"])
+        done = state["step"]
+    canaries = ag.DiracCanaries(present=20, absent=30, tensors=SIZES, seed=1)
+    given = {"canaries": canaries, "sampling_rate": 0.25, "model": run.model}
+    audit = CanaryAudit(run.optimizer, checkpoint=recorded, **given)
+
+    def save_model() -> None:
+        state = {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "accountant": dict(run.engine.accountant.state_dict()),
+            "random": torch.get_rng_state(),
+            "step": step + 1,
+        }
+        with _files.atomic_write(model) as stream:
+            torch.save(state, stream)
+
+    with audit:
+        for step in range(done, STEPS):
+            chosen = torch.rand(len(inputs)) < 0.25
+            run.optimizer.zero_grad()
+            run.criterion(run.model(inputs[chosen]), targets[chosen]).backward()
+            run.optimizer.step()
+            if (step + 1) % EVERY == 0:
+                for save in (audit.save, save_model) if audit_first else (save_model, audit.save):
+                    save()
+        audit.transcript().save(folder / "transcript.npz")
+
+
+def _trained(folder: Path) -> Any:
+    found = ag.Transcript.load(folder / "transcript.npz")
+    if found.number_of_steps != found.facts.accounted_steps:
+        # Begun before the audit's first checkpoint: it must say which steps it did not see.
+        result = ag.audit(found, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+        assert any(item.check == "step count" and item.failed for item in result.findings), result
+        raise RefusedError(f"{found.number_of_steps} of {found.facts.accounted_steps} steps seen")
+    return _transcript(folder / "transcript.npz")
+
+
+def _features() -> Features:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(40, 10)).astype(np.float16)
+    labels = np.arange(40) % 2
+    half = {"train": rows[:20], "train_labels": labels[:20]}
+    return Features(name="blobs", channels=2, test=rows[20:], test_labels=labels[20:], **half)
+
+
+def _reproduce(folder: Path) -> None:
+    """What a reproduction does: training with checkpoints, tables, a page, the minutes."""
+    heads = tuple(
+        dpsgd.Head(name=f"head{label}", epsilon=8.0, noise_multiplier=1.0, sampling_rate=0.5,
+                   canaries=8, learning_rate=0.1, label=label)
+        for label in range(2)
+    )  # fmt: skip
+    plan = dpsgd.Plan(heads=heads, steps=9, snapshots=(4,), seed=5, checkpoint_every=2)
+    with reproduce._timed(folder) as minutes, RunFolder(folder / "run", {"plan": plan}) as place:
+        dpsgd.train(_features(), plan, place)
+        (folder / "figures").mkdir(exist_ok=True)
+        rows = csv_text(tables.convergence((1, 10))).encode()
+        _files.write_with_digest(folder / "figures" / "convergence.csv", rows)
+        page.write(folder, scale="smoke", model="scatter-linear", minutes=minutes)
+
+
+def _reproduced(folder: Path) -> Any:
+    found = {}
+    for head in ("head0", "head1"):
+        for step in (4, 9):
+            snapshot = dpsgd.load_snapshot(folder / "run", head, step)
+            facts = replace(snapshot.transcript.facts, run=None)
+            found[f"{head} {step}"] = _digest(
+                {**snapshot.transcript.arrays(), "facts": facts, "b": snapshot.background}
+            )
+    accuracy = RunFolder(folder / "run", {}).read_json("results/accuracy.json")
+    lines = (folder / "reproduction.md").read_text().splitlines()
+    return (found, accuracy, [line for line in lines if line.startswith("|")])
+
+
+def _sweep(folder: Path) -> None:
+    grid = sweep.Grid(
+        epsilons=(1.0, 4.0), seeds=3, auditors=("gaussian-shift",), steps=10, present=50, absent=50
+    )
+    sweep.run(grid, folder=folder)
+
+
+def _swept(folder: Path) -> Any:
+    table = sweep.find_table(folder)
+    assert table is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return sweep.read_table(table)
+
+
+def _opacus(audit_first: bool) -> Restarted:
+    def run(folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                _train(folder, audit_first)
+            except RecordingError as error:
+                if "not of the same step" not in str(error):
+                    raise
+                raise RefusedError(str(error)) from error
+
+    return Restarted(run, _trained, may_refuse=True)
+
+
+RUNS = {
+    "recorder": Restarted(
+        lambda folder: _record(folder, None), lambda folder: _transcript(folder / "transcript.npz")
+    ),
+    "step store": Restarted(lambda folder: _record(folder, folder / "steps"), _stored),
+    "Opacus, audit first": _opacus(audit_first=True),
+    "Opacus, model first": _opacus(audit_first=False),
+    "reproduction": Restarted(_reproduce, _reproduced),
+    "sweep": Restarted(_sweep, _swept),
+}
