@@ -68,6 +68,7 @@ _KINDS = (
         passed="noise",
         deciding=("repeated noise", "serial correlation"),
         others=(
+            "predictable noise",
             "shared noise",
             "common noise",
             "noise elsewhere again",
@@ -94,7 +95,8 @@ _KINDS = (
             "divisor",
         ),
         exact=("record contributions",),
-        how_to_test='send canaries through the clipper: CanaryAudit(optimizer, inject="sample")',
+        how_to_test='send canaries through the clipper: CanaryAudit(..., inject="sample"), or '
+        "wrap(..., clipped_grad=...) in JAX",
     ),
     _Kind(
         name="sampler",

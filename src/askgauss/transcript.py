@@ -21,13 +21,28 @@ from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.witness import StepFacts, WeightFacts
 
-__all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedProbe:
+    """What came of trying likely seeds on the first released noise.
+
+    Attributes:
+        tried: Number of seeds; 0 where there was too little noise to compare.
+        ways: Ways to draw noise from a seed that were tried.
+        found: The seed and the way that give this noise; empty if none does.
+    """
+
+    tried: int
+    ways: tuple[str, ...] = ()
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,7 @@ class RunFacts:
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         notes: Anything a reader of the report should know.
@@ -103,6 +119,7 @@ class RunFacts:
     plantings: DrawnBatches | None = None
     seed: int | None = None
     contribution: float | None = None
+    seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
     notes: tuple[str, ...] = ()

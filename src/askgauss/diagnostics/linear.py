@@ -26,7 +26,7 @@ from askgauss.diagnostics.tails import (
     ratio_p_value,
 )
 from askgauss.exceptions import NotDefinedError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import gaussian, normality
 
@@ -222,6 +222,8 @@ def _visible_count(expected: float) -> int:
 
 def _place(run: _Run, row: int) -> str:
     pieces = run.transcript.pieces
+    if isinstance(run.transcript.plan, StrategyPlan):
+        return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
