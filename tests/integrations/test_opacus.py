@@ -687,13 +687,18 @@ def test_bad_arguments_name_the_way_out():
 def test_number_of_canaries_follows_model_and_data():
     run = make_run()
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=5)
-    assert (audit.canaries.present, audit.canaries.absent) == (8, PARAMETERS // 2)
+    # A tenth of the records at most, where a short run needs more for a verdict.
+    assert (audit.canaries.present, audit.canaries.absent) == (12, PARAMETERS // 2)
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, planned_steps=10**6)
+    assert audit.canaries.present == 8
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, present=9, absent=20)
+    assert (audit.canaries.present, audit.canaries.absent) == (9, 20)
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, canaries=50, seed=5)
     assert audit.canaries.size == 50
     assert audit.canaries.fair_coins
     assert audit.canaries.root_seed == 5
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, inject="sample")
-    assert audit.canaries.present == 15
+    assert audit.canaries.present == 12
     # A loader without a known lot leaves only the model to go by.
     run.optimizer.expected_batch_size = None
     audit = CanaryAudit(run.optimizer, sampling_rate=0.1)
