@@ -692,6 +692,10 @@ def test_number_of_canaries_follows_model_and_data():
     assert "inject='sample'" in repr(audit)
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, inject="sum", seed=5)
     assert audit.canaries.present == PARAMETERS // 8
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, planned_steps=10**6)
+    assert audit.canaries.present == 8
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, present=9, absent=20)
+    assert (audit.canaries.present, audit.canaries.absent) == (9, 20)
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, canaries=50, seed=5)
     assert audit.canaries.size == 50
     assert audit.canaries.fair_coins

@@ -144,7 +144,7 @@ class PlantedRows:
                 "jax_privacy.clipped_grad(audit.loss(loss), ...)."
             )
         # Losses and norms by example come behind the sum.
-        same = jax.tree.structure(total) == jax.tree.structure(params)
+        same = bool(jax.tree.structure(params) == jax.tree.structure(total))
         total = total if same else total[0]
         return tuple(
             more.astype(leaf.dtype)
