@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
@@ -21,6 +22,8 @@ _COPY = "an aggregator that can be copied: an object with __call__, or a method 
 _PER_CLIENT = 1.4
 # A clip norm that moves less than this says nothing of which one the noise is scaled by.
 _MOVED = 1e-6
+# Standard errors that an exponent may be off the one of either norm.
+_EXPLAINED = 4.0
 
 
 def round_checks(context: Context, facts: RoundFacts) -> Iterator[Finding]:
@@ -166,14 +169,12 @@ def _noise_norm(context: Context, facts: RoundFacts) -> Finding:
     if not context.known or ratios.size != context.transcript.number_of_steps:
         return not_run(name, "the noise by itself, and the clip norm after every round")
     squares, counts = context.squares / context.schedule**2, context.others
-    centred = ratios - ratios.mean()
-    if float(centred @ centred) < _MOVED or not (squares > 0.0).all():
-        return not_run(name, "noise, and a clip norm that moves by other factors in other rounds")
-    scales = 0.5 * np.log(squares / counts)
-    weights = 2.0 * counts
-    centred = ratios - float(weights @ ratios) / float(weights.sum())
-    spread = float(weights @ centred**2)
-    slope, error = float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
+    if not (squares > 0.0).all():
+        return not_run(name, "noise in every round")
+    fit = _exponent(ratios, 0.5 * np.log(squares / counts), 2.0 * counts, context.claimed_noise)
+    if fit is None:
+        return not_run(name, "a clip norm that moves")
+    slope, error = fit
     typical = float(np.exp(ratios.mean()))
     return judged(
         name,
@@ -188,6 +189,30 @@ def _noise_norm(context: Context, facts: RoundFacts) -> Finding:
         remedy="Scale the noise by the norm that this round's updates were clipped to, and update "
         "the norm afterwards.",
     )
+
+
+def _exponent(
+    ratios: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    claimed: NDArray[np.float64] | None,
+) -> tuple[float, float] | None:
+    """The exponent with which the noise follows the next norm, and its standard error.
+
+    Against the claimed noise where that explains all of it, with either norm; else from round to
+    round, whatever the noise is.
+    """
+    if claimed is not None and (claimed > 0.0).all() and float(ratios @ ratios) > _MOVED:
+        spread = float(weights @ ratios**2)
+        slope = float((weights * ratios) @ (scales - np.log(claimed))) / spread
+        error = 1.0 / math.sqrt(spread)
+        if min(abs(slope), abs(slope - 1.0)) < _EXPLAINED * error:
+            return slope, error
+    centred = ratios - float(weights @ ratios) / float(weights.sum())
+    if float(centred @ centred) < _MOVED:
+        return None
+    spread = float(weights @ centred**2)
+    return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
 
 
 def _unit(unit: str, adjacency: str) -> Finding:
