@@ -5,6 +5,7 @@ Flower is imported when a strategy is wrapped, and not before.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,14 @@ class _Flower(AuditedRun):
     ) -> None:
         super().__init__()
         self.strategy = strategy
-        self._options = {"present": present, "absent": absent, "sampling": sampling, "seed": seed}
+        self._make = functools.partial(
+            CanaryClients,
+            present=present,
+            absent=absent,
+            sampling=sampling,
+            divisor=self._divisor,
+            seed=seed,
+        )
         self._clients: CanaryClients | None = None
         # Honest clients of the round; None while a copy is probed.
         self._honest: int | None = None
@@ -155,11 +163,9 @@ class _Flower(AuditedRun):
         """
         strategy = self.strategy
         if self._clients is None:
-            self._clients = CanaryClients(
+            self._clients = self._make(
                 dimension=[array.size for array in current],
                 noise_multiplier=float(strategy.noise_multiplier),
-                divisor=self._divisor,
-                **self._options,
             )
         adaptive = hasattr(strategy, "target_clipped_quantile")
         updates = [
@@ -339,4 +345,5 @@ def _only(records: Any, what: str) -> tuple[str, Any]:
             f"Expected every reply to have one {what}, got {len(records)}. Send parameters and "
             "metrics in one record each."
         )
-    return next(iter(records.items()))
+    name, record = next(iter(records.items()))
+    return str(name), record
