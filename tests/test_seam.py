@@ -142,3 +142,11 @@ class TestBadInput:
     def test_canaries_of_another_model(self):
         with pytest.raises(InvalidArgumentError, match="sizes"):
             Seam(np.zeros(100), lambda sizes: dirac((101,)))
+
+
+def test_nobody_present_plants_nothing():
+    given = tree(FRAMEWORKS["numpy"])
+    seam = Seam(given, lambda sizes: ag.DiracCanaries(present=0, absent=9, tensors=sizes, seed=0))
+    planted = seam.plant(given, np.ones(9, dtype=bool))
+    assert np.array_equal(flat(planted), flat(given))
+    assert seam.along(seam.read(planted)).shape == (9,)

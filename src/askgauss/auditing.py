@@ -12,12 +12,13 @@ from scipy.special import binom, stdtr
 
 from askgauss import _validate
 from askgauss._version import __version__
+from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
-from askgauss.claims import PrivacyClaim
+from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
 from askgauss.diagnostics.disclosure import publishable
 from askgauss.diagnostics.summary import summarise
@@ -66,7 +67,7 @@ def audit(
     *,
     claim: PrivacyClaim | None = None,
     delta: float | None = None,
-    auditor: Auditor[Any] | None = None,
+    auditor: Auditor[Any] | str | None = None,
     confidence: float = 0.95,
     gate_error: float = 0.001,
     diagnostics: bool = True,
@@ -77,8 +78,9 @@ def audit(
         data: The scores of one training run, or its transcript.
         claim: What the run claims; without one there is a bound and no verdict.
         delta: Where to state the bound when there is no claim.
-        auditor: The method; if not given, `SubsampledGaussian` for transcripts of DP-SGD and
-            `GaussianShift` for scores and for transcripts of DP-FTRL, whose scores say it all.
+        auditor: The method, or its name such as ``"one-run"``; if not given, `SubsampledGaussian`
+            for transcripts of DP-SGD and `GaussianShift` for scores and for transcripts of DP-FTRL,
+            whose scores say it all.
             Without one, scores that do not say that their noise is Gaussian are judged by
             `ClopperPearson`, which needs no law of them; where they visibly are not, the bound is
             its too.
@@ -102,6 +104,7 @@ def audit(
         <Verdict.VIOLATION: 'VIOLATION'>
     """
     check_audit_input(data)
+    check_claim(claim)
     if (claim is None) == (delta is None):
         raise InvalidArgumentError(
             "Expected exactly one of claim and delta, got "
@@ -113,7 +116,7 @@ def audit(
     _validate.probability(delta=level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    method = auditor if auditor is not None else _default(data)
+    method = as_auditor(auditor) if auditor is not None else _default(data)
     declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
     given = data
     if isinstance(data, LinearTranscript) or (

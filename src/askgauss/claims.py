@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from askgauss import _validate
+from askgauss.exceptions import InvalidArgumentError
 from askgauss.sampling import Scheme, scheme_of
 
-__all__ = ["PrivacyClaim"]
+__all__ = ["PrivacyClaim", "check_claim"]
 
 # A larger one allows whatever a float can tell apart: no audit could speak about it.
 _LARGEST_EPSILON = 1e9
@@ -69,3 +70,12 @@ class PrivacyClaim:
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+
+
+def check_claim(claim: object) -> None:
+    """Refuse whatever is no claim, and say how to make one."""
+    if claim is not None and not isinstance(claim, PrivacyClaim):
+        raise InvalidArgumentError(
+            f"Expected claim to be a PrivacyClaim, got {str(claim)[:80]!r}. Make one with "
+            "PrivacyClaim(epsilon=8.0, delta=1e-5)."
+        )

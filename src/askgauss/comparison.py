@@ -11,14 +11,14 @@ import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from askgauss import _plain, _validate
 from askgauss._text import one_line
 from askgauss.auditing import audit
-from askgauss.auditors import auditor_types
+from askgauss.auditors import as_auditor, auditor_types
 from askgauss.auditors.base import Auditor
-from askgauss.claims import PrivacyClaim
+from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
 from askgauss.exceptions import (
     AskGaussError,
@@ -39,6 +39,9 @@ from askgauss.results import (
 )
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Comparison", "ComparisonRow", "compare"]
 
@@ -156,6 +159,42 @@ class Comparison:
         """JSON text."""
         return _plain.dumps(_KIND, _SCHEMA, self.to_dict())
 
+    def to_latex(self) -> str:
+        """The table for a paper, for LaTeX with the package booktabs."""
+        head, *body = self._cells()
+        lines = [r"\begin{tabular}{lrrrrl}", r"\toprule"]
+        lines += [" & ".join(map(_latex, head)) + r" \\", r"\midrule"]
+        lines += [" & ".join(map(_latex, line)) + r" \\" for line in body]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        notes = [self._heading(), *self._notes()]
+        return "\n".join([*lines, *(f"% {note}" for note in notes)]) + "\n"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Every method's bound on one axis, the first one on top.
+
+        Args:
+            ax: Where to draw; a figure of its own if not given.
+        """
+        from askgauss import plots
+        from askgauss.diagnostics.figures import Bound, EpsilonAxis
+
+        shown = EpsilonAxis(
+            bounds=tuple(
+                Bound(
+                    name=row.label,
+                    lower=row.bound,
+                    point=row.estimate,
+                    usable=not row.reason.startswith("INVALID"),
+                    reason=row.reason,
+                )
+                for row in self.rows
+            ),
+            claimed=None if self.claim is None else self.claim.epsilon,
+            delta=self.delta,
+            confidence=self.confidence,
+        )
+        return plots.epsilon_axis(shown, ax)
+
     def to_dataframe(self) -> Any:
         """A pandas data frame with a line a method.
 
@@ -174,12 +213,27 @@ class Comparison:
         return pandas.DataFrame(lines, columns=names)
 
 
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    ">": r"$>$",
+    "<": r"$<$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def _latex(text: str) -> str:
+    """Text that means nothing but itself in LaTeX."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
 def compare(
     data: CanaryScores | Transcript | LinearTranscript,
     *,
     claim: PrivacyClaim | None = None,
     delta: float | None = None,
-    auditors: Iterable[Auditor[Any]] | None = None,
+    auditors: Iterable[Auditor[Any] | str] | None = None,
     confidence: float = 0.95,
 ) -> Comparison:
     """What several methods say about the same scores.
@@ -209,6 +263,7 @@ def compare(
         ['gaussian-shift', 'one-run']
     """
     check_audit_input(data)
+    check_claim(claim)
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)
@@ -227,15 +282,10 @@ def compare(
     )
 
 
-def _methods(auditors: Iterable[Auditor[Any]] | None) -> list[Auditor[Any]]:
+def _methods(auditors: Iterable[Auditor[Any] | str] | None) -> list[Auditor[Any]]:
     if auditors is None:
         return [kind() for kind in auditor_types().values()]
-    methods = list(auditors)
-    for method in methods:
-        if not isinstance(method, Auditor):
-            raise InvalidArgumentError(
-                f"Expected auditors to be auditors such as OneRun(), got {method!r}."
-            )
+    methods = [as_auditor(given) for given in auditors]
     if not methods:
         raise InvalidArgumentError("Expected at least one of auditors, got none.")
     return methods
@@ -313,9 +363,15 @@ def _caution(assumption: Assumption, findings: Sequence[Finding]) -> str:
 
 def _options(method: Auditor[Any]) -> str:
     """The options that differ from the default ones."""
-    default = type(method)()
     return ", ".join(
         f"{field.name}={getattr(method, field.name)!r}"
         for field in dataclasses.fields(method)
-        if getattr(method, field.name) != getattr(default, field.name)
+        if getattr(method, field.name) != _default(field)
     )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """What an option is if nobody says; of one that must be said, nothing equals it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

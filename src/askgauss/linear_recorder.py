@@ -1,8 +1,9 @@
-"""The recorder of tree mechanisms: matched-filter scores, computed as the releases go by.
+"""The recorder of correlated noise: matched-filter scores, computed as the releases go by.
 
 Each release is taken apart into pieces of independent noise (`askgauss.mechanisms.pieces`), which
-are added to the scores of the canaries whose leaves they cover. Memory is one number a canary and
-level of the tree, and a few numbers a piece.
+are added to the scores of the canaries whose leaves they cover: nodes of a tree, rows of a strategy
+matrix. Memory is one number a canary and level of the tree, band or buffer, and a few numbers a
+piece.
 """
 
 from __future__ import annotations
@@ -19,10 +20,19 @@ from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.linear_transcript import LinearFacts, LinearTranscript, PieceSums, TreePlan
+from askgauss.linear_transcript import (
+    LinearFacts,
+    LinearTranscript,
+    PieceSums,
+    Plan,
+    StrategyPlan,
+    TreePlan,
+)
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.pieces import Piece, reader
+from askgauss.mechanisms.pieces import Piece, Reader, reader
 from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
+from askgauss.mechanisms.rows import RowReader
+from askgauss.mechanisms.strategy import Strategy
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
@@ -30,6 +40,8 @@ __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 _MOST_KEPT = 256
 _FEWEST_KEPT = 32
 _KEPT_NUMBERS = 1 << 22
+# A strategy has one piece a step, and may have very many: of those fewer numbers say enough.
+_KEPT_OF_ROWS = 1 << 20
 # Numbers of a piece in a checkpoint: the first five are all that early ones have.
 _COLUMNS = 9
 _EARLY_COLUMNS = 5
@@ -40,7 +52,7 @@ class _Progress:
     """The plain values of a checkpoint."""
 
     fingerprint: str
-    plan: TreePlan
+    plan: StrategyPlan | TreePlan
     clip_norm: float
     step: int
     asked: bool
@@ -50,7 +62,7 @@ class _Progress:
 
 
 class LinearRecorder(Checkpointed):
-    """Records a run of a tree mechanism step by step, whatever framework runs it.
+    """Records a run with correlated noise step by step, whatever framework runs it.
 
     Every canary, present or absent, has leaves of its own, drawn at random. A step is: ask
     `sample` which canaries enter it, add them to the clean sum of the leaf, let the mechanism
@@ -58,9 +70,13 @@ class LinearRecorder(Checkpointed):
 
     Args:
         canaries: Who is planted where.
-        plan: The mechanism, and what the audit sees of it.
+        plan: The mechanism: a `TreePlan`, which says what the audit sees of a tree; or a strategy
+            (`BandedStrategy`, `BufferedToeplitz`, a lower-triangular `MatrixMechanism`).
         clip_norm: Norm of one planted canary.
-        noise_multiplier: The noise of one node the run claims, in clip norms.
+        noise_multiplier: The noise of one node, or of one row of the strategy, that the run claims,
+            in clip norms.
+        release: Of a strategy, what the audit sees: its noisy ``rows``, the noisy ``steps`` that
+            are decoded from them (as in jax_privacy), or the ``prefixes`` of those.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -88,34 +104,44 @@ class LinearRecorder(Checkpointed):
     def __init__(
         self,
         canaries: PlacedCanaries,
-        plan: TreePlan,
+        plan: TreePlan | Strategy,
         *,
         clip_norm: float = 1.0,
         noise_multiplier: float | None = None,
+        release: Literal["rows", "steps", "prefixes"] = "steps",
     ) -> None:
         if not isinstance(canaries, PlacedCanaries):
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )
-        if not isinstance(plan, TreePlan):
-            raise _validate.fail("plan", plan, "to be a TreePlan")
+        given: Any = plan
+        if not isinstance(given, (TreePlan, Strategy)):
+            hint = "Make one of askgauss.mechanisms: BandedStrategy.toeplitz([1.0, 0.5], steps)."
+            raise _validate.fail("plan", plan, "to be a TreePlan or a strategy", hint)
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         self._canaries = canaries
-        self._plan = plan
+        self._mechanism = plan
+        self._plan: Plan
+        self._reader: Reader
+        if isinstance(plan, Strategy):
+            self._plan = _strategy_plan(plan, release)
+            self._reader = RowReader(self._plan, plan)
+            kept = _KEPT_OF_ROWS // plan.steps
+        else:
+            self._plan, self._reader = plan, reader(plan)
+            kept = _KEPT_NUMBERS // (2 * plan.steps)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._reader = reader(plan)
-        self._leaves = _random_leaves(canaries, plan)
+        self._leaves = _random_leaves(canaries, self._plan)
         # Entries into leaves, one a canary and participation, in the order of the leaves.
         order = np.argsort(self._leaves, axis=None, kind="stable")
         self._leaf = self._leaves.ravel()[order]
         self._owner = order // self._leaves.shape[1]
         self._starts = np.searchsorted(self._leaf, np.arange(plan.steps + 1))
         self._absent = np.flatnonzero(~canaries.member)
-        nodes = 2 * plan.steps
-        self._keep(min(max(_KEPT_NUMBERS // nodes, _FEWEST_KEPT), _MOST_KEPT))
+        self._keep(min(max(kept, _FEWEST_KEPT), _MOST_KEPT))
         self._run = secrets.token_hex(16)
         self._step = 0
         self._asked = False
@@ -139,7 +165,7 @@ class LinearRecorder(Checkpointed):
         return self._run
 
     @property
-    def plan(self) -> TreePlan:
+    def plan(self) -> Plan:
         """The mechanism."""
         return self._plan
 
@@ -169,8 +195,8 @@ class LinearRecorder(Checkpointed):
         """Record what one step released; of a step that raises, nothing is recorded.
 
         Args:
-            released: Along each canary, the noisy prefix; or, where nodes are released, one row for
-                each node of `released_nodes`.
+            released: Along each canary, the noisy prefix, step or row; or, where nodes of a tree
+                are released, one row for each node of `released_nodes`.
             background: The same without noise and without any canary; None where unknown.
             cosines: Two rows: the cosine of each canary with the whole released prefix, and with
                 its change in this step.
@@ -186,7 +212,7 @@ class LinearRecorder(Checkpointed):
             )
         size = self._canaries.size
         shape: tuple[int, ...] = (size,)
-        if self._plan.release == "nodes":
+        if isinstance(self._plan, TreePlan) and self._plan.release == "nodes":
             shape = (len(released_nodes(self._plan, self._step)), size)
         known: Literal["known", "unknown"] = "unknown" if background is None else "known"
         if self._background not in (None, known):
@@ -340,12 +366,14 @@ class LinearRecorder(Checkpointed):
 
     def _sensitivity(self, steps: int) -> float:
         """How far a record can move all the nodes of so many steps."""
+        if isinstance(self._mechanism, Strategy):
+            return self._mechanism.sensitivity()
         return tree.sensitivity(
             steps,
-            participations=self._plan.participations,
-            min_separation=self._plan.min_separation,
-            restart_every=self._plan.restart_every,
-            completion=self._plan.completion,
+            participations=self._mechanism.participations,
+            min_separation=self._mechanism.min_separation,
+            restart_every=self._mechanism.restart_every,
+            completion=self._mechanism.completion,
         )
 
     def _largest_information(
@@ -358,7 +386,11 @@ class LinearRecorder(Checkpointed):
         """
         if self._plan.participations == 1:
             return math.sqrt(leaf_gain.max())
-        if self._step and (self._plan.release == "nodes" or self._plan.estimator == "full"):
+        plan = self._mechanism
+        all_of_it = isinstance(plan, TreePlan) and (
+            plan.release == "nodes" or plan.estimator == "full"
+        )
+        if self._step and all_of_it:
             # Least squares over all nodes loses nothing that they say about a leaf.
             return self._sensitivity(self._step)
         return math.sqrt(gain.max())
@@ -428,7 +460,7 @@ class LinearRecorder(Checkpointed):
         cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
         # Places of nodes are whole numbers below the steps, kept among the floats.
         if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
-            raise FileFormatError("Expected pieces of the checkpoint to name nodes of the tree.")
+            raise FileFormatError("Expected pieces of the checkpoint to name nodes or rows.")
         self._run = progress.run or self._run
         self._sums, self._cosines, self._kept_values = sums, cosines, list(kept_values)
         self._pieces = [tuple(row) for row in pieces.tolist()]
@@ -450,7 +482,22 @@ class LinearRecorder(Checkpointed):
         return pieces, self._kept.size, False
 
 
-def _random_leaves(canaries: PlacedCanaries, plan: TreePlan) -> NDArray[np.int64]:
+def _strategy_plan(
+    strategy: Strategy, release: Literal["rows", "steps", "prefixes"]
+) -> StrategyPlan:
+    kind: Any = strategy.kind
+    return StrategyPlan(
+        steps=strategy.steps,
+        kind=kind,
+        digest=strategy.digest(),
+        remembers=strategy.remembers,
+        release=release,
+        participations=strategy.participations,
+        min_separation=strategy.min_separation,
+    )
+
+
+def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:
     """The leaves of every canary, uniform over all ways to enter as often as accounted for."""
     generator = random_stream(canaries.root_seed, Stream.PLANTING)
     gap = min(plan.min_separation, plan.steps) - 1

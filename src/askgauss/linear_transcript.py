@@ -20,7 +20,7 @@ from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "TreePlan"]
+__all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "StrategyPlan", "TreePlan"]
 
 _KIND = "askgauss-linear-transcript"
 _SCHEMA = 2
@@ -87,6 +87,49 @@ class TreePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyPlan:
+    """A lower-triangular strategy as it was planned, and what the audit sees of it.
+
+    Attributes:
+        steps: Steps in all.
+        kind: How the strategy is held: ``dense``, ``banded`` or ``buffered``.
+        digest: A short name of its numbers.
+        remembers: Arrays that are held from one step to the next.
+        release: What the audit sees: noisy rows of the strategy, the noisy steps decoded from them,
+            or the prefix sums of those.
+        participations: Most steps one record enters.
+        min_separation: Least distance between two of them.
+    """
+
+    steps: int
+    kind: Literal["dense", "banded", "buffered"]
+    digest: str
+    remembers: int
+    release: Literal["rows", "steps", "prefixes"] = "steps"
+    participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer(
+            1,
+            steps=self.steps,
+            participations=self.participations,
+            min_separation=self.min_separation,
+        )
+        _validate.integer(0, remembers=self.remembers)
+        _validate.one_of(("dense", "banded", "buffered"), kind=self.kind)
+        _validate.one_of(("rows", "steps", "prefixes"), release=self.release)
+
+    @property
+    def independent(self) -> bool:
+        """Rows of the strategy each have noise of their own."""
+        return True
+
+
+Plan = TreePlan | StrategyPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearFacts:
     """What is known about the run.
 
@@ -118,7 +161,7 @@ class LinearFacts:
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)
 
-    def check(self, plan: TreePlan) -> None:
+    def check(self, plan: Plan) -> None:
         """Refuse what no run is like, in facts that come from a file.
 
         Raises:
@@ -177,7 +220,7 @@ class PieceSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearTranscript:
-    """Everything an audit reads from a run of a tree mechanism.
+    """Everything an audit reads from a run with correlated noise.
 
     The arrays are made read-only, those given to it too.
 
@@ -209,7 +252,7 @@ class LinearTranscript:
     cosine: NDArray[np.float64] | None = None
     round_cosine: NDArray[np.float64] | None = None
     noise_square: NDArray[np.float64] | None = None
-    plan: TreePlan
+    plan: Plan
     facts: LinearFacts
 
     def __post_init__(self) -> None:
@@ -390,7 +433,7 @@ class LinearTranscript:
                 largest_information=_plain.from_plain(
                     float, content.get("largest_information"), "largest_information"
                 ),
-                plan=_plain.from_plain(TreePlan, content.get("plan"), "plan"),
+                plan=_read_plan(content.get("plan")),
                 facts=_plain.from_plain(LinearFacts, content.get("facts"), "facts"),
                 **{name: array for name, array in arrays.items() if name in own},
             )
@@ -439,3 +482,9 @@ class LinearTranscript:
                 f"Expected information in [0, {self.largest_information:g}], the largest one, got "
                 f"{self.information.min():g} to {largest:g}."
             )
+
+
+def _read_plan(value: Any) -> Plan:
+    kind = StrategyPlan if isinstance(value, dict) and "kind" in value else TreePlan
+    plan: Plan = _plain.from_plain(kind, value, "plan")
+    return plan

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from askgauss import _validate, accounting
+from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.gaussian_scores import GaussianRectangle, GaussianShift, PairEvidence
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
@@ -87,7 +88,7 @@ def solve(
     alternative: float | None,
     confidence: float | None = None,
     power: float | None = ENOUGH,
-    auditor: Auditor[Any] | None = None,
+    auditor: Auditor[Any] | str | None = None,
     gate_error: float = 0.001,
 ) -> Plan:
     """The one number that is left open, such that the others hold.
@@ -158,7 +159,7 @@ def solve(
         alternative=float(alternative or 0.0),
         confidence=float(confidence),
         power=float(power or 0.0),
-        auditor=SubsampledGaussian() if auditor is None else auditor,
+        auditor=SubsampledGaussian() if auditor is None else as_auditor(auditor),
     )
     name = unknown[0]
     if name == "power":

@@ -69,6 +69,7 @@ _KINDS = (
         passed="noise",
         deciding=("repeated noise", "serial correlation"),
         others=(
+            "predictable noise",
             "shared noise",
             "common noise",
             "noise elsewhere again",
@@ -99,7 +100,8 @@ _KINDS = (
             "clip norm direction",
         ),
         exact=("record contributions",),
-        how_to_test='send canaries through the clipper: CanaryAudit(optimizer, inject="sample")',
+        how_to_test='send canaries through the clipper: CanaryAudit(..., inject="sample"), or '
+        "wrap(..., clipped_grad=...) in JAX",
     ),
     _Kind(
         name="sampler",

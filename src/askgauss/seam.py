@@ -136,7 +136,7 @@ class Seam:
         owner = np.zeros(self.layout.plantable, dtype=np.int64)
         sign = np.ones(self.layout.plantable)
         present = np.flatnonzero(self.canaries.member)
-        ranks = self.layout.ranks[present].reshape(present.size, -1)
+        ranks = self.layout.ranks[present].reshape(present.size, self.layout.width)
         owner[ranks] = present[:, None]
         if self.layout.signs is not None:
             sign[ranks] = self.layout.signs[present]
@@ -271,12 +271,17 @@ def _is_torch(leaf: Any) -> bool:
     return type(leaf).__module__.partition(".")[0] == "torch"
 
 
+def _by_axis(leaf: Any, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    return tuple(np.unravel_index(places, leaf.shape))
+
+
 def _taken(leaf: Any, places: NDArray[np.int64]) -> Any:
     if _is_torch(leaf):
         import torch
 
         return leaf.detach().take(torch.from_numpy(places).to(leaf.device))
-    return leaf.reshape(-1)[places]
+    # By the leaf's own axes: flat, an array that is spread over devices would be gathered first.
+    return leaf[_by_axis(leaf, places)] if leaf.ndim > 1 else leaf.reshape(-1)[places]
 
 
 def _added(leaf: Any, places: NDArray[np.int64], values: Any) -> Any:
@@ -287,8 +292,9 @@ def _added(leaf: Any, places: NDArray[np.int64], values: Any) -> Any:
         index = torch.from_numpy(places).to(leaf.device)
         return leaf.detach().clone().put_(index, amount, accumulate=True)
     if hasattr(leaf, "at"):
-        flat = leaf.reshape(-1)
-        return flat.at[places].add(values.astype(leaf.dtype)).reshape(leaf.shape)
+        more = values.astype(leaf.dtype)
+        # A number by itself has no axis to count along.
+        return leaf.at[_by_axis(leaf, places)].add(more) if leaf.ndim else leaf + more[0]
     changed = np.array(leaf)
     # Distinct coordinates: nothing is lost by adding them together.
     changed.reshape(-1)[places] += np.asarray(values, dtype=changed.dtype)

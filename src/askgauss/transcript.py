@@ -21,13 +21,28 @@ from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.witness import RoundFacts, StepFacts, WeightFacts
 
-__all__ = ["SILENCE", "CanarySums", "RunFacts", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedProbe:
+    """What came of trying likely seeds on the first released noise.
+
+    Attributes:
+        tried: Number of seeds; 0 where there was too little noise to compare.
+        ways: Ways to draw noise from a seed that were tried.
+        found: The seed and the way that give this noise; empty if none does.
+    """
+
+    tried: int
+    ways: tuple[str, ...] = ()
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,7 @@ class RunFacts:
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
+        seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
@@ -104,6 +120,7 @@ class RunFacts:
     plantings: DrawnBatches | None = None
     seed: int | None = None
     contribution: float | None = None
+    seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
@@ -420,6 +437,8 @@ class Transcript:
         check_arrays(arrays, _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
+        if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
+            raise FileFormatError("Expected silent and planted_silent of the same steps.")
         planted = self.canaries.planted
         if planted[~self.member].any():
             raise FileFormatError("Expected absent canaries never to be planted.")

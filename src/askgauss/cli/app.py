@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from askgauss._version import __version__
 from askgauss.cli import paper_commands
 from askgauss.cli.attest import attest
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
-from askgauss.cli.program import Command, Program, config_option, debug_option
+from askgauss.cli.hooks import check_results
+from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
 from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
 from askgauss.cli.simulate import faults, simulate
@@ -31,6 +33,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"askgauss {__version__}")
+        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
@@ -56,6 +64,26 @@ def program(
             callback=debug_option,
         ),
     ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Say nothing but errors: documents and the exit code are the answer.",
+            is_eager=True,
+            expose_value=False,
+            callback=quiet_option,
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+        ),
+    ] = False,
 ) -> None:
     """Audit differentially private training from one run.
 
@@ -74,13 +102,14 @@ for command in (
     *(watch, replay, plan, theory, selftest),
 ):
     app.command(cls=Command)(command)
+app.command(cls=Command, name="check-results")(check_results)
 app.add_typer(simulate, name="simulate")
 app.add_typer(faults, name="faults")
 paper_commands.register(app)
 
 
-@app.command(cls=Command)
-def version() -> None:
+@app.command(cls=Command, name="version")
+def versions_command() -> None:
     """Print the version of askgauss and of what it stands on."""
     from askgauss.cli.versions import versions
 

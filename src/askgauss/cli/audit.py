@@ -42,7 +42,7 @@ def audit(
     auditor: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
+            metavar="NAME|MODULE:CLASS",
             help="Method, chosen before looking; by default the one that suits the data.",
             autocompletion=complete_auditor,
         ),
@@ -101,7 +101,7 @@ def compare(
     auditor: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
+            metavar="NAME|MODULE:CLASS",
             help="A method to show; repeat for several, leave out for all that apply.",
             autocompletion=complete_auditor,
         ),

@@ -92,6 +92,11 @@ def _known(key: str, names: list[str], what: str, path: Path) -> None:
 
 def _words(key: str, value: Any, path: Path) -> str | list[str]:
     """A value as it would stand on the command line, so that it is read the same way."""
+    if key == "auditor" and isinstance(value, str) and ":" in value:
+        raise InvalidArgumentError(
+            f"Expected 'auditor' in {str(path)!r} to be a name, got {value!r}: a file runs no "
+            "code. Give module:Class on the command line."
+        )
     if isinstance(value, list):
         return [str(_words(key, item, path)) for item in value]
     if isinstance(value, bool):

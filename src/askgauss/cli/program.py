@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from askgauss.cli.config import apply_file
-from askgauss.cli.terminal import note, one_line
+from askgauss.cli.terminal import be_quiet, note, one_line
 from askgauss.exceptions import AskGaussError, AskGaussWarning
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ __all__ = [
     "config_option",
     "debug_option",
     "explain_os_error",
+    "quiet_option",
 ]
 
 _CONFIG = "askgauss.config"
@@ -71,7 +72,7 @@ class ExitCode:
 
         decision = decide(result, lenient=lenient)
         if decision.why:
-            note(decision.why)
+            note(decision.why, always=True)
         return decision.exit_code
 
     @classmethod
@@ -115,9 +116,9 @@ class _Failures:
             _silence_stdout()
             raise typer.Exit(ExitCode.CLOSED_PIPE) from error
         if isinstance(error, KeyboardInterrupt):
-            note(str(error) or "interrupted.")
+            note(str(error) or "interrupted.", always=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from error
-        note(_explain(error))
+        note(_explain(error), always=True)
         if isinstance(error, OSError):
             _silence_stdout()
         raise typer.Exit(ExitCode.FAILURE) from error
@@ -187,6 +188,7 @@ class Program(TyperGroup):
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """Read the command line up to the command."""
+        be_quiet(False)
         with _Failures():
             return super().make_context(*args, **extra)
 
@@ -217,7 +219,7 @@ class Program(TyperGroup):
             path = "askgauss" if context is None else context.command_path
             message: str = error.format_message()  # type: ignore[attr-defined]
             end = "" if message.endswith((".", "?", "!")) else "."
-            note(f"{message}{end} Try '{path} --help'.")
+            note(f"{message}{end} Try '{path} --help'.", always=True)
         except typer.Abort:
             code = ExitCode.INTERRUPTED
         except typer.Exit as error:
@@ -235,7 +237,7 @@ class Command(TyperCommand):
         shared = [
             parameter
             for parameter in ctx.find_root().command.params
-            if parameter.name in ("config", "debug") and parameter.name not in taken
+            if parameter.name in ("config", "debug", "quiet") and parameter.name not in taken
         ]
         return [*own[:-1], *shared, *own[-1:]]
 
@@ -253,6 +255,13 @@ def config_option(context: typer.Context, path: Path | None) -> Path | None:
         if context.parent is not None:
             apply_file(context, path)
     return path
+
+
+def quiet_option(value: bool) -> bool:
+    """Say nothing but errors from here on."""
+    if value:
+        be_quiet(True)
+    return value
 
 
 def debug_option(context: typer.Context, value: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from askgauss.cli.program import ExitCode
-from askgauss.cli.shared import Confidence, GateError, Seed
+from askgauss.cli.shared import Confidence, GateError, Seed, auditor_named, complete_auditor
 from askgauss.cli.terminal import Progress, as_table, say
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ def selftest(
     confidence: Confidence = 0.95,
     gate_error: GateError = 0.001,
     audits: Annotated[int, typer.Option(help="Number of simulated audits of each kind.")] = 100,
+    auditor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="Method of the audits of scores, such as one of your own.",
+            autocompletion=complete_auditor,
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Check the installation: no false alarms on clean runs, and a planted leak is caught.
@@ -51,6 +59,7 @@ def selftest(
     from askgauss.stats.score_law import ScoreLaw
 
     _validate.integer(1, audits=audits)
+    method = auditor_named(auditor)
     law = ScoreLaw(steps=steps, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
     truth = law.epsilon_at(delta)
     claim = PrivacyClaim(
@@ -65,7 +74,9 @@ def selftest(
     streams = np.random.default_rng(seed).spawn(3 * audits)
 
     def check(data: CanaryScores) -> AuditResult:
-        return audit(data, claim=claim, confidence=confidence, gate_error=gate_error)
+        return audit(
+            data, claim=claim, auditor=method, confidence=confidence, gate_error=gate_error
+        )
 
     def without_leak(index: int) -> AuditResult:
         return check(
@@ -168,7 +179,7 @@ def _promise(
     kept = clopper_pearson_lower(count, len(results), _ERROR) <= allowed
     # The most that chance gives a sound installation, so that the row agrees with its word.
     most = count
-    while clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed and most < len(results):
+    while most < len(results) and clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed:
         most += 1
     while most and clopper_pearson_lower(most, len(results), _ERROR) > allowed:
         most -= 1

@@ -132,15 +132,21 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def auditor_named(name: str | None) -> Auditor[Any] | None:
-    """The auditor of a kebab-case name, with its default options.
+    """The auditor of a kebab-case name, or of a class as module:Class, with its default options.
 
     Raises:
         InvalidArgumentError: There is none of this name.
     """
-    from askgauss.auditors import auditor_types
+    from askgauss.auditors import auditor_types, imported_auditor
 
     if name is None:
         return None
+    if ":" in name:
+        sys.path.insert(0, "")  # a module in the working folder, as python -m has it
+        try:
+            return imported_auditor(name)
+        finally:
+            sys.path.remove("")
     types = auditor_types()
     if name not in types:
         raise InvalidArgumentError(f"Expected --auditor to be {nearest(name, types)}")

@@ -18,11 +18,22 @@ if TYPE_CHECKING:
     from askgauss.replay import ReplayReport
     from askgauss.results import AuditResult
 
-__all__ = ["PRIVATE", "Progress", "as_table", "note", "one_line", "printable", "say", "say_result"]
+__all__ = [
+    "PRIVATE",
+    "Progress",
+    "as_table",
+    "be_quiet",
+    "note",
+    "one_line",
+    "printable",
+    "say",
+    "say_result",
+]
 
 PRIVATE = "private: as sensitive as the training data"
 """Said of files that undo the noise, wherever one of a real run is written."""
 
+_quiet = False
 _VERDICT_COLOURS = {
     "VIOLATION": typer.colors.RED,
     "CONSISTENT": typer.colors.GREEN,
@@ -49,17 +60,31 @@ def say(text: str = "", *, error: bool = False) -> None:
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=error)
 
 
-def note(text: str) -> None:
+def be_quiet(quiet: bool) -> None:
+    """Whether to leave out everything but errors."""
+    global _quiet
+    _quiet = quiet
+
+
+def note(text: str, *, always: bool = False) -> None:
     """One line about what is going on, beside the output rather than in it.
 
     Where nobody can hear it, it is lost: the exit code still says how the command ended.
+
+    Args:
+        text: What to say.
+        always: Whether to say it to somebody who wants quiet, too: an error.
     """
+    if _quiet and not always:
+        return
     with contextlib.suppress(OSError, ValueError):
         say(f"askgauss: {one_line(text)}", error=True)
 
 
 def say_result(result: AuditResult | ReplayReport) -> None:
     """The result as text; on a terminal its verdict and failed checks stand out."""
+    if _quiet:
+        return
     text = printable(str(result))
     if colourful():
         verdict = "" if result.verdict is None else result.verdict.value
@@ -101,7 +126,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _quiet:
             from rich import progress
             from rich.console import Console
 

@@ -26,7 +26,7 @@ from askgauss.diagnostics.tails import (
     ratio_p_value,
 )
 from askgauss.exceptions import NotDefinedError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import gaussian, normality
 
@@ -222,6 +222,8 @@ def _visible_count(expected: float) -> int:
 
 def _place(run: _Run, row: int) -> str:
     pieces = run.transcript.pieces
+    if isinstance(run.transcript.plan, StrategyPlan):
+        return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
@@ -410,6 +412,9 @@ def _by_group(
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
+    if apart and square[worst] == square.sum():
+        # No noise in all others: the odd one out is one of those.
+        worst = int(np.argmin(square))
     spread = Spread(float(freedom[worst]), float(square[worst]))
     others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
     against = others.scale if apart else run.claimed

@@ -9,6 +9,7 @@ from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
+from askgauss.diagnostics.predictable import predictable_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
@@ -35,6 +36,7 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
             yield misread
         yield from noise_checks(Context(noise_by_itself(transcript), claim))
         yield from signal_checks(Context(transcript, claim))
+    yield from predictable_noise(transcript.facts.seed_probe)
     yield from declared_checks(transcript.facts, claim)
     yield from committed_claim(transcript.facts, claim)
     if transcript.facts.weights is not None:

@@ -70,7 +70,7 @@ def choose_canaries(
             raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
         if given.tensor_sizes != sizes:
             raise InvalidArgumentError(
-                f"Expected canaries with tensors={list(sizes)}, the optimizer's parameters, got "
+                f"Expected canaries with tensors={list(sizes)}, the sizes of the parameters, got "
                 f"{list(given.tensor_sizes)}."
             )
         if spread and not isinstance(given, BlockCanaries):

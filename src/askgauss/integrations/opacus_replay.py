@@ -26,9 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from askgauss import _validate
 from askgauss.exceptions import (
@@ -41,7 +39,9 @@ from askgauss.replay import Replay, coins
 from askgauss.replay.recording import Release
 
 try:
-    from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+    import torch
+    from opacus.optimizers import DPOptimizer
+    from torch import nn
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus_replay needs torch and Opacus: pip install "
@@ -361,10 +361,10 @@ def _check_private(optimizer: Any, clip_norm: float | None) -> None:
     run.check_optimizer(optimizer, "sum")
     if clip_norm is not None:
         raise _validate.fail("clip_norm", clip_norm, "to be left out", "Opacus knows it.")
-    if isinstance(optimizer, AdaClipDPOptimizer):
+    if run.adapts_clipping(optimizer):
         raise UnsupportedError(
-            "AdaClip's clip norm follows a noisy count that is released beside the gradient, which "
-            "replay does not hand on. Replay the run with a fixed clip norm."
+            "The clip norm of AdaClip follows a noisy count that is released beside the gradient, "
+            "which replay does not hand on. Replay the run with a fixed clip norm."
         )
     if getattr(optimizer, "world_size", 1) > 1:
         raise UnsupportedError(

@@ -9,21 +9,21 @@ is one array a buffer, however many steps there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.mechanisms._jax_privacy import factorization
-from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
 from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.strategy import Strategy
 
 __all__ = ["BufferedNoise", "BufferedToeplitz"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BufferedToeplitz(GaussianMechanism):
+class BufferedToeplitz(Strategy):
     """A buffered linear Toeplitz strategy, and who takes part in it how often.
 
     Attributes:
@@ -41,6 +41,8 @@ class BufferedToeplitz(GaussianMechanism):
         >>> round(strategy.sensitivity(), 4)
         1.2445
     """
+
+    kind: ClassVar[str] = "buffered"
 
     decay: NDArray[np.float64]
     scale: NDArray[np.float64]
@@ -98,6 +100,37 @@ class BufferedToeplitz(GaussianMechanism):
         """The first column of the strategy; `MatrixMechanism.toeplitz` writes the matrix out."""
         tail = self.decay ** np.arange(self.steps - 1)[:, None] @ self.scale
         return np.append(1.0, tail)
+
+    @property
+    def remembers(self) -> int:
+        """One array a buffer."""
+        return int(self.decay.size)
+
+    def held(self, step: int) -> int:
+        """All of them, from the first step on."""
+        return self.remembers if step else 0
+
+    def row(self, step: int) -> tuple[int, NDArray[np.float64]]:
+        """A whole row: it never ends."""
+        tail = self.decay ** np.arange(step)[:, None] @ self.scale
+        return 0, np.append(tail[::-1], 1.0)
+
+    def mix(
+        self, step: int, value: NDArray[np.float64], held: list[NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """A row of the strategy, of the steps so far, from its buffers."""
+        if not held:
+            held.extend(np.zeros_like(value) for _ in self.decay)
+        mixed = value.copy()
+        for decay, scale, buffer in zip(self.decay, self.scale, held, strict=True):
+            mixed += scale * buffer
+            buffer *= decay
+            buffer += value
+        return mixed
+
+    def numbers(self) -> tuple[NDArray[np.float64], ...]:
+        """Decay and scale of the buffers."""
+        return self.decay, self.scale
 
     def sensitivity(self) -> float:
         """How far one record can move the noisy rows, in units of the clip norm.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,11 +20,11 @@ from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
 from askgauss.mechanisms._jax_privacy import factorization
 from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
 from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.strategy import Strategy
 from askgauss.mechanisms.tree import Estimator, check_participation, node_sums, prefixes
 
-__all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise"]
+__all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise", "largest_choice"]
 
 # Patterns times squared participations that are tried one by one before a bound takes over.
 _ENUMERATED = 2_000_000
@@ -63,7 +63,7 @@ class MatchedFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MatrixMechanism(GaussianMechanism):
+class MatrixMechanism(Strategy):
     """A linear mechanism with Gaussian noise, and who takes part in it how often.
 
     Attributes:
@@ -84,10 +84,13 @@ class MatrixMechanism(GaussianMechanism):
         2.0
     """
 
+    kind: ClassVar[str] = "dense"
+
     strategy: NDArray[np.float64]
     decoder: NDArray[np.float64] | None = None
     participations: int = 1
     min_separation: int = 1
+    _bands: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _validate.integer(1, participations=self.participations, min_separation=self.min_separation)
@@ -97,6 +100,8 @@ class MatrixMechanism(GaussianMechanism):
                 "strategy", "zeros", "to be a strategy", "It asks for no noise and answers nothing."
             )
         object.__setattr__(self, "strategy", strategy)
+        # Asked in every step, and slow to count.
+        object.__setattr__(self, "_bands", self._count_bands())
         if self.decoder is not None:
             decoder = _matrix("decoder", self.decoder)
             if decoder.shape[1] != strategy.shape[0]:
@@ -115,8 +120,34 @@ class MatrixMechanism(GaussianMechanism):
     @property
     def bands(self) -> int:
         """Diagonals of the strategy from the main one down to the last that is not zero."""
+        return self._bands
+
+    def _count_bands(self) -> int:
         rows, columns = np.nonzero(self.strategy)
         return int(max((rows - columns).max(initial=0), 0)) + 1
+
+    @property
+    def remembers(self) -> int:
+        """One array less than there are bands."""
+        return self.bands - 1
+
+    def row(self, step: int) -> tuple[int, NDArray[np.float64]]:
+        """A row within its bands.
+
+        Raises:
+            UnsupportedError: The strategy is not square and lower-triangular.
+        """
+        if step == 0 and not self._is_lower_triangular:
+            raise UnsupportedError(
+                "Streaming needs a square lower-triangular strategy: a step may depend on the past "
+                "only. Trees stream with askgauss.mechanisms.tree.TreeNoise."
+            )
+        first = max(0, step - self.bands + 1)
+        return first, self.strategy[step, first : step + 1]
+
+    def numbers(self) -> tuple[NDArray[np.float64], ...]:
+        """The matrix."""
+        return (self.strategy,)
 
     # --- constructors ---
 
@@ -251,7 +282,7 @@ class MatrixMechanism(GaussianMechanism):
         if self._is_lower_triangular and self.bands <= separation:
             # Columns that one record can enter do not meet.
             squares = np.sum(self.strategy**2, axis=0)
-            return math.sqrt(_largest_choice(squares[None, :], count, separation)[0])
+            return math.sqrt(largest_choice(squares[None, :], count, separation)[0])
         # Vectors of norm one in unlike directions: products of columns count by their size.
         products = np.abs(self.strategy.T @ self.strategy)
         ways = [(size, self.steps - (size - 1) * (separation - 1)) for size in range(1, count + 1)]
@@ -264,8 +295,8 @@ class MatrixMechanism(GaussianMechanism):
         # Each row as if it chose its own partners: an upper bound.
         apart = np.abs(np.subtract.outer(np.arange(self.steps), np.arange(self.steps)))
         products[(apart > 0) & (apart < separation)] = 0.0
-        rows = _largest_choice(products, count, separation)
-        return math.sqrt(_largest_choice(rows[None, :], count, separation)[0])
+        rows = largest_choice(products, count, separation)
+        return math.sqrt(largest_choice(rows[None, :], count, separation)[0])
 
     # --- what a canary can see ---
 
@@ -400,40 +431,36 @@ class MatrixNoise(NoiseStream):
 
     _HELD = "recent"
 
-    def __init__(self, draw: Draw, mechanism: MatrixMechanism) -> None:
-        strategy = mechanism.strategy
-        if not mechanism._is_lower_triangular:
-            raise UnsupportedError(
-                "Streaming needs a square lower-triangular strategy: a step may depend on the past "
-                "only. Trees stream with askgauss.mechanisms.tree.TreeNoise."
-            )
-        # What is so small that its inverse overflows is zero, too.
-        useless = np.flatnonzero(np.abs(np.diagonal(strategy)) < np.finfo(np.float64).tiny)
-        if useless.size:
-            first = int(useless[0])
-            raise _validate.fail(
-                "strategy",
-                f"{strategy[first, first]:g} at ({first}, {first})",
-                "to have no zero on the diagonal",
-            )
-        self._strategy = strategy
-        self._bands = mechanism.bands
-        super().__init__(draw, steps=len(strategy), plan={"strategy": strategy})
+    def __init__(self, draw: Draw, mechanism: Strategy) -> None:
+        mechanism.row(0)
+        (numbers,) = mechanism.numbers()
+        if isinstance(mechanism, MatrixMechanism):
+            # What is so small that its inverse overflows is zero, too.
+            useless = np.flatnonzero(np.abs(np.diagonal(numbers)) < np.finfo(np.float64).tiny)
+            if useless.size:
+                first = int(useless[0])
+                raise _validate.fail(
+                    "strategy",
+                    f"{numbers[first, first]:g} at ({first}, {first})",
+                    "to have no zero on the diagonal",
+                )
+        self._mechanism = mechanism
+        super().__init__(draw, steps=mechanism.steps, plan={"strategy": numbers})
 
     def _advance(self) -> Any:
-        row = self._strategy[self._step]
+        _, row = self._mechanism.row(self._step)
         noise = self._fresh(self._held)
-        for back, earlier in enumerate(reversed(self._held), 1):
-            if row[self._step - back]:
-                noise -= earlier * float(row[self._step - back])
-        noise *= float(1.0 / row[self._step])
+        for weight, earlier in zip(row[-2::-1], reversed(self._held), strict=False):
+            if weight:
+                noise -= earlier * float(weight)
+        noise *= float(1.0 / row[-1])
         self._held.append(noise)
-        if len(self._held) >= self._bands:
+        if len(self._held) > self._mechanism.remembers:
             self._fresh.spare.append(self._held.pop(0))
         return noise
 
     def _expected(self, step: int) -> int:
-        return min(step, self._bands - 1)
+        return self._mechanism.held(step)
 
 
 def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
@@ -460,7 +487,7 @@ def _heaviest(products: NDArray[np.float64], size: int, slots: int, separation: 
     return float(products[entered[:, :, None], entered[:, None, :]].sum(axis=(1, 2)).max())
 
 
-def _largest_choice(rows: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
+def largest_choice(rows: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
     """For each row, the largest sum of ``count`` entries at least ``separation`` apart."""
     steps = rows.shape[1]
     best = np.zeros((len(rows), steps + separation))

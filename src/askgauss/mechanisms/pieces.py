@@ -63,8 +63,7 @@ class Reader(abc.ABC):
     gram: NDArray[np.float64] | None = None
     offline: bool = False
 
-    def __init__(self, plan: TreePlan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._open: list[NDArray[np.float64]] = []
 
     @abc.abstractmethod
@@ -84,12 +83,18 @@ class Reader(abc.ABC):
         self._open = open_values
 
 
+class _TreeReader(Reader):
+    def __init__(self, plan: TreePlan) -> None:
+        super().__init__()
+        self._plan = plan
+
+
 def _open_nodes(plan: TreePlan, step: int) -> int:
     """How many nodes make up the leaves of the tree that the last of so many steps is in."""
     return ((step - 1) % plan.period + 1).bit_count()
 
 
-class _NodeReader(Reader):
+class _NodeReader(_TreeReader):
     """Nodes need no taking apart: each has noise of its own."""
 
     def read(self, step: int, released: NDArray[np.float64]) -> Iterator[Piece]:
@@ -98,7 +103,7 @@ class _NodeReader(Reader):
             yield Piece(node, row, first, np.ones(count))
 
 
-class _PrefixReader(Reader):
+class _PrefixReader(_TreeReader):
     """Prefixes put together from past nodes: ``plain`` and ``honaker``.
 
     The prefix of ``n`` leaves is that of ``n - 2**level`` plus an estimate of the node of the last
@@ -154,7 +159,7 @@ def _right_hand_side(
     return weights, signal, noise
 
 
-class _LeastSquaresReader(Reader):
+class _LeastSquaresReader(_TreeReader):
     """Prefixes by least squares over all nodes: what right children have over left ones.
 
     With ``C`` the matrix of the nodes, least squares leaves noise of covariance ``inverse(C'C)`` in
@@ -199,7 +204,7 @@ class _LeastSquaresReader(Reader):
         self._sums.resume(step, open_values[1:])
 
 
-class _DenseReader(Reader):
+class _DenseReader(_TreeReader):
     """Prefixes of trees that are filled up: the ground a tree stands on is never seen by itself.
 
     The filter of a leaf is then ``inverse(S) @ a``, with ``S`` the covariance of all prefixes and

@@ -24,10 +24,12 @@ __all__ = [
     "accent",
     "axes",
     "count_ticks",
+    "few_ticks",
     "label",
     "legend",
     "numbers",
     "plain_ticks",
+    "rate_ticks",
     "tidy",
 ]
 
@@ -110,6 +112,24 @@ def count_ticks(ax: Axes) -> None:
 
     ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=6))
     ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def rate_ticks(ax: Axes) -> None:
+    """Powers of ten as plain numbers on two logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(base=10, numticks=8))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def few_ticks(ax: Axes) -> None:
+    """Few enough whole numbers below that large ones stand apart."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 

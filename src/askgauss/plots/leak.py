@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from askgauss._text import one_line
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import EpsilonAxis, EpsilonCurve, TradeOffCurves
@@ -18,6 +20,8 @@ __all__ = ["epsilon_axis", "epsilon_by_canaries", "epsilon_by_steps", "tradeoff"
 
 # A longer line would be wider than the axis it stands on.
 _LONGEST_ANSWER = 54
+# Rates below this are drawn on the edge of a logarithmic axis.
+_SMALLEST_RATE = 1e-6
 
 
 def epsilon_axis(source: AuditResult | EpsilonAxis, ax: Axes | None = None) -> Axes:
@@ -135,13 +139,20 @@ def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Ax
     shown = style.numbers(source, figures.tradeoff_curves)
     ax = style.axes(ax, 4.4, 4.0)
     color = style.accent(source)
-    ax.plot([0, 1], [1, 0], color=style.GRID, linewidth=1.0)
+    inside = (shown.alpha > 0.0) & (shown.alpha < 1.0)
+    floor = _SMALLEST_RATE
+    if shown.claim is not None:
+        # A little below the corner of the region that the claim forbids.
+        corner = float(np.maximum(shown.alpha, shown.claim).min())
+        floor = min(max(0.1 * corner, floor), 1e-3)
+    ax.plot(shown.alpha[inside], 1.0 - shown.alpha[inside], color=style.GRID, linewidth=1.0)
     if shown.claim is not None:
         ax.fill_between(
-            shown.alpha,
-            shown.claim,
+            shown.alpha[inside],
+            floor,
+            np.maximum(shown.claim[inside], floor),
             color=style.CLAIM,
-            alpha=0.13,
+            alpha=0.22,
             linewidth=0,
             label="forbidden by the claim",
         )
@@ -156,8 +167,11 @@ def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Ax
     if shown.measured is not None:
         ax.plot(shown.alpha, shown.measured, color=color, linewidth=2.0, label="measured bound")
     if shown.observed is not None:
+        false, missed = shown.observed
+        seen = (false >= floor) & (missed >= floor)
         ax.plot(
-            *shown.observed,
+            false[seen],
+            missed[seen],
             linestyle="none",
             marker="o",
             markersize=2.4,
@@ -166,11 +180,14 @@ def tradeoff(source: AuditResult | TradeOffCurves, ax: Axes | None = None) -> Ax
             label="thresholds on the scores",
         )
     style.tidy(ax, x="false positive rate", y="false negative rate", grid="both")
-    ax.set_xlim(0, 1)
-    ax.set_ylim(0, 1)
-    ax.set_aspect("equal")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(floor, 1.0)
+    ax.set_ylim(floor, 1.0)
+    ax.set_box_aspect(1)
+    style.rate_ticks(ax)
     if ax.get_legend_handles_labels()[0]:
-        style.legend(ax, loc="upper right")
+        style.legend(ax, loc="center")
     return ax
 
 

@@ -104,6 +104,7 @@ def score_density(source: AuditResult | ScoreDensity, ax: Axes | None = None) ->
         )
     )
     style.tidy(ax, x="canary index", y="standardised score", grid="")
+    style.few_ticks(ax)
     ax.set_xlim(0, float(shown.x.max()))
     ax.set_ylim(float(shown.y.min()), float(shown.y.max()))
     return ax

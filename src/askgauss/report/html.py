@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import re
 import threading
 import zlib
@@ -20,7 +21,7 @@ from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
 from askgauss.plots import _style as style
 from askgauss.report import text
-from askgauss.results import AuditResult, Status, number
+from askgauss.results import AuditResult, Status, Verdict, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -115,10 +116,10 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         },
         {
             "name": "measured",
-            "value": text.bound(result.epsilon_lower),
+            "value": text.bound(result.epsilon_lower) if figures.usable(result) else "nothing",
             "note": f"with confidence {result.confidence:g}"
             if figures.usable(result)
-            else "not valid",
+            else f"{text.bound(result.epsilon_lower)} is not valid",
         },
     ]
     if result.distribution_free is not None:
@@ -132,9 +133,9 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
     if result.power is not None and claim is not None:
         facts.append(
             {
-                "name": "power",
-                "value": f"{100.0 * result.power:.0f} %",
-                "note": f"had ε been {1.25 * claim.epsilon:g}",
+                "name": "would have noticed",
+                "value": f"{math.floor(100.0 * result.power)} %",
+                "note": f"of leaks of ε = {1.25 * claim.epsilon:g}",
             }
         )
     numbers = figures.epsilon_axis(result, comparison)
@@ -160,6 +161,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         "headline": text.headline(result),
         "reason": text.reason(result),
         "facts": facts,
+        "advice": text.advice_rows(result),
         "scope": [
             {"name": name, "words": one_line(words, 600)}
             for name, words in (*result.scope_rows(), *(("note", note) for note in result.notes))
@@ -229,7 +231,7 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
             "status": text.StatusWord(
                 "–" if result.verdict is None else result.verdict.value.lower(),
                 "",
-                "fail",
+                "fail" if result.verdict is not None else "skip",
             ),
         }
     ]
@@ -253,12 +255,17 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
 
 def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
     note = f"Belief: but for events of probability {result.delta:g}."
-    if result.claim is not None:
-        note += (
-            " Claimed rates are those of the mechanism described in the claim."
-            if meaning.from_mechanism
-            else " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
-        )
+    if result.claim is None:
+        return note
+    if meaning.from_mechanism:
+        note += " Claimed rates are those of the mechanism described in the claim."
+    elif meaning.from_gaussian:
+        note += " Claimed rates are those of a Gaussian mechanism of the claimed ε and δ."
+    else:
+        note += " Claimed rates are those of the worst mechanism the claimed ε and δ allow."
+    below = result.epsilon_lower <= result.claim.epsilon
+    if result.verdict is Verdict.VIOLATION and below:
+        note += " The violation is not in these rates: a part of the mechanism is broken."
     return note
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from askgauss._text import one_line
+from askgauss.advice import advice
 from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
@@ -14,6 +15,7 @@ from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict,
 __all__ = [
     "PARTS",
     "StatusWord",
+    "advice_rows",
     "bound",
     "consequence",
     "headline",
@@ -101,6 +103,17 @@ def reason(result: AuditResult) -> str:
             else "this method gives an estimate without a guarantee."
         )
     return text[:1].upper() + text[1:]
+
+
+def advice_rows(result: AuditResult) -> list[dict[str, str]]:
+    """What this means, what to do and who should, for somebody who is no statistician."""
+    told = advice(result)
+    rows = (
+        ("What this means", told.meaning),
+        ("What to do", told.action),
+        ("Who should act", f"{told.actor[:1].upper()}{told.actor[1:]}."),
+    )
+    return [{"name": name, "words": one_line(words, 900)} for name, words in rows]
 
 
 def status(finding: Finding) -> StatusWord:

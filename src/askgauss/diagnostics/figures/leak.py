@@ -18,6 +18,7 @@ from askgauss.diagnostics.figures.resized import resized
 from askgauss.diagnostics.summary import Summary
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.results import Assumption, AuditResult
+from askgauss.stats import gaussian
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
@@ -132,12 +133,14 @@ class Meaning:
             delta.
         from_mechanism: Whether the claimed numbers are those of the described mechanism, rather
             than of the worst one the claimed epsilon and delta allow.
+        from_gaussian: Whether they are those of a Gaussian mechanism, as the measured ones are.
     """
 
     advantage: tuple[float | None, float | None]
     true_positives: tuple[float | None, float | None]
     belief: tuple[float | None, float | None]
     from_mechanism: bool
+    from_gaussian: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,7 +172,9 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     A bound of a method that does not model the scores says nothing of the curve away from its own
     delta; then there is no measured curve.
     """
-    alpha = np.concatenate([[0.0], np.geomspace(1e-5, 0.05, 40), np.linspace(0.06, 1.0, 95)])
+    # Fine at both ends, for logarithmic axes.
+    small = np.geomspace(1e-7, 0.05, 60)
+    alpha = np.concatenate([[0.0], small, np.linspace(0.06, 0.94, 60), 1.0 - small[::-1], [1.0]])
     claim = result.claim
     claimed = None if claim is None else TradeOff.epsilon_delta(claim.epsilon, claim.delta)
     mechanism, missing = _mechanism_curve(result), _no_profile(result)
@@ -187,7 +192,12 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
     def drawn(curve: TradeOff | None) -> Array | None:
         return None if curve is None else curve.beta_at(alpha)
 
-    tightest = claimed if mechanism is None else mechanism
+    # Compared with a Gaussian curve, a claim is read as one too: the larger epsilon leaks more
+    # everywhere then.
+    gaussian_claim = None
+    if mechanism is None and claim is not None and measured is not None and claim.delta > 0.0:
+        gaussian_claim = TradeOff.gaussian(gaussian.gdp_mu(claim.epsilon, claim.delta))
+    tightest = mechanism or gaussian_claim or claimed
     return TradeOffCurves(
         alpha=alpha,
         claim=drawn(claimed),
@@ -208,6 +218,7 @@ def tradeoff_curves(result: AuditResult) -> TradeOffCurves:
                 None if bound is None else float(expit(bound)),
             ),
             from_mechanism=mechanism is not None,
+            from_gaussian=gaussian_claim is not None,
         ),
         missing=missing,
     )
@@ -396,7 +407,8 @@ def _epsilon_curve(
         )
         point = result.auditor.epsilon_point(evidence, delta=result.delta)
         if point is not None and math.isfinite(lower) and math.isfinite(point):
-            rows.append((float(size), lower, point))
+            # The best of many tensors may lie above the estimate from all of them.
+            rows.append((float(size), lower, max(point, lower)))
     if len(rows) < 2:
         return Missing(reason="needs a finite bound.")
     size, lower, point = np.array(rows).T

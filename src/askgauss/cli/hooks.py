@@ -1,0 +1,56 @@
+"""What a pre-commit hook asks of files that are about to be kept for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from askgauss.cli.program import ExitCode
+from askgauss.cli.terminal import note
+
+__all__ = ["check_results"]
+
+
+def check_results(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files to look at.")],
+    refuse_private: Annotated[
+        bool,
+        typer.Option(
+            "--refuse-private", help="Refuse transcripts, scores and checkpoints instead."
+        ),
+    ] = False,
+) -> None:
+    """Check files before they are committed: results are whole, and nothing private is kept.
+
+    JSON of other tools is left alone. Exits with 2 if a file is refused.
+    """
+    refused = [path for path in files if _refused(path, refuse_private)]
+    if refused:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+def _refused(path: Path, private: bool) -> bool:
+    from askgauss import _files, _plain
+    from askgauss.exceptions import AskGaussError
+    from askgauss.results import AuditResult
+
+    try:
+        if private:
+            with path.open("rb") as stream:
+                kind = _files.read_kind(stream, str(path)) if stream.read(2) == b"PK" else None
+            if kind is not None:
+                note(f"{path} is {kind}: as sensitive as the training data. Keep it elsewhere.",
+                     always=True)  # fmt: skip
+            return kind is not None
+        content = path.read_bytes()
+        found = _plain.parse(content)
+        if isinstance(found, dict) and found.get("kind") == "askgauss-result":
+            AuditResult.from_json(content)
+    except AskGaussError as error:
+        if b"askgauss-" not in path.read_bytes():
+            return False
+        note(f"{path}: {error}", always=True)
+        return True
+    return False

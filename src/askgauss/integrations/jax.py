@@ -1,0 +1,593 @@
+"""Audit a JAX run: a wrapper around the transformation that adds the noise.
+
+::
+
+    from askgauss.integrations.jax import Audit
+
+    audit = Audit(params, sampling=Poisson(rate=q), clip_norm=C, noise_multiplier=s, steps=T)
+    privatizer = audit.wrap(privatizer)         # before privatizer.init(params)
+    ...                                         # the loop as it was, under jit or scan
+    print(audit.result(state, claim=claim))     # the state the last step returned
+
+The wrapped transformation plants canaries in the clipped sum it is handed, lets the user's own add
+its noise, and keeps what came out at the canaries in its state. All of that is pure and runs on the
+device: nothing waits for the host before the result is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss import _validate
+from askgauss.auditing import audit
+from askgauss.auditors.base import Auditor
+from askgauss.canaries import BlockCanaries, DiracCanaries, PlacedCanaries
+from askgauss.claims import PrivacyClaim
+from askgauss.exceptions import (
+    InvalidArgumentError,
+    MissingExtraError,
+    RecordingError,
+    UnsupportedError,
+)
+from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._released_steps import released_steps
+from askgauss.recorder import Recorder
+from askgauss.results import AuditResult
+from askgauss.sampling import Scheme
+from askgauss.seam import Seam
+from askgauss.transcript import SeedProbe, Transcript
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ImportError as error:
+    raise MissingExtraError(
+        "askgauss.integrations.jax needs JAX and optax: pip install 'askgauss[jax]'."
+    ) from error
+
+from askgauss.integrations._jax_plan import claim_of, planned_run, scheme_of
+from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
+from askgauss.integrations._jax_seeds import probe_seeds
+from askgauss.integrations._jax_tree import ParameterTree
+
+__all__ = ["Audit", "AuditState", "claim_of"]
+
+_STEPS = 1024
+_ABSENT = 1000
+# Device memory that readings may take without being asked for: a step without donation copies it.
+_MOST_BYTES = 1 << 28
+
+
+class AuditState(NamedTuple):
+    """The state of an audited transformation.
+
+    Attributes:
+        inner: That of the user's transformation.
+        step: Steps taken.
+        readings: What was released at the canaries, one row a step.
+        planted: Who is planted, one row a step and one column a present canary.
+        tag: Tells one audit's states from another's.
+    """
+
+    inner: Any
+    step: Any
+    readings: Any
+    planted: Any
+    tag: Any
+
+
+class Audit:
+    """Canaries in the clipped sums of a JAX run, and what the run releases about them.
+
+    Device memory is four bytes a step and place that is read, and one a step and present canary:
+    1,000 steps of 2,000 canaries take 9 MB. A step that is jitted without donating its state copies
+    them. Where that is too much, give ``buffer`` and call `drain` at least once in so many steps.
+
+    Args:
+        params: The parameters, or anything of their structure and shapes.
+        sampling: How batches are drawn, by your word: a scheme of `askgauss.sampling`, or a batch
+            selection strategy of jax_privacy.
+        clip_norm: The most one record adds to the sum that is handed to the transformation:
+            ``clipped_grad(...).sensitivity()``.
+        noise_multiplier: The noise the run claims, over what one record can move what it is added
+            to. With a strategy that is the clip norm times the strategy's sensitivity.
+        strategy: How noise is correlated between steps, for matrix mechanisms: coefficients of a
+            Toeplitz strategy, its columns or the whole matrix, or a buffered Toeplitz strategy.
+        steps: Steps to audit. A run that takes more goes on without canaries, and the result says
+            how many it did not see.
+        canaries: How many, half of them present by fair coins; or canaries made by you over the
+            sizes of the parameters; or None to leave it to the audit.
+        records: About how many records the run trains on: a twentieth of them are canaries at most.
+        background: Whether to subtract the other records' clean sum: ``"auto"`` does where the
+            scheme allows it.
+        buffer: Rows of readings on the device; as many as ``steps`` if not given.
+        seed: Root of the audit's random choices; drawn if not given.
+
+    Raises:
+        InvalidArgumentError: An argument is wrong, or there is no room for the canaries.
+        UnsupportedError: Nobody knows what such a run leaks.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_privacy
+        >>> from askgauss.sampling import Poisson
+        >>> params = {"weight": jnp.zeros((40, 50)), "bias": jnp.zeros(50)}
+        >>> audit = Audit(params, sampling=Poisson(rate=0.5), clip_norm=1.0, noise_multiplier=2.0,
+        ...               steps=20, seed=0)
+        >>> privatizer = audit.wrap(
+        ...     jax_privacy.noise_addition.gaussian_privatizer(stddev=2.0, prng_key=7**20 % 2**31))
+        >>> state = privatizer.init(params)
+        >>> for _ in range(20):
+        ...     noisy, state = jax.jit(privatizer.update)(params, state)
+        >>> audit.transcript(state)
+        Transcript(steps=20, present=128, absent=1000, background='known')
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        sampling: Scheme | Any,
+        clip_norm: float = 1.0,
+        noise_multiplier: float | None = None,
+        strategy: Any = None,
+        steps: int = _STEPS,
+        canaries: int | DiracCanaries | BlockCanaries | None = None,
+        records: int | None = None,
+        background: Literal["auto", "known", "unknown"] = "auto",
+        buffer: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        _validate.integer(1, steps=steps)
+        _validate.positive(clip_norm=clip_norm)
+        if noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=noise_multiplier)
+        if records is not None:
+            _validate.integer(1, records=records)
+        if buffer is not None:
+            _validate.integer(1, buffer=buffer)
+        _validate.one_of(("auto", "known", "unknown"), background=background)
+        self._sampling = _scheme(sampling, records)
+        self._known = _known(background, self._sampling)
+        self._clip_norm = float(clip_norm)
+        self._noise_multiplier = noise_multiplier
+        self._steps = int(steps)
+        self._rows = min(self._steps, self._steps if buffer is None else int(buffer))
+        self._tree = ParameterTree(params)
+        self._seed = seed
+        self._seam = Seam(
+            self._tree.stand_ins(),
+            lambda sizes: choose_canaries(
+                canaries,
+                sizes=sizes,
+                records=float("inf") if records is None else records,
+                rows=False,
+                spread=False,
+                seed=seed,
+                draw_seed=lambda: None,
+                # Each takes four bytes a step on the device.
+                absent=None if canaries is not None else min(_ABSENT, max(sum(sizes) // 2, 2)),
+            ),
+        )
+        self._canaries: PlacedCanaries = self._seam.canaries
+        # The clean sum is taken off where it may be; at places nobody is planted in, always.
+        layout = self._seam.layout
+        width = layout.columns.size + layout.watch_columns.size
+        self._subtracted = np.full(width, self._known, dtype=np.bool_)
+        self._subtracted[layout.watch_columns] = True
+        self._width = width
+        if buffer is None and 4 * self._rows * width > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"Expected readings of at most {_MOST_BYTES >> 20} MB on the device, got "
+                f"{4 * self._rows * width >> 20} MB for {self._steps:,} steps of {width:,} places. "
+                "Give buffer= and call drain(state) at least once in so many steps, or take fewer "
+                "canaries."
+            )
+        self._released = released_steps(self._canaries, self._sampling, strategy, self._steps)
+        self._present = np.flatnonzero(self._canaries.member)
+        self._planted = self._plan()
+        digest = hashlib.sha256(self._canaries.fingerprint().encode())
+        digest.update(np.packbits(self._planted).tobytes())
+        self._tag = np.frombuffer(digest.digest()[:8], dtype=np.uint32)
+        self._run = secrets.token_hex(16)
+        self._loss: CanaryLoss | None = None
+        self._drained: list[NDArray[np.float32]] = []
+        self._exercised: tuple[str, ...] = ("noise", "step count")
+
+    @classmethod
+    def from_plan(
+        cls,
+        params: Any,
+        plan: Any,
+        *,
+        strategy: Any = None,
+        canaries: int | DiracCanaries | BlockCanaries | None = None,
+        records: int | None = None,
+        background: Literal["auto", "known", "unknown"] = "auto",
+        buffer: int | None = None,
+        seed: int | None = None,
+    ) -> Audit:
+        """The audit of a run that jax_privacy has planned.
+
+        Args:
+            params: As for `Audit`.
+            plan: A ``BandMFExecutionPlanConfig``, or a ``DPExecutionPlan``. Sampling, clip norm,
+                noise multiplier, strategy and steps are read from it.
+            strategy: As for `Audit`, where records take turns and a plan alone is given.
+            canaries: As for `Audit`.
+            records: As for `Audit`.
+            background: As for `Audit`.
+            buffer: As for `Audit`.
+            seed: As for `Audit`.
+        """
+        planned = planned_run(plan, strategy=strategy, records=records)
+        return cls(
+            params,
+            sampling=planned.sampling,
+            clip_norm=planned.clip_norm,
+            noise_multiplier=planned.noise_multiplier,
+            strategy=planned.strategy,
+            steps=planned.steps,
+            canaries=canaries,
+            records=records,
+            background=background,
+            buffer=buffer,
+            seed=seed,
+        )
+
+    # ------------------------------------------------------------------------------- planning
+
+    def _recorder(self) -> Recorder:
+        noise = self._noise_multiplier
+        if noise is not None:
+            noise *= self._released.noise(self._steps)
+        return Recorder(
+            self._canaries,
+            sampling=self._released.sampling,
+            clip_norm=self._clip_norm,
+            noise_multiplier=noise,
+        )
+
+    def _plan(self) -> NDArray[np.bool_]:
+        """Who is planted in each step: what the recorder of the result will draw."""
+        recorder = self._recorder()
+        nothing = np.zeros(self._canaries.size)
+
+        def drawn() -> Any:
+            while True:
+                yield recorder.sample()
+                recorder.observe(nothing, background=0.0 if self._known else None)
+
+        return self._released.planted(drawn(), self._steps)[:, self._present]
+
+    # ------------------------------------------------------------------------ inside the step
+
+    def wrap(self, privatizer: Any, *, clipped_grad: Callable[..., Any] | None = None) -> Any:
+        """The transformation with canaries before it and readings after it.
+
+        Args:
+            privatizer: What adds the noise, an ``optax.GradientTransformation``: one of
+                jax_privacy's privatizers, or optax's ``differentially_private_aggregate``, which
+                is handed gradients by example and gets canaries as more of them.
+            clipped_grad: The function that gives the clipped sum, made of `loss`: canaries go
+                through it as examples of their own, and clipping is audited too.
+
+        Returns:
+            A transformation to put in its place; also inside ``optax.chain``.
+        """
+        if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
+            raise _validate.fail(
+                "privatizer",
+                type(privatizer).__name__,
+                "to be an optax.GradientTransformation",
+                "Wrap what adds the noise, not the optimizer behind it.",
+            )
+        rows = None
+        if clipped_grad is not None:
+            if self._loss is None:
+                raise InvalidArgumentError(
+                    "Expected clipped_grad to be made of the audit's loss, which nobody asked for: "
+                    "jax_privacy.clipped_grad(audit.loss(loss), ...)."
+                )
+            rows = PlantedRows(self._seam, self._clip_norm, self._planted)
+            self._exercised = ("clipping", *self._exercised)
+        takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
+
+        def init(params: Any) -> AuditState:
+            self._tree.leaves(params)
+            return AuditState(
+                inner=privatizer.init(params),
+                step=jnp.zeros((), jnp.int32),
+                readings=jnp.zeros((self._rows, self._width), jnp.float32),
+                planted=jnp.asarray(self._planted),
+                tag=jnp.asarray(self._tag),
+            )
+
+        def update(
+            updates: Any = None,
+            state: Any = None,
+            params: Any = None,
+            *,
+            sum_of_clipped_grads: Any = None,
+            noise_state: Any = None,
+            **extra: Any,
+        ) -> tuple[Any, AuditState]:
+            # jax_privacy's privatizers have names of their own for the first two.
+            updates = sum_of_clipped_grads if updates is None else updates
+            state = noise_state if state is None else state
+            if not isinstance(state, AuditState):
+                raise InvalidArgumentError(
+                    f"Expected the state that the wrapped transformation's init gave, got "
+                    f"{type(state).__name__}. Call init after wrap."
+                )
+            extra = extra if takes_more else {}
+            leaves, batch = self._tree.leaves(updates)
+            audited = state.step < self._steps
+            drawn = state.planted[jnp.minimum(state.step, self._steps - 1)] & audited
+            if batch is not None:
+                released, inner, row = self._through_aggregate(
+                    privatizer, leaves, batch, drawn, state.inner, params, extra
+                )
+            else:
+                clean = self._read(leaves)
+                if rows is not None and clipped_grad is not None and self._loss is not None:
+                    added = rows.sums(clipped_grad, self._loss, leaves, self._tree, drawn)
+                    leaves = tuple(leaf + more for leaf, more in zip(leaves, added, strict=True))
+                elif self._present.size:
+                    mask = jnp.zeros(self._canaries.size).at[self._present].set(drawn)
+                    leaves = self._seam.plant(leaves, mask, clip_norm=self._clip_norm)
+                planted = self._tree.rebuilt(leaves)
+                released, inner = privatizer.update(planted, state.inner, params, **extra)
+                row = self._read(self._tree.leaves(released)[0])
+                row = row - jnp.where(self._subtracted, clean, 0.0)
+            place = jnp.where(audited, state.step % self._rows, self._rows)
+            readings = state.readings.at[place].set(row, mode="drop")
+            return released, state._replace(inner=inner, step=state.step + 1, readings=readings)
+
+        kind = optax.GradientTransformationExtraArgs if takes_more else optax.GradientTransformation
+        return kind(init, update)
+
+    def loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The loss, which canaries can also go through: see `wrap`.
+
+        Args:
+            function: The loss that is handed to ``clipped_grad``, parameters first.
+
+        Returns:
+            A function to hand to ``clipped_grad`` instead; of records it gives the same loss.
+        """
+        self._loss = CanaryLoss(function, self._seam, self._clip_norm)
+        return self._loss
+
+    def _through_aggregate(
+        self,
+        privatizer: Any,
+        leaves: tuple[Any, ...],
+        batch: int,
+        drawn: Any,
+        inner: Any,
+        params: Any,
+        extra: dict[str, Any],
+    ) -> tuple[Any, Any, Any]:
+        """Canaries as examples of their own before a transformation that clips and sums itself."""
+        rows = PlantedRows(self._seam, self._clip_norm, self._planted)
+        clipped, _ = optax.per_example_global_norm_clip(list(leaves), self._clip_norm)
+        clean = self._read(tuple(clipped))
+        total = batch + rows.count
+        if rows.count:
+            examples = rows.examples(leaves, drawn)
+            leaves = tuple(
+                jnp.concatenate([leaf, more]) for leaf, more in zip(leaves, examples, strict=True)
+            )
+        given = self._tree.rebuilt(leaves)
+        released, inner = privatizer.update(given, inner, params, **extra)
+        row = self._read(self._tree.leaves(released)[0]) * total
+        row = row - jnp.where(self._subtracted, clean, 0.0)
+        if total != batch:
+            # A mean over more examples than the user has: his learning rate is for his own.
+            released = jax.tree.map(lambda leaf: leaf * (total / batch), released)
+        self._exercised = ("clipping", "sum", "noise", "reduction", "step count")
+        return released, inner, row
+
+    def _read(self, leaves: tuple[Any, ...]) -> Any:
+        return self._seam.read(tuple(leaf.astype(jnp.float32) for leaf in leaves))
+
+    # ---------------------------------------------------------------------------- on the host
+
+    def drain(self, state: Any) -> int:
+        """Take what the state has read so far to the host, to make room for more.
+
+        Args:
+            state: The state the last step returned, or a tree that holds it.
+
+        Returns:
+            The number of steps that have been taken over.
+
+        Raises:
+            RecordingError: Steps were overwritten before they were drained.
+        """
+        rows = self._new_rows(self._found(state))
+        if len(rows):
+            self._drained.append(rows)
+        return sum(len(part) for part in self._drained)
+
+    def _found(self, state: Any) -> AuditState:
+        """The audit's own state, in whatever holds it."""
+
+        def ours(node: Any) -> bool:
+            return isinstance(node, AuditState)
+
+        found = [node for node in jax.tree.leaves(state, is_leaf=ours) if ours(node)]
+        if len(found) != 1:
+            raise InvalidArgumentError(
+                f"Expected state to hold that of one audited transformation, got {len(found)}. "
+                "Pass what the last step of the wrapped transformation returned."
+            )
+        own: AuditState = found[0]
+        parts = (own.step, own.readings, own.tag)
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            raise InvalidArgumentError(
+                "Expected a state with values, got one that is being traced. Ask for the result "
+                "outside of jit, scan and grad, with the state that they return."
+            )
+        if any(isinstance(part, jax.Array) and part.is_deleted() for part in parts):
+            raise InvalidArgumentError(
+                "Expected a state that is still there, got one that was donated to a later step. "
+                "Pass the state that the last step returned."
+            )
+        if not np.array_equal(np.asarray(own.tag), self._tag):
+            raise RecordingError(
+                "Expected a state of this audit, got one with other canaries. Make the Audit as it "
+                "was for the run: the same parameters, sampling, steps, canaries and seed."
+            )
+        return own
+
+    def _new_rows(self, state: AuditState) -> NDArray[np.float32]:
+        """Rows that have not been drained, in the order of the steps."""
+        held = sum(len(part) for part in self._drained)
+        last = min(int(state.step), self._steps)
+        if last < held:
+            raise RecordingError(
+                f"Expected a state of step {held:,} or later, which were drained, got one of step "
+                f"{last:,}. Make a new Audit for another run."
+            )
+        if last - held > self._rows:
+            raise RecordingError(
+                f"Steps {held + 1:,} to {last - self._rows:,} were overwritten before they were "
+                f"drained. Call drain(state) at least once in {self._rows:,} steps, or give a "
+                "larger buffer."
+            )
+        return np.asarray(state.readings)[np.arange(held, last) % self._rows]
+
+    def transcript(self, state: Any) -> Transcript:
+        """What the run has released about the canaries so far.
+
+        Args:
+            state: The state the last step returned, or a tree that holds it.
+
+        Raises:
+            InvalidArgumentError: It is no such state, or was donated.
+            RecordingError: No step was taken, or steps were overwritten.
+        """
+        own = self._found(state)
+        values = np.concatenate([*self._drained, self._new_rows(own)]).astype(np.float64)
+        steps = self._released.recorded(len(values))
+        if steps == 0:
+            raise RecordingError(
+                f"Expected steps to audit, got {len(values)}, too few for one recorded step. Train "
+                "with the wrapped transformation, and pass the state its last step returned."
+            )
+        along = np.array([self._seam.along(row) for row in values])
+        watched = self._seam.watched(values.T).T
+        first = self._first_noise(values[0])
+        along, watched = self._released.along(along), self._released.watched(watched)
+        recorder = self._recorder()
+        for row, watch in zip(along, watched, strict=True):
+            recorder.sample()
+            recorder.observe(row, background=0.0 if self._known else None, watch=watch)
+        recorded = recorder.transcript()
+        taken = int(own.step)
+        facts = replace(
+            recorded.facts,
+            run=self._run,
+            skipped_steps=self._released.accounted(taken) - steps,
+            watch_background="known",
+            tensors=self._tree.names,
+            exercised=self._exercised,
+            precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
+            seed_probe=first,
+            notes=tuple(
+                note
+                for note in (
+                    f"{self._sampling}, by your word: the run's sampler was not seen.",
+                    self._released.note,
+                )
+                if note
+            ),
+        )
+        return recorded.with_facts(facts)
+
+    def _first_noise(self, row: NDArray[np.float64]) -> SeedProbe:
+        """Whether the first noise is one that a likely seed gives."""
+        layout = self._seam.layout
+        noise = row.copy()
+        clean = self._subtracted.copy()
+        if isinstance(self._canaries, BlockCanaries):
+            clean[layout.columns.ravel()] = False
+        else:
+            planted = self._present[self._planted[0]]
+            noise[layout.columns[planted]] -= self._clip_norm
+        places = np.concatenate([part + layout.edges[index] for index, part in layout.read_places])
+        tensor = np.searchsorted(layout.edges, places, side="right") - 1
+        return probe_seeds(
+            noise[clean],
+            tensor[clean],
+            (places - layout.edges[tensor])[clean],
+            shapes=self._tree.shapes,
+            dtypes=self._tree.dtypes,
+            own=[self._seed],
+        )
+
+    def result(
+        self,
+        state: Any,
+        *,
+        claim: PrivacyClaim | None = None,
+        delta: float | None = None,
+        auditor: Auditor[Any] | None = None,
+        confidence: float = 0.95,
+        gate_error: float = 0.001,
+        diagnostics: bool = True,
+    ) -> AuditResult:
+        """Audit the steps so far; the other arguments are those of `askgauss.audit`.
+
+        Args:
+            state: The state the last step returned, or a tree that holds it.
+            claim: What the run claims.
+            delta: Where to state the bound when there is no claim.
+            auditor: The method.
+            confidence: The bound is above the truth in at most 1 - confidence of audits.
+            gate_error: A correct run ends in VIOLATION or INVALID at most this often.
+            diagnostics: Also test the assumptions the bound rests on.
+        """
+        return audit(
+            self.transcript(state),
+            claim=claim,
+            delta=delta,
+            auditor=auditor,
+            confidence=confidence,
+            gate_error=gate_error,
+            diagnostics=diagnostics,
+        )
+
+    @property
+    def canaries(self) -> PlacedCanaries:
+        """Who is planted where."""
+        return self._canaries
+
+    def __repr__(self) -> str:
+        present = self._present.size
+        return (
+            f"Audit(present={present}, absent={self._canaries.size - present}, "
+            f"steps={self._steps}, sampling={self._sampling!r})"
+        )
+
+
+def _scheme(given: Any, records: int | None) -> Scheme:
+    return given if isinstance(given, Scheme) else scheme_of(given, records)
+
+
+def _known(background: str, scheme: Scheme) -> bool:
+    if background == "known" and not scheme.known_background:
+        raise UnsupportedError(
+            f"With {scheme}, what the other records draw gives the canary's draws away: their sum "
+            "cannot be taken off. Use background='unknown'."
+        )
+    return background != "unknown" and scheme.known_background

@@ -1,0 +1,85 @@
+"""What every lower-triangular strategy can do, however it is written down.
+
+Step ``t`` adds ``x[t]``; row ``t`` of the strategy mixes the steps up to it and meets one fresh
+draw of noise. Released are those rows, or the steps decoded from them, ``x + inverse(C) @ draws``.
+Mixing the released steps again gives the rows back, one draw each: what an audit reads.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+
+__all__ = ["Strategy"]
+
+Array = NDArray[np.float64]
+
+
+class Strategy(GaussianMechanism):
+    """A square lower-triangular strategy: a step depends on the past only.
+
+    Attributes:
+        kind: What it is called in a plan.
+        steps: Number of steps.
+        participations: Most steps one record enters.
+        min_separation: Least distance between two of them.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    steps: Any
+    participations: Any
+    min_separation: Any
+
+    @abc.abstractmethod
+    def row(self, step: int) -> tuple[int, Array]:
+        """The first column of a row that may not be zero, and the row from there to its diagonal.
+
+        Raises:
+            UnsupportedError: The strategy is not square and lower-triangular.
+        """
+
+    @property
+    @abc.abstractmethod
+    def remembers(self) -> int:
+        """Arrays that have to be held from one step to the next, at most."""
+
+    def held(self, step: int) -> int:
+        """How many of them there are after so many steps."""
+        return min(step, self.remembers)
+
+    def mix(self, step: int, value: Array, held: list[Array]) -> Array:
+        """A row of the strategy, of the steps so far.
+
+        Args:
+            step: Which row.
+            value: What was released in this step.
+            held: What is remembered; it is brought up to date.
+        """
+        _, row = self.row(step)
+        mixed: Array = row[-1] * value
+        for weight, earlier in zip(row[-2::-1], reversed(held), strict=False):
+            if weight:
+                mixed += weight * earlier
+        held.append(value)
+        if len(held) > self.remembers:
+            held.pop(0)
+        return mixed
+
+    @abc.abstractmethod
+    def numbers(self) -> tuple[Array, ...]:
+        """The numbers that say what it is."""
+
+    def digest(self) -> str:
+        """A short name of those numbers."""
+        sha = hashlib.sha256(f"{self.kind} {self.steps}".encode())
+        for array in self.numbers():
+            sha.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
+        return sha.hexdigest()[:32]

@@ -1,0 +1,435 @@
+"""The JAX integration on runs of jax_privacy and optax as they are.
+
+Correct runs end in VIOLATION or INVALID with probability at most .001 each; seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import numpy as np
+import optax
+import pytest
+from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
+from jax_privacy.matrix_factorization import buffered_toeplitz
+
+import askgauss as ag
+from askgauss.exceptions import InvalidArgumentError, RecordingError, UnsupportedError
+from askgauss.integrations.jax import Audit, claim_of
+from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
+from tests.integrations import jax_runs as runs
+
+CALM = (ag.Verdict.CONSISTENT, ag.Verdict.INCONCLUSIVE)
+
+
+def failed(result: ag.AuditResult) -> set[str]:
+    return {item.check for item in result.findings if item.status.value == "fail"}
+
+
+# --- DP-SGD -----------------------------------------------------------------------------------
+
+
+def test_nothing_planted_changes_no_bit():
+    quiet = runs.make(canaries=runs.canaries(present=0))
+    plain, _ = runs.scanned(runs.gaussian())
+    audited, _ = runs.scanned(quiet.wrap(runs.gaussian()))
+    # Present, but with a rate at which nobody is ever drawn.
+    unlucky = runs.make(sampling=Poisson(rate=1e-12))
+    undrawn, _ = runs.scanned(unlucky.wrap(runs.gaussian()))
+    for name in runs.SHAPES:
+        assert np.array_equal(plain[name], audited[name])
+        assert np.array_equal(plain[name], undrawn[name])
+
+
+def test_a_planted_canary_adds_its_norm_and_nothing_else():
+    audit = runs.make(clip_norm=0.5)
+    plain, _ = runs.scanned(runs.gaussian())
+    audited, state = runs.scanned(audit.wrap(runs.gaussian()))
+    added = np.concatenate(
+        [np.asarray(audited[name] - plain[name]).reshape(runs.STEPS, -1) for name in plain], axis=1
+    )
+    at_canaries = added[:, audit.canaries.coordinates]
+    planted = np.abs(at_canaries) > 0.25
+    assert np.allclose(at_canaries, 0.5 * planted, atol=1e-5)
+    assert not planted[:, ~audit.canaries.member].any()
+    rest = np.delete(added, audit.canaries.coordinates, axis=1)
+    assert np.array_equal(rest, np.zeros_like(rest))
+    recorded = audit.transcript(state).canaries.planted
+    assert np.array_equal(recorded, planted.sum(axis=0))
+
+
+def test_the_bound_is_close_and_the_run_is_cleared():
+    audit = runs.make(seed=None)
+    _, state = runs.scanned(audit.wrap(runs.gaussian()))
+    result = audit.result(state, claim=runs.claim())
+    assert result.verdict in CALM, result.reason
+    assert not failed(result)
+    assert 0.85 * result.claim.epsilon < result.epsilon_lower < 1.05 * result.claim.epsilon
+    findings = {item.check: item for item in result.findings}
+    assert findings["predictable noise"].status.value == "pass"
+    assert "by your word" in str(audit.transcript(state).facts.notes)
+
+
+def test_jit_by_step_inside_a_chain_with_donation_gives_the_same():
+    audit = runs.make()
+    optimizer = optax.chain(audit.wrap(runs.gaussian()), optax.sgd(0.1))
+    weights, updates = runs.params(), runs.gradient()
+    state = optimizer.init(weights)
+
+    def step(weights, state):
+        change, state = optimizer.update(updates, state, weights)
+        return optax.apply_updates(weights, change), state
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    for _ in range(20):
+        old = state
+        weights, state = step(weights, state)
+    _, scanned = runs.scanned(runs.make().wrap(runs.gaussian()), 20)
+    one, other = audit.transcript(state), audit.transcript(scanned)
+    assert np.allclose(one.canaries.total, other.canaries.total, atol=1e-4)
+    with pytest.raises(InvalidArgumentError, match="donated to a later step"):
+        audit.transcript(old)
+
+
+def test_half_the_noise_is_found():
+    audit = runs.make()
+    _, state = runs.scanned(audit.wrap(runs.gaussian(0.5 * runs.NOISE)))
+    result = audit.result(state, claim=runs.claim())
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert "noise scale" in failed(result)
+
+
+def test_readings_are_drained_in_blocks():
+    audit, whole = runs.make(buffer=8), runs.make()
+    both = [item.wrap(runs.gaussian()) for item in (audit, whole)]
+    states = [item.init(runs.params()) for item in both]
+    steps = [jax.jit(item.update) for item in both]
+    for number in range(1, 22):
+        states = [
+            step(runs.gradient(), state)[1] for step, state in zip(steps, states, strict=True)
+        ]
+        if number % 7 == 0:
+            assert audit.drain(states[0]) == number
+    assert states[0].readings.shape[0] == 8
+    one, other = (
+        item.transcript(state) for item, state in zip((audit, whole), states, strict=True)
+    )
+    assert np.array_equal(one.canaries.total, other.canaries.total)
+    for _ in range(9):
+        states[0] = steps[0](runs.gradient(), states[0])[1]
+    with pytest.raises(RecordingError, match="Steps 22 to 22 were overwritten"):
+        audit.transcript(states[0])
+
+
+def test_a_longer_run_says_what_it_did_not_see():
+    audit = runs.make(steps=30)
+    released, state = runs.scanned(audit.wrap(runs.gaussian()), 50)
+    plain, _ = runs.scanned(runs.gaussian(), 50)
+    assert np.array_equal(released["weight"][30:], plain["weight"][30:])
+    recorded = audit.transcript(state)
+    assert recorded.number_of_steps == 30
+    assert recorded.facts.skipped_steps == 20
+
+
+# --- seeds ------------------------------------------------------------------------------------
+
+
+def test_a_predictable_key_of_jax_privacy_is_found():
+    audit = runs.make()
+    _, state = runs.scanned(audit.wrap(runs.gaussian(key=42)), 20)
+    result = audit.result(state, claim=runs.claim(steps=20))
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert failed(result) == {"predictable noise"}
+    assert "jax.random.key(42)" in result.reason
+
+
+@pytest.mark.parametrize("key", [None, runs.KEY])
+def test_optax_without_a_key_is_found(key):
+    audit = runs.make(canaries=runs.canaries(present=40, absent=400))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        aggregate = optax.contrib.differentially_private_aggregate(1.0, runs.NOISE, key=key)
+    batch = {
+        name: jax.random.normal(jax.random.key(1), (6, *shape))
+        for name, shape in runs.SHAPES.items()
+    }
+    released, state = runs.scanned(audit.wrap(aggregate), 60, batch)
+    result = audit.result(state, claim=runs.claim(steps=60))
+    if key is None:
+        assert failed(result) == {"predictable noise"}
+        assert "jax.random.key(0), as optax's differentially_private_aggregate" in result.reason
+    else:
+        assert result.verdict in CALM, result.reason
+    assert {part.name: part.status for part in result.scope}["clipping"] == "fine"
+    # A mean over the user's own examples, however many canaries came with them.
+    clipped, _ = optax.per_example_global_norm_clip(jax.tree.leaves(batch), 1.0)
+    measured = np.mean([np.asarray(part) for part in released["weight"]], axis=0)
+    off = measured - np.asarray(clipped[1]) / 6
+    assert abs(float(off.mean())) < 0.02
+    assert float(np.std(np.asarray(released["weight"]))) == pytest.approx(runs.NOISE / 6, rel=0.05)
+
+
+# --- clipping ---------------------------------------------------------------------------------
+
+
+def loss(weights, features, target):
+    prediction = features @ weights["weight"].sum(axis=1) + weights["bias"].sum()
+    return jnp.mean((prediction - target) ** 2)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 3.0])
+def test_canaries_go_through_the_users_clipping(clip_norm):
+    audit = runs.make(canaries=runs.canaries(present=60))
+    clipped_grad = jax_privacy.clipped_grad(
+        audit.loss(loss), l2_clip_norm=clip_norm, batch_argnums=(1, 2), return_values=True
+    )
+    transformation = audit.wrap(runs.gaussian(), clipped_grad=clipped_grad)
+    features, target = jnp.ones((5, 60)) / 8, jnp.arange(5.0)
+
+    def step(state, _):
+        total, _ = clipped_grad(runs.params(), features, target)
+        # The names that jax_privacy's own loops use.
+        _, state = transformation.update(sum_of_clipped_grads=total, noise_state=state)
+        return state, None
+
+    state, _ = jax.lax.scan(step, transformation.init(runs.params()), None, length=runs.STEPS)
+    result = audit.result(state, claim=runs.claim())
+    parts = {part.name: part.status for part in result.scope}
+    if clip_norm == 1.0:
+        assert result.verdict in CALM, result.reason
+        assert parts["clipping"] == "fine"
+    else:
+        assert "contribution" in failed(result)
+        assert result.verdict is ag.Verdict.VIOLATION
+        assert parts["clipping"] == "broken"
+
+
+def test_a_loss_of_records_stays_as_it_was():
+    audit = runs.make()
+    features, target = jnp.ones((5, 60)), jnp.arange(5.0)
+    own = audit.loss(loss)
+    assert float(own(runs.params(), features, target)) == float(
+        loss(runs.params(), features, target)
+    )
+
+
+def test_clipping_that_does_not_know_canaries_is_refused():
+    audit = runs.make()
+    with pytest.raises(InvalidArgumentError, match="audit's loss, which nobody asked for"):
+        audit.wrap(runs.gaussian(), clipped_grad=lambda *_: None)
+    audit.loss(loss)
+    stranger = audit.wrap(runs.gaussian(), clipped_grad=lambda weights, *_, **__: weights)
+    with pytest.raises(InvalidArgumentError, match="Expected clipped_grad to be made of"):
+        stranger.update(runs.gradient(), stranger.init(runs.params()))
+    blocks = ag.BlockCanaries(present=9, absent=9, tensors=runs.SIZES, block=4, seed=0)
+    with pytest.raises(UnsupportedError, match="DiracCanaries"):
+        runs.make(canaries=blocks).loss(loss)
+
+
+# --- matrix mechanisms ------------------------------------------------------------------------
+
+
+def config(**changes) -> BandMFExecutionPlanConfig:
+    settings = {
+        "iterations": 160,
+        "strategy": np.array([1.0, 0.5, 0.3, 0.2]),
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "sampling_prob": 0.3,
+        "l2_clip_norm": 0.7,
+        "rescale_to_unit_norm": False,
+        "noise_seed": runs.KEY,
+    }
+    return BandMFExecutionPlanConfig(**(settings | changes))
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_a_plan_says_everything(bands):
+    plan = config(strategy=np.array([1.0, 0.5, 0.3, 0.2])[:bands])
+    audit = Audit.from_plan(runs.params(), plan, canaries=runs.canaries())
+    transformation = audit.wrap(plan.plan.noise_addition_transform)
+    _, state = runs.scanned(transformation, plan.iterations)
+    claim = claim_of(plan.plan.dp_event, 1e-5)
+    assert claim.epsilon == pytest.approx(8.0, rel=0.01)
+    assert claim.steps == 160 // bands
+    result = audit.result(state, claim=claim)
+    assert result.verdict in CALM, result.reason
+    assert not failed(result)
+    assert 0.8 * claim.epsilon < result.epsilon_lower < 1.05 * claim.epsilon
+    recorded = audit.transcript(state)
+    assert recorded.number_of_steps + recorded.facts.skipped_steps == claim.steps
+
+
+def test_normalised_columns_with_a_strategy_of_norm_below_one_are_found():
+    small = np.array([1.0, 0.5, 0.3, 0.2])
+    plan = config(strategy=0.8 * small / np.linalg.norm(small), column_normalize=True)
+    audit = Audit.from_plan(runs.params(), plan, canaries=runs.canaries())
+    _, state = runs.scanned(audit.wrap(plan.plan.noise_addition_transform), plan.iterations)
+    result = audit.result(state, claim=claim_of(plan.plan.dp_event, 1e-5))
+    assert result.verdict is ag.Verdict.VIOLATION
+    scale = next(item for item in result.findings if item.check == "noise scale")
+    assert scale.status.value == "fail"
+    assert scale.measured / scale.claimed == pytest.approx(0.8, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["buffered, once", "buffered, many times", "dense"])
+def test_strategies_without_sampling(kind):
+    steps = 80
+    cycle = 20 if kind == "buffered, many times" else steps
+    if kind == "dense":
+        random = np.random.default_rng(0).uniform(0.0, 0.1, (steps, steps))
+        strategy = np.tril(random) + np.eye(steps)
+        matrix = jnp.asarray(np.linalg.inv(strategy))
+    else:
+        strategy = buffered_toeplitz.BufferedToeplitz(
+            buf_decay=jnp.array([0.9, 0.5]), output_scale=jnp.array([0.2, 0.3])
+        )
+        matrix = strategy.inverse_as_streaming_matrix()
+    entered = np.zeros((steps, cycle))
+    for first in range(cycle):
+        entered[first::cycle, first] = 1.0
+    full = strategy if kind == "dense" else np.asarray(strategy.materialize(steps))
+    sensitivity = np.linalg.norm(full @ entered, axis=0).max()
+    audit = runs.make(
+        sampling=CyclicPoisson(rate=1.0, cycle=cycle),
+        strategy=strategy,
+        steps=steps,
+        noise_multiplier=0.8,
+        clip_norm=1.5,
+        # One number a canary: the bound is as sharp as they are many.
+        canaries=runs.canaries(present=600, absent=600),
+    )
+    noise = jax_privacy.noise_addition.matrix_factorization_privatizer(
+        matrix, stddev=0.8 * 1.5 * sensitivity, prng_key=runs.KEY
+    )
+    _, state = runs.scanned(audit.wrap(noise), steps)
+    epsilon = float(ag.gaussian.epsilon(1e-5, 0.0, 0.8, 1.0, 0.8))
+    result = audit.result(state, claim=ag.PrivacyClaim(epsilon=epsilon, delta=1e-5))
+    assert result.verdict in CALM, result.reason
+    assert not failed(result)
+    assert 0.8 * epsilon < result.epsilon_lower < 1.05 * epsilon
+
+
+def test_correlated_noise_that_is_not_as_declared_is_noticed():
+    audit = runs.make(sampling=CyclicPoisson(rate=0.3, cycle=4), strategy=[1.0, 0.9, 0.8])
+    _, state = runs.scanned(audit.wrap(runs.gaussian(runs.NOISE * np.sqrt(2.45))))
+    result = audit.result(state, claim=runs.claim(rate=0.3, steps=30))
+    assert result.verdict in (ag.Verdict.INVALID, ag.Verdict.VIOLATION)
+
+
+def test_full_batches():
+    audit = runs.make(sampling=EveryStep(), noise_multiplier=8.0)
+    _, state = runs.scanned(audit.wrap(runs.gaussian(8.0)))
+    epsilon = float(ag.gaussian.epsilon(1e-5, 0.0, 8.0, np.sqrt(runs.STEPS), 8.0))
+    result = audit.result(state, claim=ag.PrivacyClaim(epsilon=epsilon, delta=1e-5))
+    assert result.verdict in CALM, result.reason
+    assert 0.8 * epsilon < result.epsilon_lower < 1.05 * epsilon
+
+
+# --- several devices --------------------------------------------------------------------------
+
+
+def test_arrays_spread_over_devices():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integrations.jax_sharded"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "same on 2 devices" in done.stdout
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tree", "match"),
+    [
+        ({"weight": jnp.zeros((60, 41)), "bias": jnp.zeros(60)}, r"weight was \(60, 40\)"),
+        ({"weight": jnp.zeros((60, 40))}, "it had 2 leaves"),
+    ],
+)
+def test_a_tree_that_changes_is_refused(tree, match):
+    transformation = runs.make().wrap(runs.gaussian())
+    state = transformation.init(runs.params())
+    with pytest.raises(InvalidArgumentError, match=match):
+        jax.jit(transformation.update)(tree, state)
+
+
+def test_bad_arguments_are_refused_with_a_next_step():
+    with pytest.raises(InvalidArgumentError, match=r"int32 in step.*Leave out what is not trained"):
+        Audit({"step": jnp.zeros(3, jnp.int32), "w": jnp.zeros(99)}, sampling=Poisson(rate=0.1))
+    with pytest.raises(InvalidArgumentError, match="canaries"):
+        Audit({"w": jnp.zeros(9)}, sampling=Poisson(rate=0.1), canaries=100)
+    with pytest.raises(InvalidArgumentError, match="sampling"):
+        Audit({"w": jnp.zeros(9)}, sampling=0.1)
+    with pytest.raises(InvalidArgumentError, match=r"Wrap what adds the noise"):
+        runs.make().wrap(optax.apply_updates)
+    with pytest.raises(InvalidArgumentError, match="buffer="):
+        runs.make(steps=10**6)
+    with pytest.raises(UnsupportedError, match="as many as the strategy has bands"):
+        runs.make(sampling=CyclicPoisson(rate=0.5, cycle=2), strategy=[1.0, 0.5, 0.2])
+
+
+def test_states_that_are_not_the_runs_are_refused():
+    audit = runs.make()
+    transformation = audit.wrap(runs.gaussian())
+    state = transformation.init(runs.params())
+    with pytest.raises(RecordingError, match="Expected steps to audit, got 0"):
+        audit.result(state, delta=1e-5)
+    with pytest.raises(InvalidArgumentError, match="Call init after wrap"):
+        transformation.update(runs.gradient(), runs.gaussian().init(runs.params()))
+    with pytest.raises(InvalidArgumentError, match="one audited transformation, got 0"):
+        audit.result({"step": 1}, delta=1e-5)
+    with pytest.raises(RecordingError, match="other canaries"):
+        runs.make(canaries=runs.canaries(seed=4)).transcript(state)
+
+    def leaking(state):
+        audit.transcript(transformation.update(runs.gradient(), state)[1])
+
+    with pytest.raises(InvalidArgumentError, match="being traced"):
+        jax.jit(leaking)(state)
+
+
+def test_a_plan_that_does_not_say_its_strategy_is_refused():
+    with pytest.raises(InvalidArgumentError, match="Pass the BandMFExecutionPlanConfig"):
+        Audit.from_plan(runs.params(), config().plan)
+    with pytest.raises(InvalidArgumentError, match="execution plan"):
+        Audit.from_plan(runs.params(), object())
+
+
+def test_a_state_survives_its_process(tmp_path):
+    audit = runs.make()
+    transformation = audit.wrap(runs.gaussian())
+    _, state = runs.scanned(transformation, 20)
+    saved = [np.asarray(part) for part in (state.step, state.readings, state.planted, state.tag)]
+    np.savez(tmp_path / "state.npz", *saved)
+    with np.load(tmp_path / "state.npz") as file:
+        step, readings, planted, tag = (file[name] for name in file.files)
+    again = state._replace(step=step, readings=readings, planted=planted, tag=tag)
+    one, other = audit.transcript(state), runs.make().transcript(again)
+    assert np.array_equal(one.canaries.total, other.canaries.total)
+
+
+def test_jax_missing_names_the_extra():
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "from askgauss.exceptions import MissingExtraError\n"
+        "try:\n    import askgauss.integrations.jax\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "askgauss[jax]" in done.stdout

@@ -1,0 +1,85 @@
+"""Every feature is on some page, and the command reference is the program's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import askgauss as ag
+from askgauss import auditors, plots
+from askgauss.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+ALL = "\n".join([*DOCS.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
+# Rooms that have a page of their own in words, or are parts of what is documented.
+INSIDE = {"cli", "paper", "stats", "integrations", "mechanisms", "witness", "replay", "federated"}
+
+
+def hooks():
+    place = ROOT / ".ci" / "mkdocs_hooks.py"
+    spec = importlib.util.spec_from_file_location("mkdocs_hooks", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def leaves(group, path=()):
+    for name, command in group.commands.items():
+        if getattr(command, "commands", None):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_the_command_reference_has_every_command_and_option():
+    page = hooks().commands()
+    for path, command in leaves(typer.main.get_command(app)):
+        assert f"## askgauss {' '.join(path)}\n" in page
+        section = page.split(f"## askgauss {' '.join(path)}\n")[1].split("\n## ")[0]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+                assert f"`{parameter.opts[0]}`" in section, (path, parameter.opts)
+
+
+@pytest.mark.parametrize("name", sorted({*ag.__all__, *plots.__all__}))
+def test_every_public_name_is_on_some_page(name):
+    if name.startswith("__"):
+        return
+    words = set(re.findall(r"\w+", ALL))
+    assert name in words, f"{name} is on no page"
+
+
+def test_every_method_of_a_result_is_in_the_reference():
+    assert "AuditResult" in DOCS["api.md"]
+    for kind in auditors.auditor_types().values():
+        assert kind.__name__ in DOCS["api.md"]
+        assert kind.__name__ in DOCS["methods.md"]
+
+
+def test_every_public_module_is_in_the_reference():
+    listed = set(re.findall(r"^::: (askgauss[\w.]*)", DOCS["api.md"], re.M))
+    missing = []
+    for module in pkgutil.iter_modules(ag.__path__, "askgauss."):
+        name = module.name.removeprefix("askgauss.")
+        if name.startswith("_") or name in INSIDE:
+            continue
+        if not any(item == module.name or item.startswith(f"{module.name}.") for item in listed):
+            missing.append(module.name)
+    assert not missing
+
+
+def test_the_reference_is_led_by_what_people_use():
+    first = DOCS["api.md"].split(":::", 1)[1].split("\n")[0]
+    assert first.strip() == "askgauss.integrations.opacus"
+
+
+def test_every_page_is_in_the_menu():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in DOCS:
+        assert name in menu, f"{name} is in no menu"
