@@ -18,6 +18,7 @@ ROUNDS, DELTA, RUNS = 100, 1e-5, 20
 
 def main() -> None:
     tightness()
+    coverage()
     overhead()
 
 
@@ -43,6 +44,31 @@ def tightness() -> None:
             verdicts.append(result.verdict.value)
         counts = {name: verdicts.count(name) for name in sorted(set(verdicts))}
         print(f"noise {noise}: claimed {epsilon:.2f}, mean bound {np.mean(shares):.3f}, {counts}")
+
+
+def coverage(runs: int = 300, noise: float = 2.0) -> None:
+    epsilon = EveryStep().epsilon(noise_multiplier=noise, steps=ROUNDS, delta=DELTA)
+    shares = []
+    for seed in range(100, 100 + runs):
+        server = AuditedAggregator(
+            Server(noise_multiplier=noise, seed=seed + 5000),
+            dimension=1050,
+            present=50,
+            absent=950,
+            clip_norm=1.0,
+            noise_multiplier=noise,
+            probes=False,
+            seed=seed,
+        )
+        rng = np.random.default_rng(seed)
+        for _ in range(ROUNDS):
+            server([rng.normal(0, 0.05, 1050)], [3])
+        shares.append(server.result(delta=DELTA, diagnostics=False).epsilon_lower / epsilon)
+    found = np.array(shares)
+    print(
+        f"{runs} runs of epsilon {epsilon:.1f}: mean bound {found.mean():.3f} of it, at least .9 "
+        f"in {np.mean(found >= 0.9):.1%}, above it in {np.mean(found > 1.0):.1%}"
+    )
 
 
 def overhead() -> None:

@@ -78,8 +78,8 @@ def audited(
         raise UnsupportedError(
             f"Expected a strategy that clips at the server, got {type(strategy).__name__} of "
             f"Flower {flwr.__version__}. Wrap DifferentialPrivacyServerSideFixedClipping or "
-            "DifferentialPrivacyServerSideAdaptiveClipping; where clients clip, what the server "
-            "gets is clipped already, and AuditedAggregator can be put around the client's part."
+            "DifferentialPrivacyServerSideAdaptiveClipping; where clients clip, the server sees "
+            "nothing that was not clipped."
         )
     return type("AuditedStrategy", (kind, Strategy), {})(
         strategy, present=present, absent=absent, sampling=sampling, probes=probes, seed=seed
