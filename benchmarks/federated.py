@@ -89,7 +89,8 @@ def overhead() -> None:
         )
         plain = _seconds(lambda: server(updates, weights))  # noqa: B023
         whole = _seconds(lambda: audited(updates, weights))  # noqa: B023
-        local = clients * _seconds(lambda: _local_training(rng, dimension))  # noqa: B023
+        examples = rng.normal(size=(100, dimension))
+        local = clients * _seconds(lambda: _local_training(examples))  # noqa: B023
         print(
             f"{clients:,} clients of {dimension:,} entries: aggregation {plain:.2f} s, audited "
             f"{whole:.2f} s, local training {local:.1f} s; {(whole - plain) / (plain + local):.2%} "
@@ -97,9 +98,9 @@ def overhead() -> None:
         )
 
 
-def _local_training(rng: np.random.Generator, dimension: int) -> None:
-    """Five passes of gradient descent over 100 examples of a linear model."""
-    examples, model = rng.normal(size=(100, dimension)), np.zeros(dimension)
+def _local_training(examples: np.ndarray) -> None:
+    """Five passes of gradient descent over the examples of a linear model."""
+    model = np.zeros(examples.shape[1])
     for _ in range(5):
         model -= 0.1 * examples.T @ (examples @ model - 1.0)
 
