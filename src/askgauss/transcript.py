@@ -19,7 +19,7 @@ from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.witness import RoundFacts, StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
@@ -85,6 +85,7 @@ class RunFacts:
         seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
+        rounds: What was seen of the clients of federated rounds; None where there are none.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -122,6 +123,7 @@ class RunFacts:
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
+    rounds: RoundFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -153,7 +155,7 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        for part in (self.weights, self.witness):
+        for part in (self.weights, self.witness, self.rounds):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):
