@@ -144,7 +144,8 @@ class PlantedRows:
                 "jax_privacy.clipped_grad(audit.loss(loss), ...)."
             )
         # Losses and norms by example come behind the sum.
-        same = bool(jax.tree.structure(params) == jax.tree.structure(total))
+        found: Any = jax.tree.structure(total)
+        same = found == jax.tree.structure(params)
         total = total if same else total[0]
         return tuple(
             more.astype(leaf.dtype)
