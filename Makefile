@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench calibration monitor final faults fuzz kills docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -54,6 +54,9 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
+	$(BIN)/python -m benchmarks.clean_runs 300
+
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 
@@ -70,8 +73,25 @@ final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the ta
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
 	$(BIN)/python -m tests.faults.table --output docs/faults.md
 
+# Flower wants an older typer than the command line has, so that it lives apart.
+.venvs/flower/stamp:
+	$(PYTHON) -m venv .venvs/flower
+	.venvs/flower/bin/python -m pip install --quiet flwr==1.41.0 "numpy>=2.0" "scipy>=1.14" dp-accounting==0.6.0
+	touch $@
+
+flower: $(VENV)/all.stamp .venvs/flower/stamp  ## audit Flower's released strategies, in an environment of their own
+	$(BIN)/python -m pytest tests/integrations/test_flower.py
+
 fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
 	$(BIN)/python -m tests.fuzz --count 100000
+
+comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; rewrites docs/comparison.md
+	PYTHON=$(BIN)/python .ci/rivals
+	$(BIN)/python -m benchmarks.comparison
+
+release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
+	PYTHON=$(BIN)/python .ci/wheel
+	$(BIN)/python .ci/sbom.py dist/sbom.json
 
 kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and what came out of them
 	$(BIN)/python -m tests.kills

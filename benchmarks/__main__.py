@@ -8,7 +8,17 @@ import platform
 import sys
 import time
 
-NAMES = ("core", "gaussian", "auditors", "tree", "opacus_overhead", "monitor", "replay", "scatter")
+NAMES = (
+    "core",
+    "gaussian",
+    "auditors",
+    "tree",
+    "opacus_overhead",
+    "jax_audit",
+    "monitor",
+    "replay",
+    "scatter",
+)
 
 
 def main(names: list[str]) -> None:

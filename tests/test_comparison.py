@@ -96,6 +96,8 @@ class TestRows:
             "to_json",
             "to_markdown",
             "to_dataframe",
+            "to_latex",
+            "plot",
         }
 
 
@@ -154,7 +156,7 @@ class TestArguments:
             ({"delta": 0.0}, "delta"),
             ({"delta": 1e-5, "confidence": 0.3}, "confidence"),
             ({"delta": 1e-5, "auditors": []}, "at least one of auditors"),
-            ({"delta": 1e-5, "auditors": [ag.OneRun]}, "auditors such as OneRun"),
+            ({"delta": 1e-5, "auditors": [ag.OneRun]}, "an auditor such as OneRun"),
         ],
     )
     def test_ranges(self, arguments, message):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss.attest import evidence_pack
 from askgauss.diagnostics.disclosure import publishable
 from askgauss.diagnostics.summary import HEXAGONS, PIT_POINTS, Summary, hexagon_centres, summarise
 
@@ -66,7 +67,9 @@ def result(run):
 @pytest.fixture(scope="module")
 def documents(result, run):
     scores = ag.audit(run.transcript.scores(), claim=CLAIM)
+    pack = evidence_pack(result, subjects={"model.safetensors": "0" * 64})
     return {
+        **pack,
         "json": result.to_json(),
         "html": result.to_html(),
         "markdown": result.to_markdown(),

@@ -34,6 +34,10 @@ def test_example_runs(example, tmp_path):
         correct, broken = output.split("Noise 0.5 times")
         assert "VIOLATION" not in correct
         assert "VIOLATION" in broken
+    if example.stem == "federated":
+        correct, broken = output.split("Clients weigh the examples")
+        assert "CONSISTENT" in correct
+        assert "[fail] client weight" in broken
     if example.stem == "opacus_replay":
         plain, mended, logged, _ = output.split("\n\n")
         assert plain.splitlines()[1].startswith("VIOLATION: divisor")

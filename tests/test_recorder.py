@@ -124,7 +124,7 @@ def same_transcript(one, other):
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 @pytest.mark.parametrize("run", RUNS)
 def test_sums_are_those_of_the_whole_matrix(run, chunk, monkeypatch):
-    monkeypatch.setattr("askgauss.recorder._CHUNK", chunk)
+    monkeypatch.setattr("askgauss._recorder_rows._CHUNK", chunk)
     recorder = run.recorder(noise_multiplier=1.25)
     steps = run.record(recorder, 0, 70)
     assert recorder.steps == 70
@@ -519,7 +519,7 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
     checkpoint = recorder.state_dict()
     with monkeypatch.context() as patch:
         # Rows of the step are kept before and after its sums are added up: stop between.
-        appended, append = [], recorder_module._Rows.append
+        appended, append = [], recorder_module.Rows.append
 
         def interrupted(rows, row):
             if len(appended) == 8:
@@ -527,7 +527,7 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
             appended.append(row)
             append(rows, row)
 
-        patch.setattr(recorder_module._Rows, "append", interrupted)
+        patch.setattr(recorder_module.Rows, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.record(recorder, 3, 4)
     for call in (

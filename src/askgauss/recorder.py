@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
+from askgauss._recorder_rows import MARKS, Rows, apart, by_tensor, halvings
+from askgauss._recorder_state import Progress, part_of, with_later_parts
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import (
     FileFormatError,
@@ -31,77 +32,8 @@ __all__ = ["Recorder"]
 # Canaries every step of which is kept; of very long runs fewer, so that this many values are.
 _KEPT = 256
 _KEPT_VALUES = 1 << 24
-# Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
-# products of so few are not handed to other threads.
-_CHUNK = 1 << 13
 _STEP_FIELDS = tuple(item.name for item in fields(StepSums))
 _COUNTS = ("planted", "last_planted")
-# Numbers of a step that are kept in one row together, since every row costs time.
-_MARKS = (
-    "least",
-    "most",
-    "planted_least",
-    "planted_most",
-    "silent",
-    "planted_silent",
-    "carried",
-    "batch_size",
-)
-
-
-class _Rows:
-    """Rows that arrive one by one, in an array that doubles when it is full."""
-
-    def __init__(self, rows: NDArray[Any]) -> None:
-        self._array = rows
-        self._count = len(rows)
-
-    @classmethod
-    def empty(cls, dtype: Any, *width: int) -> _Rows:
-        return cls(np.empty((0, *width), dtype=dtype))
-
-    def append(self, row: Any) -> None:
-        if self._count == len(self._array):
-            grown = np.empty((max(2 * self._count, 64), *self._array.shape[1:]), self._array.dtype)
-            grown[: self._count] = self._array
-            self._array = grown
-        self._array[self._count] = row
-        self._count += 1
-
-    def __len__(self) -> int:
-        return self._count
-
-    def last(self) -> Any:
-        return self._array[self._count - 1]
-
-    def rows(self) -> NDArray[Any]:
-        return self.view().copy()
-
-    def view(self) -> NDArray[Any]:
-        """The rows themselves, until the next one is added."""
-        return self._array[: self._count]
-
-    def columns(self, chosen: NDArray[np.bool_]) -> _Rows:
-        """The same rows with some of their columns."""
-        return _Rows(self._array[: self._count, chosen])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """The plain values of a checkpoint."""
-
-    fingerprint: str
-    sampling_rate: float | None
-    clip_norm: float
-    own_coin: bool | None
-    background: Literal["known", "unknown"] | None
-    watched: int | None
-    coin: dict[str, Any]
-    stored: bool = False
-    run: str | None = None
-    stored_check: str | None = None
-    monitor: dict[str, Any] | None = None
-    scheme: Scheme | None = None
 
 
 class Recorder(Checkpointed):
@@ -207,23 +139,23 @@ class Recorder(Checkpointed):
             item.name: np.zeros(size, dtype=np.int64 if item.name in _COUNTS else np.float64)
             for item in fields(CanarySums)
         }
-        self._chunks = list(_by_tensor(self._tensor))
+        self._chunks = list(by_tensor(self._tensor))
         self._previous = np.zeros(size)
         self._spare = np.zeros(size)
         self._flags = np.zeros(size, dtype=np.bool_)
         self._rows = {
-            "clip_norm": _Rows.empty(np.float64),
-            "noise_multiplier": _Rows.empty(np.float64),
-            "planted": _Rows.empty(np.int64, tensors),
-            "planted_total": _Rows.empty(np.float64, tensors),
-            "planted_square": _Rows.empty(np.float64, tensors),
-            "total": _Rows.empty(np.float64, tensors),
-            "square": _Rows.empty(np.float64, tensors),
-            "kept_values": _Rows.empty(np.float64, self._kept.size),
-            "kept_planted": _Rows.empty(np.bool_, self._kept.size),
-            "marks": _Rows.empty(np.float64, len(_MARKS)),
-            "gaps": _Rows.empty(np.int64),
-            "watch_values": _Rows.empty(np.float64, 0),
+            "clip_norm": Rows.empty(np.float64),
+            "noise_multiplier": Rows.empty(np.float64),
+            "planted": Rows.empty(np.int64, tensors),
+            "planted_total": Rows.empty(np.float64, tensors),
+            "planted_square": Rows.empty(np.float64, tensors),
+            "total": Rows.empty(np.float64, tensors),
+            "square": Rows.empty(np.float64, tensors),
+            "kept_values": Rows.empty(np.float64, self._kept.size),
+            "kept_planted": Rows.empty(np.bool_, self._kept.size),
+            "marks": Rows.empty(np.float64, len(MARKS)),
+            "gaps": Rows.empty(np.int64),
+            "watch_values": Rows.empty(np.float64, 0),
         }
         self._monitor = monitor_of(monitor)
         if self._monitor is not None and not isinstance(scheme, (Poisson, type(None))):
@@ -259,7 +191,7 @@ class Recorder(Checkpointed):
     def _keep_fewer(self) -> None:
         """Let go of half of the kept canaries where the step to come would be one too many."""
         while self._kept.size > 1 and (self.steps + 1) * self._kept.size > _KEPT_VALUES:
-            fewer = np.sort(self._kept_order[: list(_halvings(self._kept.size))[1]])
+            fewer = np.sort(self._kept_order[: list(halvings(self._kept.size))[1]])
             chosen = np.isin(self._kept, fewer)
             for name in ("kept_values", "kept_planted"):
                 self._rows[name] = self._rows[name].columns(chosen)
@@ -362,7 +294,7 @@ class Recorder(Checkpointed):
             self._background, self._own_coin, self._drawn = known, planted is None, None
             if self._watched is None:
                 self._watched = watched.size
-                self._rows["watch_values"] = _Rows.empty(np.float64, watched.size)
+                self._rows["watch_values"] = Rows.empty(np.float64, watched.size)
             self._keep_fewer()
             self._rows["clip_norm"].append(norm)
             self._rows["noise_multiplier"].append(np.nan if claimed is None else claimed)
@@ -589,7 +521,7 @@ class Recorder(Checkpointed):
         self._check_whole()
         if self._store is not None:
             self._store.flush(seal=True)
-        rows = _apart({name: item.rows() for name, item in self._rows.items()})
+        rows = apart({name: item.rows() for name, item in self._rows.items()})
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
             member=self._canaries.member,
@@ -645,7 +577,7 @@ class Recorder(Checkpointed):
         if self._drawn is not None:
             state["drawn"] = self._drawn.copy()
         state["state"] = _plain.to_plain(
-            _Progress(
+            Progress(
                 fingerprint=self._canaries.fingerprint(),
                 sampling_rate=self._sampling_rate,
                 clip_norm=self._clip_norm,
@@ -670,7 +602,7 @@ class Recorder(Checkpointed):
             RecordingError: The state belongs to other canaries, another rate or another clip norm,
                 or the store does not hold its steps. The recorder stays as it was.
         """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress: Progress = _plain.from_plain(Progress, state.get("state"), "state")
         for name, mine in (
             ("fingerprint", self._canaries.fingerprint()),
             ("sampling_rate", self._sampling_rate),
@@ -690,25 +622,25 @@ class Recorder(Checkpointed):
                 f"{progress.watched}."
             )
         size = self._canaries.size
-        state = _with_later_parts(state, size)
-        sums = {name: _part(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
-        previous = _part(state, "previous", self._previous, size)
+        state = with_later_parts(state, size)
+        sums = {name: part_of(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
+        previous = part_of(state, "previous", self._previous, size)
         drawn = None
         if "drawn" in state:
-            drawn = _part(state, "drawn", self._present[:0])
+            drawn = part_of(state, "drawn", self._present[:0])
             if not np.isin(drawn, self._present).all() or np.any(np.diff(drawn) <= 0):
                 raise FileFormatError("Expected drawn to name present canaries, each once.")
         likes = {name: item.rows()[:0] for name, item in self._rows.items()}
         likes["watch_values"] = np.empty((0, progress.watched or 0))
-        steps = len(_part(state, "rows.clip_norm", likes["clip_norm"]))
+        steps = len(part_of(state, "rows.clip_norm", likes["clip_norm"]))
         # Of a long run fewer canaries are kept: the first ones of the same order.
         given: Any = state.get("rows.kept_values")
         width = np.shape(given)[-1:]
-        count = next((n for n in _halvings(self._kept_order.size) if (n,) == width), None)
+        count = next((n for n in halvings(self._kept_order.size) if (n,) == width), None)
         kept = np.sort(self._kept_order[:count])
         for name in ("kept_values", "kept_planted"):
             likes[name] = np.empty((0, kept.size), likes[name].dtype)
-        rows = {name: _part(state, f"rows.{name}", like, steps) for name, like in likes.items()}
+        rows = {name: part_of(state, f"rows.{name}", like, steps) for name, like in likes.items()}
         if steps:
             self._check_sums(sums, rows, kept, progress)
         planting = Planting(self._canaries, self._planting.scheme, self._planting.records)
@@ -733,7 +665,7 @@ class Recorder(Checkpointed):
         self._kept = kept
         self._sums, self._previous, self._drawn = sums, previous, drawn
         self._planting = planting
-        self._rows = {name: _Rows(array) for name, array in rows.items()}
+        self._rows = {name: Rows(array) for name, array in rows.items()}
         declared = rows["noise_multiplier"]
         first = declared[0] if declared.size else 0.0
         self._varied = bool(first > 0.0 and (declared[declared > 0.0] != first).any())
@@ -747,13 +679,13 @@ class Recorder(Checkpointed):
         sums: dict[str, NDArray[Any]],
         rows: dict[str, NDArray[Any]],
         kept: NDArray[np.int64],
-        progress: _Progress,
+        progress: Progress,
     ) -> None:
         """Refuse a checkpoint whose transcript would be refused."""
         if None in (progress.background, progress.own_coin, progress.watched):
             raise FileFormatError("Expected the checkpoint to say how its steps were recorded.")
         watch = self._canaries.watch_tensor if progress.watched else np.zeros(0, dtype=np.int64)
-        rows = _apart(rows)
+        rows = apart(rows)
         arrays = {
             "member": self._canaries.member,
             "tensor": self._tensor,
@@ -766,77 +698,3 @@ class Recorder(Checkpointed):
         # Views, since a transcript makes what it is given read-only.
         views = {name: array.view() for name, array in arrays.items()}
         Transcript.from_arrays(views, self._facts(progress.background, progress.own_coin))
-
-
-def _apart(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Rows with the numbers that are kept together each by itself."""
-    others = {name: array for name, array in rows.items() if name != "marks"}
-    return others | dict(zip(_MARKS, np.ascontiguousarray(rows["marks"].T), strict=True))
-
-
-def _halvings(count: int) -> Iterator[int]:
-    """A number, half of it, and so on down to one."""
-    while count > 1:
-        yield count
-        count = -(-count // 2)
-    yield count
-
-
-def _by_tensor(
-    tensor: NDArray[np.int64],
-) -> Iterator[tuple[slice, NDArray[np.int64] | slice, NDArray[np.int64], NDArray[np.int64]]]:
-    """Chunks of canaries; for each its order by tensor, where groups start in it, and which."""
-    for start in range(0, tensor.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        groups, counts = np.unique(tensor[part], return_counts=True)
-        order = slice(None) if groups.size == 1 else np.argsort(tensor[part], kind="stable")
-        yield part, order, np.cumsum(counts) - counts, groups
-
-
-def _with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
-    """A checkpoint with the parts that were added later: what can be told of the steps it had."""
-    total, rows = state.get("sums.total"), state.get("rows.clip_norm")
-    if "rows.marks" in state or not (
-        isinstance(total, np.ndarray) and isinstance(rows, np.ndarray)
-    ):
-        return state
-    steps = len(rows)
-    declared = np.asarray(state.get("rows.noise_multiplier", ()))
-    # In other units where the noise followed a schedule: then nobody can tell any more.
-    same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
-    later = {
-        f"sums.other_{name}": state[f"sums.{name}"] - state[f"sums.planted_{name}"]
-        if same and f"sums.planted_{name}" in state and f"sums.{name}" in state
-        else np.full(size, np.nan)
-        for name in ("total", "square")
-    }
-    return (
-        state
-        | later
-        | {
-            "sums.last_planted": np.zeros(size, dtype=np.int64),
-            "rows.marks": np.full((steps, len(_MARKS)), np.nan),
-            "rows.gaps": np.zeros(steps, dtype=np.int64),
-        }
-    )
-
-
-def _part(
-    state: dict[str, Any], name: str, like: NDArray[Any], length: int | None = None
-) -> NDArray[Any]:
-    """A copy of one array of a checkpoint, of the type and width of another."""
-    given = state.get(name)
-    if not (
-        isinstance(given, np.ndarray)
-        and given.dtype == like.dtype
-        and given.ndim == like.ndim
-        and given.shape[1:] == like.shape[1:]
-        and len(given) == (len(given) if length is None else length)
-    ):
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        wanted = (len(like) if length is None else length, *like.shape[1:])
-        raise FileFormatError(
-            f"Expected {name} of the checkpoint to be {like.dtype} {wanted}, got {found[:80]}. "
-            "Load an older checkpoint."
-        )
-    return given.copy()

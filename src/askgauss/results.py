@@ -36,6 +36,7 @@ _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
 _MOST_CANARIES = 10**8
+_MOST_COUNTED = 10**18
 
 
 class Verdict(enum.Enum):
@@ -451,12 +452,22 @@ def _check_ranges(result: AuditResult) -> None:
         if not isinstance(result.metadata, dict):
             raise _validate.fail("metadata", result.metadata, "to be an object")
         for kept in (result.evidence, result.distribution_free_evidence):
+            _check_counts(_plain.to_plain(kept))
             _check_trials(kept, result.present + result.absent)
         for item in result.findings:
             if item.p_value is not None and not 0.0 <= item.p_value <= 1.0:
                 raise _validate.fail(f"p_value of {item.check}", item.p_value, "in [0, 1]")
     except InvalidArgumentError as error:
         raise FileFormatError(f"It is no result of an audit: {error}") from error
+
+
+def _check_counts(plain: Any) -> None:
+    """Refuse counts beyond what canaries and steps can be multiplied to: searches would not end."""
+    if isinstance(plain, (dict, list)):
+        for item in plain.values() if isinstance(plain, dict) else plain:
+            _check_counts(item)
+    elif isinstance(plain, int) and abs(plain) > _MOST_COUNTED:
+        raise _validate.fail("a count", plain, f"up to {_MOST_COUNTED:g}")
 
 
 def _check_trials(evidence: Any, canaries: int) -> None:

@@ -60,6 +60,7 @@ _KINDS = (
             "noise by node",
             "noise by level",
             "noise coverage",
+            "noise norm",
         ),
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
@@ -93,9 +94,14 @@ _KINDS = (
             "sum of records",
             "ghost norms",
             "divisor",
+            "client weight",
+            "nan update",
+            "zero update",
+            "clip norm direction",
         ),
         exact=("record contributions",),
-        how_to_test='send canaries through the clipper: CanaryAudit(optimizer, inject="sample")',
+        how_to_test='send canaries through the clipper: CanaryAudit(..., inject="sample"), or '
+        "wrap(..., clipped_grad=...) in JAX",
     ),
     _Kind(
         name="sampler",

@@ -19,7 +19,7 @@ from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.witness import RoundFacts, StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
@@ -85,6 +85,7 @@ class RunFacts:
         seed_probe: Whether the first noise is one that a likely seed gives; None where not tried.
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
+        rounds: What was seen of the clients of federated rounds; None where there are none.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -122,6 +123,7 @@ class RunFacts:
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
+    rounds: RoundFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -153,7 +155,7 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        for part in (self.weights, self.witness):
+        for part in (self.weights, self.witness, self.rounds):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):
@@ -248,6 +250,8 @@ class StepSums:
     batch_size: NDArray[np.float64] = field(default_factory=_unrecorded)
 
 
+# Sums over all steps, which are those with and those without a planting where both have one unit.
+_WHOLE = ("total", "square")
 # Arrays that came later: a transcript has all of them or, if it is older, none.
 _LATER = frozenset(
     prefix + item.name
@@ -368,7 +372,7 @@ class Transcript:
         to hide: keep it with the training data.
         """
         metadata = {"facts": _plain.to_plain(self.facts)}
-        _files.write_arrays(target, _KIND, _SCHEMA, self.arrays(), metadata)
+        _files.write_arrays(target, _KIND, _SCHEMA, _without_derived(self.arrays()), metadata)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Every array by a flat name, without those that were not recorded."""
@@ -390,7 +394,7 @@ class Transcript:
         """
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
         facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
-        return cls.from_arrays(arrays, facts)
+        return cls.from_arrays(_with_derived(arrays), facts)
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
@@ -448,6 +452,38 @@ class Transcript:
             raise FileFormatError(
                 "Expected as many plantings over the steps as over the canaries, got other numbers."
             )
+
+
+def _without_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Arrays less those that follow from others to the last bit, a third of a large file."""
+    kept = dict(arrays)
+    if _LATER - kept.keys():
+        return kept
+    for name in _WHOLE:
+        parts = kept[f"canaries.other_{name}"] + kept[f"canaries.planted_{name}"]
+        if np.array_equal(kept[f"canaries.{name}"], parts):
+            del kept[f"canaries.{name}"]
+    if not kept["canaries.last_planted"].any():
+        del kept["canaries.last_planted"]
+    return kept
+
+
+def _with_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file with those that `_without_derived` left out of it."""
+    whole = dict(arrays)
+    for name in _WHOLE:
+        other = whole.get(f"canaries.other_{name}")
+        planted = whole.get(f"canaries.planted_{name}")
+        if f"canaries.{name}" in whole or other is None or planted is None:
+            continue
+        # Arrays of other kinds are left to be refused by name.
+        if other.dtype == planted.dtype == np.float64 and other.shape == planted.shape:
+            with np.errstate(invalid="ignore", over="ignore"):
+                whole[f"canaries.{name}"] = other + planted
+    if "canaries.other_total" in whole and "canaries.planted" in whole:
+        never = np.zeros(whole["canaries.planted"].shape, dtype=np.int64)
+        whole.setdefault("canaries.last_planted", never)
+    return whole
 
 
 def _array_names() -> list[str]:

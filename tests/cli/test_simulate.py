@@ -144,3 +144,15 @@ def test_plan_finds_what_is_left_open(run):
     assert refused.exit_code == 2
     assert "--steps" in refused.stderr
     assert "gaussian-shift" in run("plan", "--auditor", "gaussian-shift").stdout
+
+
+def test_federated_rounds_are_written_and_their_fault_is_named(run, tmp_path):
+    target = tmp_path / "rounds.npz"
+    sizes = ("--rounds", "30", "--clients", "20", "--dimension", "1100", "--fault", "nan-passes")
+    assert run("simulate", "federated", *sizes, "-o", target).exit_code == 0
+    done = run("audit", target, "--epsilon", "15", "--delta", "1e-5")
+    assert done.exit_code == 1
+    assert "nan update" in done.stdout
+    wrong = run("simulate", "federated", "--fault", "nan", "-o", target)
+    assert wrong.exit_code == 2
+    assert "nan-passes" in wrong.stderr

@@ -66,7 +66,7 @@ def test_all_ranks_hold_the_same_transcript(folder, name):
     for key, array in first.arrays().items():
         np.testing.assert_array_equal(array, second.arrays()[key], err_msg=key)
     # Every rank looks at the records it has itself.
-    assert first.facts.witness.steps == second.facts.witness.steps == 1
+    assert first.facts.witness.steps == second.facts.witness.steps >= 1
     assert first.facts.weights.otherwise == first.facts.weights.between == 0
     first, second = (replace(item.facts, witness=None) for item in (first, second))
     assert first == second

@@ -70,6 +70,49 @@ def test_a_broken_run_stops_before_its_weights_move(tmp_path):
     assert read_feed(tmp_path).status == "failed"
 
 
+def _train_with_other_gradients(run, first):
+    """From a step on, gradients without noise take the place of those that were read."""
+    steps = []
+
+    def again(*_):
+        steps.append(1)
+        if len(steps) >= first:
+            for parameter in run.optimizer.params:
+                parameter.grad = parameter.summed_grad.view_as(parameter) / 32.0
+
+    hook = run.optimizer.original_optimizer.register_step_pre_hook(again)
+    try:
+        run.train()
+    finally:
+        hook.remove()
+
+
+def test_weights_that_move_otherwise_end_the_run_in_the_next_step(tmp_path):
+    run = make_run()
+    monitor = ag.Monitor(claim=claim(), folder=tmp_path)
+    with pytest.raises(PrivacyAlarm, match="weights"), attached(run, monitor) as audit:
+        _train_with_other_gradients(run, 1)
+    assert monitor.alarm.cause == "weights"
+    assert monitor.alarm.step == audit.steps == 2
+    assert "the gradient was replaced" in monitor.alarm.summary
+    assert read_feed(tmp_path).alarm == monitor.alarm
+
+
+def test_weights_that_are_compared_are_not_called_untested():
+    run = make_run()
+    with attached(run, True) as audit:
+        run.train()
+    assert audit.monitor.alarm is None
+    assert "weights" not in audit.monitor.untested
+
+
+def test_a_wrong_move_in_the_very_last_step_alarms_as_the_context_is_left():
+    run = make_run()
+    with pytest.raises(PrivacyAlarm, match="weights"), attached(run, True) as audit:
+        _train_with_other_gradients(run, 8)
+    assert audit.steps == 8
+
+
 def test_whoever_catches_the_alarm_may_go_on():
     run = make_run(noise_multiplier=0.5)
     monitor = ag.Monitor(claim=claim())

@@ -383,8 +383,8 @@ def test_a_checkpoint_that_is_none():
     state = optimizer.state_dict()
     with pytest.raises(FileFormatError, match="lacks generator"):
         make()[1].load_state_dict({k: v for k, v in state.items() if k != "generator"})
-    with pytest.raises(FileFormatError, match="schema 2"):
-        make()[1].load_state_dict({**state, "schema": 2})
+    with pytest.raises(FileFormatError, match="schema 3"):
+        make()[1].load_state_dict({**state, "schema": 3})
 
 
 def test_who_took_part_is_remembered_in_a_checkpoint():

@@ -234,7 +234,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             return evidence.signal_to_noise(epsilon, law, delta) / self._unit(evidence)
         steps = evidence.steps + more
         if not isinstance(law, Poisson):
-            return law.signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
+            return law.quick_signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
         return accounting.quick_signal_to_noise(
             epsilon=epsilon, delta=delta, sampling_rate=law.rate, steps=steps
         )

@@ -179,7 +179,7 @@ def _promise(
     kept = clopper_pearson_lower(count, len(results), _ERROR) <= allowed
     # The most that chance gives a sound installation, so that the row agrees with its word.
     most = count
-    while clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed and most < len(results):
+    while most < len(results) and clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed:
         most += 1
     while most and clopper_pearson_lower(most, len(results), _ERROR) > allowed:
         most -= 1

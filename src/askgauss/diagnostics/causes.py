@@ -88,6 +88,8 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "noise shape",
                 "noise extremes",
             ),
+            "client weight": ("contribution",),
+            "noise norm": ("noise scale", "noise by step", "noise drift"),
             "sampling rate": ("batch sizes",),
             "sampling scheme": ("sampling of pairs", "sampling in time"),
             "sampling in time": ("sampling of pairs",),

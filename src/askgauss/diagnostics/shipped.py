@@ -8,7 +8,7 @@ from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.witness import StepFacts, WeightFacts
 
-__all__ = ["step_checks", "weight_checks"]
+__all__ = ["moved_by_the_release", "step_checks", "weight_checks"]
 
 # A contribution this far above the clip norm is no rounding; one further still breaks the claim.
 _ABOVE = 1.001
@@ -20,13 +20,14 @@ _DECLARE = "If it reads released weights alone, such as clamping, do it in audit
 
 def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
     """Every comparison of how the weights moved with what was released."""
-    yield _moved_by_the_release(facts)
+    yield moved_by_the_release(facts)
     yield _weights_between_steps(facts)
     yield _closure(facts)
     yield _without_canaries(facts)
 
 
-def _moved_by_the_release(facts: WeightFacts) -> Finding:
+def moved_by_the_release(facts: WeightFacts) -> Finding:
+    """Whether every followed weight moved where the released gradient says, and why not."""
     name = "weights moved by the release"
     if facts.unchecked:
         return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")

@@ -17,7 +17,7 @@ from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
-__all__ = ["signal_checks"]
+__all__ = ["planting", "signal_checks"]
 
 _FEWEST_PLANTINGS = 10
 _FEWEST_CANARIES = 20
@@ -82,7 +82,7 @@ def _contribution(context: Context) -> Finding:
     planted = int(transcript.canaries.planted.sum())
     if planted < _FEWEST_PLANTINGS:
         return not_run(name, f"{_FEWEST_PLANTINGS} plantings, got {planted}")
-    estimate = _planted_mean(context) if context.known else _planted_contrast(transcript)
+    estimate = planting(context)
     if estimate is None:
         return not_run(name, "canaries that are planted in some steps and not in others")
     mean, error, freedom = estimate
@@ -110,6 +110,11 @@ def _contribution(context: Context) -> Finding:
         tolerable=abs(mean / expected - 1.0) < TOLERANCE,
         sees=f"a contribution {max(NOTICED * error / expected, TOLERANCE):.1%} above the clip norm",
     )
+
+
+def planting(context: Context) -> tuple[float, float, float] | None:
+    """What a planting adds on average, its standard error, and the freedom of that."""
+    return _planted_mean(context) if context.known else _planted_contrast(context.transcript)
 
 
 def _t_p_value(difference: float, error: float, freedom: float) -> float:

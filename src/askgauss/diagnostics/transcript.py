@@ -10,6 +10,7 @@ from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
+from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
@@ -42,3 +43,5 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         yield from weight_checks(transcript.facts.weights)
     if transcript.facts.witness is not None:
         yield from step_checks(transcript.facts.witness)
+    if transcript.facts.rounds is not None:
+        yield from round_checks(Context(transcript, claim), transcript.facts.rounds)

@@ -202,7 +202,7 @@ def _planted_residuals(context: Context) -> tuple[float, float, float]:
     total = (steps.planted_total.sum(axis=1) - planted) / unit
     square = steps.planted_square.sum(axis=1) - 2.0 * steps.planted_total.sum(axis=1) + planted
     count, mean = float(planted.sum()), float(total.sum() / max(planted.sum(), 1.0))
-    return count, mean, max(float((square / unit**2).sum()) - count * mean**2, 0.0)
+    return count, mean, max(float((square / unit**2).sum()) - count * mean * mean, 0.0)
 
 
 def _planted(context: Context) -> Finding:

@@ -160,9 +160,7 @@ def default_numbers(
     if not few and sampling_rate and noise_multiplier:
         steps = planned_steps or _steps_taken_for_granted(sampling_rate, noise_multiplier)
         needed = math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
-        # A row costs the time of a record, so that there are fewer of them to be had.
-        most = known // (10 if rows else 4)
-        present = max(present, min(needed, _MOST_PRESENT, most, places // 8))
+        present = max(present, min(needed, _MOST_PRESENT, known // 4, places // 8))
     return present, max(min(_CANARIES - present, places // 2), 2)
 
 

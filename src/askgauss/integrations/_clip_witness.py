@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,7 +142,7 @@ class ClipWitness:
         optimizer = self._optimizer
         rows = [item.detach() for item in optimizer.grad_samples]
         clip_norm = float(optimizer.max_grad_norm)
-        parts = torch.stack([row.reshape(len(row), -1).norm(2, dim=-1).cpu() for row in rows])
+        parts = torch.stack([_flat(row).norm(2, dim=-1).cpu() for row in rows])
         parts = parts.double()
         if isinstance(optimizer, DPPerLayerOptimizer):
             limits = torch.tensor(optimizer.max_grad_norms, dtype=torch.float64)[:, None]
@@ -209,7 +210,7 @@ class ClipWitness:
             (item.summed_grad if old is None else item.summed_grad - old).detach().double()
             for item, old in zip(params, before, strict=True)
         ]
-        flat = [row.reshape(len(row), -1).double() for row in rows]
+        flat = [_flat(row).double() for row in rows]
         by_layer = isinstance(self._optimizer, DPPerLayerOptimizer)
         groups = [[index] for index in range(len(params))] if by_layer else [[*range(len(params))]]
         added, rests = clipped.clone(), np.zeros(len(params))
@@ -305,3 +306,8 @@ def _silent(parameter: nn.Parameter) -> bool:
 def _finite(value: Any) -> float:
     """A distance; infinite where it is none."""
     return float(value) if np.isfinite(value) else float("inf")
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """One row a record, also where there is none."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))

@@ -51,7 +51,7 @@ def listen(optimizer: Any, asked: Callable[[GhostLook], bool]) -> None:
 def unlisten(optimizer: Any) -> None:
     """Ask no more; with nobody left to ask, Opacus is as it was."""
     _listeners.pop(optimizer, None)
-    if not _listeners and DPTensorFastGradientClipping.backward is _backward:
+    if not _listeners and getattr(DPTensorFastGradientClipping, "backward", None) is _backward:
         DPTensorFastGradientClipping.backward = _original
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.seam import Seam
 
 __all__ = ["CanaryLoss", "PlantedRows"]
@@ -126,7 +127,7 @@ class PlantedRows:
         clipped_grad: Callable[..., Any],
         loss: CanaryLoss,
         leaves: tuple[Any, ...],
-        structure: Any,
+        tree: ParameterTree,
         drawn: Any,
     ) -> tuple[Any, ...]:
         """What the user's own clipping makes of the rows."""
@@ -134,7 +135,7 @@ class PlantedRows:
             return tuple(jnp.zeros_like(leaf) for leaf in leaves)
         canary = self.canary(drawn)
         # The gradient is the same wherever it is taken.
-        params = jax.tree.unflatten(structure, [jnp.zeros_like(leaf) for leaf in leaves])
+        params = tree.rebuilt([jnp.zeros_like(leaf) for leaf in leaves])
         others = [CanaryRows(canary)] * (loss.arguments - 1)
         total = clipped_grad(params, *others, is_padding_example=canary < 0)
         if not loss.met:
@@ -143,7 +144,9 @@ class PlantedRows:
                 "jax_privacy.clipped_grad(audit.loss(loss), ...)."
             )
         # Losses and norms by example come behind the sum.
-        total = total if jax.tree.structure(total) == structure else total[0]
+        found: Any = jax.tree.structure(total)
+        same = found == jax.tree.structure(params)
+        total = total if same else total[0]
         return tuple(
             more.astype(leaf.dtype)
             for more, leaf in zip(jax.tree.leaves(total), leaves, strict=True)

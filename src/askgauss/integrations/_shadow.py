@@ -115,6 +115,12 @@ class Shadow:
         self._witness.bare(tuple(trained), moved)
         return self._witness.facts
 
+    @property
+    def moves(self) -> WeightFacts:
+        """What was seen of the followed weights so far; cheap enough for every step."""
+        self._judge()
+        return self._witness.facts
+
     def load(self, facts: WeightFacts | None) -> None:
         """Go on from the facts of a checkpoint."""
         if facts is not None:
@@ -150,8 +156,15 @@ class Shadow:
         self._after = None
         self._witness.declare()
 
-    def begin(self, arguments: Any, options: Any) -> None:
-        """As the real optimizer begins its step: what it is about to apply, and from where."""
+    def begin(self, arguments: Any, options: Any, released: Tensor | None) -> None:
+        """As the real optimizer begins its step: what it is about to apply, and from where.
+
+        Args:
+            arguments: Those of the step.
+            options: Those of the step, by name.
+            released: The gradient, read at the places that are followed; None of a step without
+                noise, which is not followed.
+        """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
             self._witness.closure()
@@ -160,7 +173,10 @@ class Shadow:
             self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
         if self._witness.facts.unchecked:
             return
-        self._read = self._places.read([_gradient(item) for item in self._parameters])
+        self._read = released
+        if released is None:
+            self._twin = None
+            return
         if self._twin is None:
             self._make_twin()
 
@@ -187,16 +203,24 @@ class Shadow:
         with torch.no_grad():
             self._step_twin(before, read)
         expected = torch.cat([item.detach().to(read) for item in self._small.values()])
-        applied = [
-            torch.zeros_like(item) if item.grad is None else item.grad for item in self._parameters
-        ]
+        # On the host there is nothing to wait for, and an equal end needs no second look.
+        same = read.device.type == "cpu" and torch.equal(expected, self._after)
         self._pending = _Pending(
             step=self._steps(),
             before=before,
             after=self._after,
             expected=expected,
             read=read,
-            applied=self._places.read(applied),
+            applied=read if same else self._applied(),
+        )
+
+    def _applied(self) -> Tensor:
+        """The gradient as it stands after the step."""
+        return self._places.read(
+            [
+                torch.zeros_like(item) if item.grad is None else item.grad
+                for item in self._parameters
+            ]
         )
 
     def _step_twin(self, before: Tensor, read: Tensor) -> None:
@@ -306,11 +330,6 @@ def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
             return value.detach().take(places)
         return value.detach().clone()
     return value
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def _sample(parameter: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ except ImportError as error:
 from askgauss.integrations._jax_plan import claim_of, planned_run, scheme_of
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
+from askgauss.integrations._jax_tree import ParameterTree
 
 __all__ = ["Audit", "AuditState", "claim_of"]
 
@@ -159,21 +160,10 @@ class Audit:
         self._noise_multiplier = noise_multiplier
         self._steps = int(steps)
         self._rows = min(self._steps, self._steps if buffer is None else int(buffer))
-        paths, structure = jax.tree_util.tree_flatten_with_path(params)
-        self._tree: Any = structure
-        self._leaves = tuple(
-            (_name(path), tuple(np.shape(leaf)), _dtype(leaf)) for path, leaf in paths
-        )
-        for name, _, dtype in self._leaves:
-            if not jnp.issubdtype(dtype, jnp.floating):
-                raise InvalidArgumentError(
-                    f"Expected params to hold floating-point arrays, got {dtype} in {name}. Leave "
-                    "out what is not trained: optax.masked() the transformation, or split the tree."
-                )
+        self._tree = ParameterTree(params)
         self._seed = seed
         self._seam = Seam(
-            # Of each leaf only the shape is looked at: a view of one zero takes no memory.
-            tuple(np.broadcast_to(np.zeros((), np.float32), shape) for _, shape, _ in self._leaves),
+            self._tree.stand_ins(),
             lambda sizes: choose_canaries(
                 canaries,
                 sizes=sizes,
@@ -311,7 +301,7 @@ class Audit:
         takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
 
         def init(params: Any) -> AuditState:
-            self._checked(params)
+            self._tree.leaves(params)
             return AuditState(
                 inner=privatizer.init(params),
                 step=jnp.zeros((), jnp.int32),
@@ -338,7 +328,7 @@ class Audit:
                     f"{type(state).__name__}. Call init after wrap."
                 )
             extra = extra if takes_more else {}
-            leaves, batch = self._checked(updates)
+            leaves, batch = self._tree.leaves(updates)
             audited = state.step < self._steps
             drawn = state.planted[jnp.minimum(state.step, self._steps - 1)] & audited
             if batch is not None:
@@ -353,9 +343,9 @@ class Audit:
                 elif self._present.size:
                     mask = jnp.zeros(self._canaries.size).at[self._present].set(drawn)
                     leaves = self._seam.plant(leaves, mask, clip_norm=self._clip_norm)
-                planted = jax.tree.unflatten(self._tree, leaves)
+                planted = self._tree.rebuilt(leaves)
                 released, inner = privatizer.update(planted, state.inner, params, **extra)
-                row = self._read(self._checked(released)[0])
+                row = self._read(self._tree.leaves(released)[0])
                 row = row - jnp.where(self._subtracted, clean, 0.0)
             place = jnp.where(audited, state.step % self._rows, self._rows)
             readings = state.readings.at[place].set(row, mode="drop")
@@ -396,9 +386,9 @@ class Audit:
             leaves = tuple(
                 jnp.concatenate([leaf, more]) for leaf, more in zip(leaves, examples, strict=True)
             )
-        given = jax.tree.unflatten(self._tree, leaves)
+        given = self._tree.rebuilt(leaves)
         released, inner = privatizer.update(given, inner, params, **extra)
-        row = self._read(self._checked(released)[0]) * total
+        row = self._read(self._tree.leaves(released)[0]) * total
         row = row - jnp.where(self._subtracted, clean, 0.0)
         if total != batch:
             # A mean over more examples than the user has: his learning rate is for his own.
@@ -408,32 +398,6 @@ class Audit:
 
     def _read(self, leaves: tuple[Any, ...]) -> Any:
         return self._seam.read(tuple(leaf.astype(jnp.float32) for leaf in leaves))
-
-    def _checked(self, tree: Any) -> tuple[tuple[Any, ...], int | None]:
-        """The leaves, if they are those of the parameters; and by how many examples, if any."""
-        found, structure = jax.tree.flatten(tree)
-        shapes = [tuple(np.shape(leaf)) for leaf in found]
-        mine = [shape for _, shape, _ in self._leaves]
-        if structure == self._tree and shapes == mine:
-            return tuple(found), None
-        if structure == self._tree:
-            batches = {shape[:1] for shape in shapes}
-            if [shape[1:] for shape in shapes] == mine and len(batches) == 1 and batches != {()}:
-                return tuple(found), int(batches.pop()[0])
-            name, was, now = next(
-                (name, shape, other)
-                for (name, shape, _), other in zip(self._leaves, shapes, strict=True)
-                if shape != other
-            )
-            changed = f"{name} was {was} when the audit was made, and is {now} now"
-        else:
-            changed = (
-                f"it had {len(mine)} leaves when the audit was made: {self._tree}; got {structure}"
-            )
-        raise InvalidArgumentError(
-            f"Expected the tree of the parameters: {changed}. Make a new Audit for other "
-            "parameters, with the very tree that the transformation is handed."
-        )
 
     # ---------------------------------------------------------------------------- on the host
 
@@ -535,9 +499,9 @@ class Audit:
             run=self._run,
             skipped_steps=self._released.accounted(taken) - steps,
             watch_background="known",
-            tensors=tuple(name for name, _, _ in self._leaves),
+            tensors=self._tree.names,
             exercised=self._exercised,
-            precision=tuple(sorted({str(dtype) for _, _, dtype in self._leaves})),
+            precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
             notes=tuple(
                 note
@@ -566,8 +530,8 @@ class Audit:
             noise[clean],
             tensor[clean],
             (places - layout.edges[tensor])[clean],
-            shapes=[shape for _, shape, _ in self._leaves],
-            dtypes=[dtype for _, _, dtype in self._leaves],
+            shapes=self._tree.shapes,
+            dtypes=self._tree.dtypes,
             own=[self._seed],
         )
 
@@ -627,11 +591,3 @@ def _known(background: str, scheme: Scheme) -> bool:
             "cannot be taken off. Use background='unknown'."
         )
     return background != "unknown" and scheme.known_background
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "all"
-
-
-def _dtype(leaf: Any) -> Any:
-    return jnp.result_type(leaf)

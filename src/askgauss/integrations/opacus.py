@@ -35,6 +35,7 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.commitment import Commitment, commit
+from askgauss.diagnostics.shipped import moved_by_the_release
 from askgauss.exceptions import (
     MissingExtraError,
     PrivacyAlarm,
@@ -43,6 +44,7 @@ from askgauss.exceptions import (
 )
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
+from askgauss.results import Consequence, Status
 from askgauss.sampling import Poisson, Scheme
 from askgauss.transcript import Transcript
 
@@ -447,11 +449,13 @@ class CanaryAudit(Restartable):
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
-        if self._monitor is not None:
-            self._monitor.close(failed=kind is not None)
         with self._locked:
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
+        if self._monitor is not None:
+            if kind is None:
+                self._tell_of_weights()
+            self._monitor.close(failed=kind is not None)
 
     @contextlib.contextmanager
     def postprocessing(self) -> Iterator[None]:
@@ -569,9 +573,26 @@ class CanaryAudit(Restartable):
 
     def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
-        if self._shadow is not None:
-            self._shadow.begin(arguments, options)
+        self._record_step(arguments, options)
+        self._tell_of_weights()
+
+    def _tell_of_weights(self) -> None:
+        """Tell the monitor how the weights moved in the steps that are over."""
+        if self._monitor is None or self._shadow is None:
+            return
+        found = moved_by_the_release(self._shadow.moves)
+        if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
+            self._monitor.breach("weights", found.summary)
+        elif found.status is not Status.NOT_RUN:
+            self._monitor.check_weights(0.0, 0.0)
+
+    def _record_step(self, arguments: Any, options: Any) -> None:
         step, self._step = self._step, None
+        places, gradient = self._places, None
+        if step is not None and places is not None:
+            gradient = places.read([_gradient(item) for item in self._parameters])
+        if self._shadow is not None:
+            self._shadow.begin(arguments, options, gradient)
         if step is None:
             self._unnoised += 1
             return
@@ -582,11 +603,11 @@ class CanaryAudit(Restartable):
         self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
-        released = coordinates.read([_gradient(item) for item in self._parameters]).cpu().double()
+        assert gradient is not None
+        released = gradient.cpu().double()
         self._witness.divided(released.numpy(), step.scale, self._spacing)
         self._witness.finish()
-        released *= step.scale
-        values = released.numpy()
+        values = released.numpy() * step.scale
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -426,6 +427,8 @@ def _timed(place: Path) -> Iterator[list[float]]:
                 content = _plain.loads(path.read_bytes(), _MINUTES_KIND, 1, protected=1)
                 found = content.get("minutes")
             found = _plain.from_plain(tuple[float, ...], found, "minutes")
+            if not all(0.0 <= value < math.inf for value in found):
+                raise FileFormatError("Expected minutes >= 0.")
         except FileFormatError as error:
             raise FileFormatError(f"{str(path)!r} is damaged: {error} Delete it.") from error
         minutes = list(found)

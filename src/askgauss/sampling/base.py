@@ -6,12 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _plain, _validate
+from askgauss import _plain, _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.search import close_bracket
@@ -109,24 +110,37 @@ class Scheme(ABC):
             The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
             Infinite where nothing contradicts the claim.
         """
+        return self._where_broken(epsilon, delta, steps, 1e-5)
+
+    def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """`signal_to_noise` to two digits: for power, not for bounds."""
+        return self._where_broken(epsilon, delta, steps, 5e-3)
+
+    def _where_broken(self, epsilon: float, delta: float, steps: int, precision: float) -> float:
         _validate.positive(epsilon=epsilon)
         _validate.probability(delta=delta)
         _validate.integer(1, steps=steps)
         if self._law(math.inf, int(steps), float(delta)) <= epsilon:
             return math.inf
 
+        @cache
         def excess(signal: float) -> float:
             return self._law(signal, int(steps), float(delta)) - epsilon
 
-        low, high = 1.0, 1.0
+        # Near where Poisson sampling of as many records is broken, or far from it.
+        start = accounting.quick_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=self.share, steps=steps
+        )
+        low = high = start if 0.0 < start < math.inf else 1.0
+        factor = 1.1
         while (at_low := excess(low)) > 0.0:
-            low, high = 0.5 * low, low
+            low, high, factor = low / factor, low, factor**2
         while (at_high := excess(high)) <= 0.0:
-            low, high, at_low = high, 2.0 * high, at_high
-        tolerance = 1e-5 * low
+            low, high, at_low, factor = high, high * factor, at_high, factor**2
+        tolerance = precision * low
         root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
         while excess(root) <= 0.0:
-            root *= 1.0 + 1e-5
+            root *= 1.0 + precision
         return root
 
     @abstractmethod

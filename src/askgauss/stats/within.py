@@ -42,7 +42,7 @@ def within_canaries(
     spread, product = float(spreads.sum()), float(products.sum())
     slope = product / spread if spread else 0.0
     squares = np.maximum(square - total**2 / steps, 0.0)
-    left = np.maximum(squares - 2.0 * slope * products + slope**2 * spreads, 0.0)
+    left = np.maximum(squares - 2.0 * slope * products + slope * slope * spreads, 0.0)
     residual = max(float(squares.sum()) - slope * product, 0.0)
     # The levels cost one degree of freedom each.
     count = max(counts.size * (steps - 1) + 1, 3)

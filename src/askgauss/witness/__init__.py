@@ -4,7 +4,8 @@ What is compared is framework-free and lives here; what reads it from a framewor
 `askgauss.integrations`.
 """
 
+from askgauss.witness.rounds import ProbeFacts, RoundFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
-__all__ = ["StepFacts", "StepWitness", "WeightFacts", "WeightWitness"]
+__all__ = ["ProbeFacts", "RoundFacts", "StepFacts", "StepWitness", "WeightFacts", "WeightWitness"]

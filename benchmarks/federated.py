@@ -1,0 +1,116 @@
+"""Canary clients: how near the bound comes to the claim, and what a round costs with them.
+
+Prints the table of docs/federated.md: ``python -m benchmarks.federated``.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+import askgauss as ag
+from askgauss.federated import AuditedAggregator, Server, simulate_federated
+from askgauss.sampling import EveryStep
+
+ROUNDS, DELTA, RUNS = 100, 1e-5, 20
+
+
+def main() -> None:
+    tightness()
+    coverage()
+    overhead()
+
+
+def tightness() -> None:
+    law = EveryStep()
+    for noise in (1.0, 2.0, 6.1):
+        epsilon = law.epsilon(noise_multiplier=noise, steps=ROUNDS, delta=DELTA)
+        claim = ag.PrivacyClaim(
+            epsilon=epsilon,
+            delta=DELTA,
+            noise_multiplier=noise,
+            steps=ROUNDS,
+            sampling=law,
+            unit="user",
+        )
+        shares, verdicts = [], []
+        for seed in range(RUNS):
+            run = simulate_federated(
+                rounds=ROUNDS, clients=8, dimension=1100, noise_multiplier=noise, seed=seed
+            )
+            result = ag.audit(run, claim=claim)
+            shares.append(result.epsilon_lower / epsilon)
+            verdicts.append(result.verdict.value)
+        counts = {name: verdicts.count(name) for name in sorted(set(verdicts))}
+        print(f"noise {noise}: claimed {epsilon:.2f}, mean bound {np.mean(shares):.3f}, {counts}")
+
+
+def coverage(runs: int = 300, noise: float = 2.0) -> None:
+    epsilon = EveryStep().epsilon(noise_multiplier=noise, steps=ROUNDS, delta=DELTA)
+    shares = []
+    for seed in range(100, 100 + runs):
+        server = AuditedAggregator(
+            Server(noise_multiplier=noise, seed=seed + 5000),
+            dimension=1050,
+            present=50,
+            absent=950,
+            clip_norm=1.0,
+            noise_multiplier=noise,
+            probes=False,
+            seed=seed,
+        )
+        rng = np.random.default_rng(seed)
+        for _ in range(ROUNDS):
+            server([rng.normal(0, 0.05, 1050)], [3])
+        shares.append(server.result(delta=DELTA, diagnostics=False).epsilon_lower / epsilon)
+    found = np.array(shares)
+    print(
+        f"{runs} runs of epsilon {epsilon:.1f}: mean bound {found.mean():.3f} of it, at least .9 "
+        f"in {np.mean(found >= 0.9):.1%}, above it in {np.mean(found > 1.0):.1%}"
+    )
+
+
+def overhead() -> None:
+    rng = np.random.default_rng(0)
+    for clients, dimension in ((10_000, 2_000), (500, 50_000)):
+        updates = list(rng.normal(0, 0.1, (clients, dimension)))
+        weights = rng.integers(1, 100, clients).tolist()
+        server = Server(noise_multiplier=2.0)
+        audited = AuditedAggregator(
+            Server(noise_multiplier=2.0),
+            dimension=dimension,
+            present=50,
+            absent=950,
+            clip_norm=1.0,
+            noise_multiplier=2.0,
+            probes=False,
+            seed=0,
+        )
+        plain = _seconds(lambda: server(updates, weights))  # noqa: B023
+        whole = _seconds(lambda: audited(updates, weights))  # noqa: B023
+        examples = rng.normal(size=(100, dimension))
+        local = clients * _seconds(lambda: _local_training(examples))  # noqa: B023
+        print(
+            f"{clients:,} clients of {dimension:,} entries: aggregation {plain:.2f} s, audited "
+            f"{whole:.2f} s, local training {local:.1f} s; {(whole - plain) / (plain + local):.2%} "
+            "of a round"
+        )
+
+
+def _local_training(examples: np.ndarray) -> None:
+    """Five passes of gradient descent over the examples of a linear model."""
+    model = np.zeros(examples.shape[1])
+    for _ in range(5):
+        model -= 0.1 * examples.T @ (examples @ model - 1.0)
+
+
+def _seconds(work) -> float:
+    work()
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()

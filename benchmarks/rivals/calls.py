@@ -1,0 +1,129 @@
+"""What every rival is asked, in its own environment: ``python calls.py PACKAGE scores.npz``.
+
+Prints a line of JSON a method: its bounds on the sets of scores, or the error it ended in. Needs
+numpy and the package, nothing of askgauss.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+Method = Callable[[np.ndarray, np.ndarray, float, float], float]
+
+
+def jax_privacy() -> Iterator[tuple[str, Method]]:
+    """jax-privacy's auditors of scores, with the thresholds they choose by default."""
+    from jax_privacy import auditing
+
+    def method(name: str) -> Method:
+        def call(score: np.ndarray, member: np.ndarray, delta: float, error: float) -> float:
+            auditor = auditing.CanaryScoreAuditor(score[member], score[~member])
+            return float(getattr(auditor, name)(error, delta))
+
+        return call
+
+    for name in (
+        "epsilon_clopper_pearson",
+        "epsilon_one_run",
+        "epsilon_one_run_fdp",
+        "epsilon_from_gdp",
+    ):
+        yield name, method(name)
+
+
+def opake_auditing() -> Iterator[tuple[str, Method]]:
+    """Opake's one-run estimate, by order statistics."""
+    from opake import auditing
+    from opake.auditing.types import CoinFlip
+
+    def estimate(score: np.ndarray, member: np.ndarray) -> object:
+        index = np.arange(score.size)
+        flip = CoinFlip(
+            num_canaries=score.size,
+            canary_indices=index,
+            _in_mask=member,
+            in_indices=index[member],
+            out_indices=index[~member],
+            dataset_size=score.size,
+        )
+        return auditing.one_run(auditing.canary_scores(score, canary_indices=index), coin_flip=flip)
+
+    def eps_delta(score: np.ndarray, member: np.ndarray, delta: float, error: float) -> float:
+        found = estimate(score, member).eps_delta()
+        return float(found.epsilon_at(delta=delta, significance=error))
+
+    def gdp(score: np.ndarray, member: np.ndarray, delta: float, error: float) -> float:
+        return float(estimate(score, member).gdp().epsilon_at(delta=delta, significance=error))
+
+    yield "one_run().eps_delta()", eps_delta
+    yield "one_run().gdp()", gdp
+
+
+def privacy_estimates() -> Iterator[tuple[str, Method]]:
+    """It reads counts: a threshold is chosen on one half, and counted on the other."""
+    from privacy_estimates import AttackResults, compute_eps_lo
+
+    def method(name: str) -> Method:
+        def call(score: np.ndarray, member: np.ndarray, delta: float, error: float) -> float:
+            def counts(threshold: float, part: slice) -> AttackResults:
+                guess, truth = score[part] > threshold, member[part]
+                return AttackResults(
+                    FN=int((~guess & truth).sum()),
+                    FP=int((guess & ~truth).sum()),
+                    TN=int((~guess & ~truth).sum()),
+                    TP=int((guess & truth).sum()),
+                )
+
+            choose, test = slice(0, None, 2), slice(1, None, 2)
+            grid = np.quantile(score[choose], np.linspace(0.02, 0.98, 49))
+
+            def answer(threshold: float, part: slice) -> float:
+                found = counts(threshold, part)
+                return float(compute_eps_lo(count=found, delta=delta, alpha=error, method=name))
+
+            best = max(grid, key=lambda threshold: answer(threshold, choose))
+            return answer(best, test)
+
+        return call
+
+    yield "beta (Clopper-Pearson)", method("beta")
+    yield "jeffreys", method("jeffreys")
+
+
+PACKAGES = {
+    "jax_privacy": jax_privacy,
+    "opake-auditing": opake_auditing,
+    "privacy-estimates": privacy_estimates,
+}
+
+
+def main(package: str, path: str) -> None:
+    """Answer for every set of scores in the file."""
+    from importlib import metadata
+
+    sets = np.load(path)
+    delta, error = float(sets["delta"]), float(sets["error"])
+    version = metadata.version(package)
+    for name, method in PACKAGES[package]():
+        row: dict[str, object] = {"method": name, "leak": [], "null": [], "problem": ""}
+        started = time.perf_counter()
+        try:
+            for kind in ("leak", "null"):
+                for score, member in zip(
+                    sets[f"{kind}_score"], sets[f"{kind}_member"], strict=True
+                ):
+                    row[kind].append(method(score, member.astype(bool), delta, error))  # type: ignore[attr-defined]
+        except Exception as problem:  # noqa: BLE001  whatever a package does is its answer
+            row["problem"] = f"{type(problem).__name__}: {problem}"[:200]
+        row["seconds"] = time.perf_counter() - started
+        # At once, so that what is done is known if the next takes too long.
+        print(json.dumps(row | {"version": version}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

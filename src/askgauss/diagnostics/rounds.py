@@ -1,0 +1,228 @@
+"""Checks of federated rounds: the weight of a client, odd updates, and a clip norm that moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
+from askgauss.diagnostics.outcomes import fact, judged, not_run
+from askgauss.diagnostics.signal import planting
+from askgauss.results import Consequence, Finding, Status
+from askgauss.witness import ProbeFacts, RoundFacts
+
+__all__ = ["round_checks"]
+
+_COPY = "an aggregator that can be copied: an object with __call__, or a method of one"
+# Noise of four times as many clients that is this much larger was added by the clients.
+_PER_CLIENT = 1.4
+# A clip norm that moves less than this says nothing of which one the noise is scaled by.
+_MOVED = 1e-6
+# Standard errors that an exponent may be off the one of either norm.
+_EXPLAINED = 4.0
+
+
+def round_checks(context: Context, facts: RoundFacts) -> Iterator[Finding]:
+    """Every check of federated rounds."""
+    probes = facts.probes
+    yield _client_weight(context, facts)
+    yield _odd_update("nan update", "an update with one nan", probes.with_nan, probes)
+    yield _odd_update("zero update", "an update of zeros", probes.zero, probes)
+    yield _noise_placement(probes)
+    if facts.adaptive:
+        yield _direction(probes)
+        if context.transcript.finite:
+            yield _noise_norm(context, facts)
+    if context.claim is not None:
+        yield _unit(context.claim.unit, context.claim.adjacency)
+    if facts.unreleased:
+        yield Finding(
+            check="rounds without a release",
+            status=Status.INFO,
+            summary=f"{facts.unreleased:,} rounds released nothing, and are not audited.",
+        )
+
+
+def _client_weight(context: Context, facts: RoundFacts) -> Finding:
+    """Whether a client weighs more than the noise assumes."""
+    name, probes = "client weight", facts.probes
+    remedy = (
+        "The noise is scaled for clients of equal weight, and a client chooses its own: take the "
+        "plain mean, or cap the weights and scale the noise by the largest one."
+    )
+    run = (
+        f" In this run the heaviest client reported {facts.heaviest:.3g} times the mean of its "
+        "round."
+    )
+    if probes.heavy_refused:
+        return fact(
+            name,
+            False,
+            f"a client that reports a million times what others do is refused "
+            f"({probes.heavy_refused}).",
+            consequence=Consequence.BREACH,
+        )
+    if probes.heavy is not None:
+        off = (probes.heavy - 1.0) / probes.heavy_error
+        return judged(
+            name,
+            float(ndtr(-off)),
+            f"of {probes.clients:,} clients, one that reports a million times what others do adds "
+            f"{probes.heavy:.4g} clip norms to the sum, give or take {2 * probes.heavy_error:.2g}.",
+            if_wrong=f"The noise is scaled for 1.{run}",
+            consequence=Consequence.BREACH,
+            measured=probes.heavy,
+            interval=around(probes.heavy, probes.heavy_error),
+            claimed=1.0,
+            remedy=remedy,
+            sees=f"a client that weighs {1.0 + NOTICED * probes.heavy_error:.2g} times its share",
+        )
+    estimate = planting(context) if context.transcript.finite else None
+    if estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
+        return not_run(name, f"clients that report different weights; or {_COPY}")
+    mean, error, _ = estimate
+    broken, implied = context.breach(signal=mean - 4.0 * error)
+    return judged(
+        name,
+        float(ndtr(-(mean - 1.0) / error)),
+        f"a canary client adds {mean:.4g} clip norms, where weights as reported would give "
+        f"{facts.reported:.4g} and equal ones 1.",
+        if_wrong=f"{implied}{run}".strip(),
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=mean,
+        interval=around(mean, error),
+        claimed=1.0,
+        remedy=remedy,
+        tolerable=mean - 1.0 < TOLERANCE,
+    )
+
+
+def _odd_update(name: str, what: str, outcome: str, probes: ProbeFacts) -> Finding:
+    """Whether one odd update shows in the release, or stops the round."""
+    if not outcome:
+        return not_run(name, probes.unchecked or _COPY)
+    if outcome == "finite":
+        said = f"{what} left the release finite."
+    elif outcome == "nan":
+        said = (
+            f"{what} makes the whole release nan: one client decides it alone, past clipping "
+            "and noise."
+        )
+    else:
+        said = f"{what} raises {outcome}."
+    passes = outcome == "nan"
+    # Refusing a nan is right; that a client that learnt nothing ends the round is not.
+    wrong = passes or (name == "zero update" and outcome != "finite")
+    return fact(
+        name,
+        wrong,
+        said,
+        consequence=Consequence.BREACH if passes else Consequence.INFORMS,
+        remedy="Drop or zero what is not finite before clipping, and divide by "
+        "max(norm, clip_norm), which is never zero.",
+    )
+
+
+def _noise_placement(probes: ProbeFacts) -> Finding:
+    name = "noise at the server"
+    if probes.spread is None:
+        return not_run(name, probes.unchecked or f"noise, and {_COPY}")
+    grows = probes.spread - 4.0 * probes.spread_error > _PER_CLIENT
+    said = f"four times as many clients have {probes.spread:.3g} times the noise on their sum"
+    return fact(
+        name,
+        grows,
+        f"{said}: every client adds its own." if grows else f"{said}: it is added once.",
+        consequence=Consequence.INFORMS,
+        measured=probes.spread,
+        claimed=1.0,
+        remedy="Noise per client is enough only while as many clients stay as it was split over: "
+        "claim it for the fewest that may answer a round.",
+    )
+
+
+def _direction(probes: ProbeFacts) -> Finding:
+    """Whether the clip norm grows where updates are above it."""
+    name, above, below = "clip norm direction", probes.norm_if_above, probes.norm_if_below
+    if above is None or below is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return fact(
+        name,
+        above < below,
+        f"with every update above the clip norm it is multiplied by {above:.4g}, with every one "
+        f"below it by {below:.4g}.",
+        consequence=Consequence.INFORMS,
+        measured=above / below,
+        remedy="The norm bit is turned round: the norm runs away from the quantile it should "
+        "find. Count the updates that are not above the norm.",
+    )
+
+
+def _noise_norm(context: Context, facts: RoundFacts) -> Finding:
+    """Which norm the noise is scaled by: the one updates were clipped to, or the next."""
+    name = "noise norm"
+    ratios = np.log(np.asarray(facts.next_norms))
+    if not context.known or ratios.size != context.transcript.number_of_steps:
+        return not_run(name, "the noise by itself, and the clip norm after every round")
+    squares, counts = context.squares / context.schedule**2, context.others
+    if not (squares > 0.0).all():
+        return not_run(name, "noise in every round")
+    fit = _exponent(ratios, 0.5 * np.log(squares / counts), 2.0 * counts, context.claimed_noise)
+    if fit is None:
+        return not_run(name, "a clip norm that moves")
+    slope, error = fit
+    typical = float(np.exp(ratios.mean()))
+    return judged(
+        name,
+        2.0 * float(ndtr(-abs(slope) / error)),
+        f"noise follows the next clip norm with exponent {slope:.3f}, give or take "
+        f"{2.0 * error:.2g}: 0 is the norm that updates are clipped to, 1 the updated one.",
+        if_wrong=f"The updated norm is {typical:.3f} times the one before it, on average.",
+        consequence=Consequence.BREACH if typical < 1.0 - TOLERANCE else Consequence.INFORMS,
+        measured=slope,
+        interval=around(slope, error),
+        claimed=0.0,
+        remedy="Scale the noise by the norm that this round's updates were clipped to, and update "
+        "the norm afterwards.",
+    )
+
+
+def _exponent(
+    ratios: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    claimed: NDArray[np.float64] | None,
+) -> tuple[float, float] | None:
+    """The exponent with which the noise follows the next norm, and its standard error.
+
+    Against the claimed noise where that explains all of it, with either norm; else from round to
+    round, whatever the noise is.
+    """
+    if claimed is not None and (claimed > 0.0).all() and float(ratios @ ratios) > _MOVED:
+        spread = float(weights @ ratios**2)
+        slope = float((weights * ratios) @ (scales - np.log(claimed))) / spread
+        error = 1.0 / math.sqrt(spread)
+        if min(abs(slope), abs(slope - 1.0)) < _EXPLAINED * error:
+            return slope, error
+    centred = ratios - float(weights @ ratios) / float(weights.sum())
+    if float(centred @ centred) < _MOVED:
+        return None
+    spread = float(weights @ centred**2)
+    return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
+
+
+def _unit(unit: str, adjacency: str) -> Finding:
+    """What canary clients show of the claim's neighbours."""
+    said = "canaries are clients: what one user adds over the whole run was measured"
+    if unit == "example":
+        said += "; the claim speaks of one example, of which a client may have many"
+    if adjacency == "replace":
+        said += (
+            "; replacing a user moves a sum by up to two clip norms, and a canary that is there "
+            "or not by one, so that the bound is lower than it could be"
+        )
+    return Finding(check="unit and adjacency", status=Status.INFO, summary=f"{said}.")

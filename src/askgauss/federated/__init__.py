@@ -1,0 +1,15 @@
+"""Federated learning and other user-level training: canary clients through the aggregator."""
+
+from askgauss.federated.aggregator import AuditedAggregator
+from askgauss.federated.clients import CanaryClients, Joined
+from askgauss.federated.simulate import FEDERATED_FAULTS, FederatedFault, Server, simulate_federated
+
+__all__ = [
+    "FEDERATED_FAULTS",
+    "AuditedAggregator",
+    "CanaryClients",
+    "FederatedFault",
+    "Joined",
+    "Server",
+    "simulate_federated",
+]

@@ -1,0 +1,195 @@
+"""An aggregator under audit: canary clients join every round, and its mean is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from askgauss import _validate
+from askgauss.auditing import audit
+from askgauss.auditors.base import Auditor
+from askgauss.canaries import DiracCanaries
+from askgauss.claims import PrivacyClaim
+from askgauss.federated.clients import CanaryClients, Divisor
+from askgauss.federated.probes import probed
+from askgauss.results import AuditResult
+from askgauss.sampling import Scheme
+from askgauss.transcript import Transcript
+from askgauss.witness import ProbeFacts
+
+__all__ = ["AuditedAggregator"]
+
+
+class AuditedAggregator:
+    """Calls an aggregator as before, with canary clients among its clients.
+
+    Canaries send what clients send: an update far above the clip norm, in a direction of their own.
+    They are clipped, weighted, added up and noised with the others, and the mean that comes out
+    says what one client adds. It goes on to the model as it is, canaries and all: each moves one
+    coordinate by a clip norm over the number of clients.
+
+    Before the first round copies of the aggregator get updates that no client may upset it with: a
+    nan, zeros, a weight a million times that of the others.
+
+    Args:
+        aggregate: Called with the updates of a round, a list of arrays or of lists of arrays, and
+            the weights that clients report; returns their noised mean, or None where it releases
+            nothing. An object with ``__call__``, or a method of one, can also be copied and probed.
+        dimension: Entries of an update; or the sizes of its arrays, in order.
+        present: Number of canary clients that take part.
+        absent: Number of those that might have.
+        clip_norm: The norm updates are clipped to; where it changes, a function of the aggregator
+            that reads the one of the coming round.
+        noise_multiplier: Noise on the sum of clipped updates, in clip norms, as claimed.
+        sampling: How clients are drawn: all in every round (`EveryStep`) if not given. Cohorts of
+            fixed size are ``FixedSize(batch=..., records=...)``.
+        divisor: What turns the mean into the sum that the noise assumes: noise on the mean is
+            ``noise_multiplier * clip_norm / divisor``. A number, a function of the reported
+            weights, or None for the number of clients of the round.
+        canary_weight: What canary clients report; None for the largest weight of their round.
+        background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
+            False for an aggregator that combines them in some way of its own.
+        probes: Whether to probe copies of the aggregator.
+        seed: Root of the canaries' random choices.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
+
+    Examples:
+        >>> import numpy as np, askgauss as ag
+        >>> class Server:
+        ...     def __init__(self):
+        ...         self.noise = np.random.default_rng(1)
+        ...     def __call__(self, updates, weights):
+        ...         total = sum(u / max(1.0, np.linalg.norm(u)) for u in updates)
+        ...         return (total + self.noise.normal(0, 4.0, 500)) / len(updates)
+        >>> aggregate = AuditedAggregator(Server(), dimension=500, present=20, absent=200,
+        ...                               clip_norm=1.0, noise_multiplier=4.0, seed=0)
+        >>> for _ in range(5):
+        ...     mean = aggregate([np.full(500, 0.1)] * 30, [1.0] * 30)
+        >>> aggregate.transcript()
+        Transcript(steps=5, present=20, absent=200, background='known')
+    """
+
+    def __init__(
+        self,
+        aggregate: Callable[[list[Any], Any], Any],
+        *,
+        dimension: int | Sequence[int],
+        present: int = 40,
+        absent: int = 600,
+        clip_norm: float | Callable[[Any], float],
+        noise_multiplier: float | None = None,
+        sampling: Scheme | None = None,
+        divisor: Divisor = None,
+        canary_weight: float | None = None,
+        background: bool = True,
+        probes: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if not callable(aggregate):
+            raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
+        if not callable(clip_norm):
+            _validate.positive(clip_norm=clip_norm)
+        if noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=noise_multiplier)
+        self._aggregate = aggregate
+        self._clip_norm = clip_norm
+        self._constant = None if divisor is None or callable(divisor) else float(divisor)
+        self._clients = CanaryClients(
+            dimension=dimension,
+            present=present,
+            absent=absent,
+            noise_multiplier=noise_multiplier,
+            sampling=sampling,
+            divisor=divisor,
+            weight=canary_weight,
+            background=background,
+            seed=seed,
+        )
+        self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
+        self._probing = probes
+
+    @property
+    def canaries(self) -> DiracCanaries:
+        """Who is planted where."""
+        return self._clients.canaries
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that were released."""
+        return self._clients.recorder.steps
+
+    def _norm(self, aggregate: Any) -> float:
+        return float(self._clip_norm(aggregate) if callable(self._clip_norm) else self._clip_norm)
+
+    def __call__(self, updates: Sequence[Any], weights: ArrayLike | None = None) -> Any:
+        """Aggregate a round, canary clients among the others.
+
+        Args:
+            updates: The honest clients' updates, one each.
+            weights: What they report, such as numbers of examples; None where they report nothing.
+
+        Returns:
+            What the aggregator returned.
+
+        Raises:
+            InvalidArgumentError: An update or a weight is not like the others.
+        """
+        joined = self._clients.join(updates, weights, clip_norm=self._norm(self._aggregate))
+        if self._probing:
+            self._probing = False
+            self._probes = self._probed(weighted=weights is not None)
+        everyone = None
+        if joined.weights is not None:
+            everyone = [*np.asarray(weights).tolist(), *joined.weights]
+        mean = self._aggregate([*updates, *joined.updates], everyone)
+        changes = callable(self._clip_norm)
+        self._clients.read(mean, next_norm=self._norm(self._aggregate) if changes else None)
+        return mean
+
+    def _probed(self, *, weighted: bool) -> ProbeFacts:
+        form = self._clients.form
+        assert form is not None
+        return probed(
+            self._aggregate,
+            form,
+            call=lambda aggregate, updates, weights: aggregate(updates, weights),
+            clip_norm=self._norm,
+            divisor=self._clients.divisor,
+            constant=self._constant,
+            weighted=weighted,
+            adaptive=callable(self._clip_norm),
+        )
+
+    def transcript(self) -> Transcript:
+        """What the rounds so far released about the canaries.
+
+        Raises:
+            RecordingError: No round has been released.
+        """
+        return self._clients.transcript(self._probes)
+
+    def result(
+        self,
+        *,
+        claim: PrivacyClaim | None = None,
+        delta: float | None = None,
+        auditor: Auditor[Any] | None = None,
+        confidence: float = 0.95,
+        gate_error: float = 0.001,
+        diagnostics: bool = True,
+    ) -> AuditResult:
+        """Audit the rounds so far; the arguments are those of `askgauss.audit`."""
+        return audit(
+            self.transcript(),
+            claim=claim,
+            delta=delta,
+            auditor=auditor,
+            confidence=confidence,
+            gate_error=gate_error,
+            diagnostics=diagnostics,
+        )

@@ -1,0 +1,303 @@
+"""Canary clients: what they send, and what a round released about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _validate
+from askgauss.canaries import DiracCanaries
+from askgauss.exceptions import InvalidArgumentError, RecordingError
+from askgauss.federated.updates import Form, checked_weights
+from askgauss.recorder import Recorder
+from askgauss.sampling import EveryStep, Scheme
+from askgauss.transcript import Transcript
+from askgauss.witness import ProbeFacts, RoundFacts
+
+__all__ = ["CanaryClients", "Joined"]
+
+# An update of a canary, in clip norms: clipping has something to do.
+_FAR_ABOVE = 100.0
+# Backgrounds that differ by less than this share of the clip norm are the same.
+_ALIKE = 1e-3
+
+Divisor = float | Callable[[NDArray[np.float64]], float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The clients that join a round.
+
+    Attributes:
+        updates: Their updates, of the form that the others have.
+        weights: What they report; None where the others report nothing.
+        clients: Number of clients of the round, these among them.
+    """
+
+    updates: list[Any]
+    weights: list[float] | None
+    clients: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """A round under way."""
+
+    clip_norm: float
+    clients: int
+    divisor: float
+    planted: NDArray[np.int64]
+    # What honest clients add by each way to weigh them, at all coordinates that are read.
+    backgrounds: tuple[NDArray[np.float64], ...]
+    reported: float
+    heaviest: float
+
+
+class CanaryClients:
+    """Canaries that are clients: `join` a round before it is aggregated, then `read` its mean.
+
+    Args:
+        dimension: Entries of an update; or the sizes of its arrays, in order.
+        present: Number of canary clients that take part.
+        absent: Number of those that might have.
+        noise_multiplier: Noise on the sum of clipped updates, in clip norms, as claimed.
+        sampling: How clients are drawn.
+        divisor: What turns the mean into the sum that the noise assumes: noise on the mean is
+            ``noise_multiplier * clip_norm / divisor``. A number, a function of the reported
+            weights, or None for the number of clients of the round.
+        weight: What canary clients report; None for the largest weight of their round.
+        background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
+        seed: Root of the canaries' random choices.
+    """
+
+    def __init__(
+        self,
+        *,
+        dimension: int | Sequence[int],
+        present: int,
+        absent: int,
+        noise_multiplier: float | None,
+        sampling: Scheme | None,
+        divisor: Divisor = None,
+        weight: float | None = None,
+        background: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        scheme = EveryStep() if sampling is None else sampling
+        if isinstance(dimension, Sequence):
+            canaries = DiracCanaries(present=present, absent=absent, tensors=dimension, seed=seed)
+        else:
+            canaries = DiracCanaries(present=present, absent=absent, dimension=dimension, seed=seed)
+        if divisor is not None and not callable(divisor):
+            _validate.positive(divisor=divisor)
+        if weight is not None:
+            _validate.non_negative(canary_weight=weight)
+        self.canaries = canaries
+        self.recorder = Recorder(canaries, sampling=scheme, noise_multiplier=noise_multiplier)
+        self._known = background and scheme.known_background
+        self._divisor, self._weight = divisor, weight
+        self._form: Form | None = None
+        self._drawn: NDArray[np.int64] | None = None
+        self._round: _Round | None = None
+        self._weighing: int | None = None
+        self._facts = RoundFacts()
+        self._ratios: list[float] = []
+        self._plantings = 0
+
+    @property
+    def form(self) -> Form | None:
+        """The form of the updates, once one was seen."""
+        return self._form
+
+    def divisor(self, weights: NDArray[np.float64] | None, clients: int) -> float:
+        """What turns the mean of these clients into the sum that the noise assumes."""
+        if self._divisor is None:
+            return float(clients)
+        if not callable(self._divisor):
+            return float(self._divisor)
+        divisor = float(self._divisor(np.ones(clients) if weights is None else weights))
+        _validate.positive(divisor=divisor)
+        return divisor
+
+    def join(
+        self, updates: Sequence[Any], weights: ArrayLike | None, *, clip_norm: float
+    ) -> Joined:
+        """The canary clients of a round.
+
+        Args:
+            updates: Updates of the honest clients; read, and neither copied nor changed.
+            weights: What these report.
+            clip_norm: The norm that this round's updates are clipped to.
+
+        Raises:
+            InvalidArgumentError: An update or a weight is not like the others.
+        """
+        _validate.positive(clip_norm=clip_norm)
+        honest = checked_weights(weights, len(updates))
+        for index, update in enumerate(updates):
+            if self._form is None:
+                self._form = Form(update, self.canaries)
+            self._form.parts(update, f"update {index:,}")
+        if self._form is None:
+            raise InvalidArgumentError(
+                "Expected updates of at least one client in the first round, got none: canaries "
+                "send what looks like theirs."
+            )
+        # A round that was not released is drawn once: what happens to it says nothing of the coins.
+        planted = self.recorder.sample() if self._drawn is None else self._drawn
+        self._drawn = planted
+        clients = len(updates) + planted.size
+        if clients == 0:
+            raise InvalidArgumentError(
+                "Expected a round to have clients, got none, honest or canary. Skip the round, and "
+                "account for it as a release of nothing."
+            )
+        everyone, own = None, 1.0
+        if honest is not None:
+            own = float(honest.max(initial=0.0) or 1.0) if self._weight is None else self._weight
+            everyone = np.concatenate([honest, np.full(planted.size, own)])
+            if not everyone.sum() > 0.0:
+                raise InvalidArgumentError(
+                    "Expected weights of which one is above 0, got zeros: their mean is nothing."
+                )
+        divisor = self.divisor(everyone, clients)
+        share = 1.0 if everyone is None else own * divisor / float(everyone.sum())
+        heaviest = 1.0
+        if honest is not None and honest.sum() > 0.0:
+            heaviest = float(honest.max() / honest.mean())
+        self._round = _Round(
+            clip_norm=float(clip_norm),
+            clients=clients,
+            divisor=divisor,
+            planted=planted,
+            backgrounds=self._backgrounds(updates, honest, everyone, clip_norm, clients, divisor)
+            if self._known
+            else (),
+            reported=share,
+            heaviest=heaviest,
+        )
+        self._facts = replace(
+            self._facts,
+            fewest=min(self._facts.fewest or len(updates), len(updates)),
+            most=max(self._facts.most, len(updates)),
+            heaviest=max(self._facts.heaviest, heaviest),
+        )
+        places = self.canaries.coordinates[planted]
+        height = _FAR_ABOVE * float(clip_norm)
+        return Joined(
+            updates=[self._form.filled(height, at=int(place)) for place in places],
+            weights=None if honest is None else [own] * planted.size,
+            clients=clients,
+        )
+
+    def _backgrounds(
+        self,
+        updates: Sequence[Any],
+        honest: NDArray[np.float64] | None,
+        everyone: NDArray[np.float64] | None,
+        clip_norm: float,
+        clients: int,
+        divisor: float,
+    ) -> tuple[NDArray[np.float64], ...]:
+        """What honest clients add: their sum, their plain mean, and their mean as they report."""
+        form = self._form
+        assert form is not None
+        total = np.zeros(self.canaries.size + self.canaries.watch.size)
+        weighted = total.copy()
+        for index, update in enumerate(updates):
+            parts = form.parts(update, f"update {index:,}")
+            norm = form.norm(parts)
+            # What is not finite is left out, as a correct aggregator leaves it out.
+            if not math.isfinite(norm):
+                continue
+            clipped = min(1.0, clip_norm / norm) * form.read(parts) if norm > 0.0 else 0.0
+            total += clipped
+            if honest is not None:
+                weighted += honest[index] * clipped
+        plain = total * (divisor / clients)
+        if everyone is None:
+            return total, plain
+        return total, plain, weighted * (divisor / float(everyone.sum()))
+
+    def read(self, mean: Any, *, next_norm: float | None = None) -> None:
+        """Record what a round released.
+
+        Args:
+            mean: The mean of all clients, noise and all; None where nothing was released.
+            next_norm: The clip norm after the round, where it may change.
+
+        Raises:
+            RecordingError: No canary joined before.
+            InvalidArgumentError: The mean is not like the updates.
+        """
+        now, form = self._round, self._form
+        if now is None or form is None:
+            raise RecordingError("read() came before join(): let canaries join the round first.")
+        if mean is None:
+            self._round = None
+            self._facts = replace(self._facts, unreleased=self._facts.unreleased + 1)
+            return
+        values = form.read(form.parts(mean, "the mean")) * now.divisor
+        clean = self._background(values, now)
+        watched = values if clean is None else values - clean
+        self.recorder.observe(
+            form.along(values),
+            background=None if clean is None else form.along(clean),
+            clip_norm=now.clip_norm,
+            watch=form.watched(watched),
+            batch_size=now.clients,
+        )
+        count, facts = now.planted.size, self._facts
+        self._plantings += count
+        mean_share = facts.reported
+        if self._plantings:
+            mean_share += (now.reported - facts.reported) * count / self._plantings
+        if next_norm is not None:
+            self._ratios.append(float(next_norm) / now.clip_norm)
+        self._facts = replace(facts, reported=mean_share)
+        self._drawn = self._round = None
+
+    def _background(self, values: NDArray[np.float64], now: _Round) -> NDArray[np.float64] | None:
+        """What honest clients added, by the way of weighing that fits what nobody is planted at.
+
+        It is settled in the first round in which the ways differ, and kept.
+        """
+        if not now.backgrounds:
+            return None
+        assert self._form is not None
+        if self._weighing is None or self._weighing >= len(now.backgrounds):
+            apart = max(
+                float(np.abs(other - now.backgrounds[0]).max()) for other in now.backgrounds
+            )
+            if apart <= _ALIKE * now.clip_norm:
+                return now.backgrounds[0]
+            free = np.ones(self.canaries.size, dtype=np.bool_)
+            free[now.planted] = False
+            left = [
+                float((self._form.along(values - other)[free] ** 2).sum())
+                for other in now.backgrounds
+            ]
+            self._weighing = int(np.argmin(left)) if np.isfinite(left).all() else 0
+        return now.backgrounds[self._weighing]
+
+    def transcript(self, probes: ProbeFacts) -> Transcript:
+        """What the rounds so far released about the canaries."""
+        recorded = self.recorder.transcript()
+        met = ("clipping", "sum", "weighting", "noise")
+        return recorded.with_facts(
+            replace(
+                recorded.facts,
+                exercised=(*recorded.facts.exercised, *met),
+                rounds=replace(
+                    self._facts,
+                    probes=probes,
+                    adaptive=bool(self._ratios),
+                    next_norms=tuple(self._ratios),
+                ),
+            )
+        )

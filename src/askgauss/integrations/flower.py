@@ -1,0 +1,349 @@
+"""Flower: canary clients in the rounds of a strategy for central differential privacy.
+
+Flower is imported when a strategy is wrapped, and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.exceptions import InvalidArgumentError, MissingExtraError, UnsupportedError
+from askgauss.federated import CanaryClients, Joined
+from askgauss.federated.probes import probed
+from askgauss.integrations._audited import AuditedRun
+from askgauss.sampling import Scheme
+from askgauss.transcript import Transcript
+from askgauss.witness import ProbeFacts
+
+__all__ = ["audited"]
+
+
+def audited(
+    strategy: Any,
+    *,
+    present: int = 50,
+    absent: int = 1000,
+    sampling: Scheme | None = None,
+    probes: bool = True,
+    seed: int | None = 0,
+) -> Any:
+    """A strategy with canary clients in every round of training.
+
+    Canaries are added to the results of a round, after the clients have answered and before they
+    are clipped: no client trains for them. ``num_sampled_clients`` counts them in while the round
+    is aggregated, so that it is to the number of results as it was. They report the largest number
+    of examples of the round, and metrics like those of its first client.
+
+    Args:
+        strategy: One of Flower's strategies for central differential privacy with clipping at the
+            server, fixed or adaptive; those of ``flwr.serverapp.strategy``, or the earlier ones of
+            ``flwr.server.strategy``.
+        present: Number of canary clients that take part.
+        absent: Number of those that might have.
+        sampling: How clients are drawn; all in every round if not given.
+        probes: Whether copies of the strategy get updates that no client may upset it with.
+        seed: Root of the canaries' random choices.
+
+    Returns:
+        A strategy, to be used in place of the one given; with ``transcript()`` and
+        ``result(claim=...)``, whose arguments are those of `askgauss.audit`.
+
+    Raises:
+        MissingExtraError: Flower is not installed.
+        UnsupportedError: The strategy does not clip at the server.
+    """
+    try:
+        import flwr
+    except ImportError as error:
+        raise MissingExtraError(
+            "Expected Flower to be installed, got no module named flwr. Run pip install flwr."
+        ) from error
+    kind: type[_Flower]
+    if hasattr(strategy, "aggregate_train") and hasattr(strategy, "current_arrays"):
+        from flwr.serverapp.strategy import Strategy
+
+        kind = _Messages
+    elif hasattr(strategy, "aggregate_fit") and hasattr(strategy, "current_round_params"):
+        from flwr.server.strategy import Strategy
+
+        kind = _Results
+    else:
+        raise UnsupportedError(
+            f"Expected a strategy that clips at the server, got {type(strategy).__name__} of "
+            f"Flower {flwr.__version__}. Wrap DifferentialPrivacyServerSideFixedClipping or "
+            "DifferentialPrivacyServerSideAdaptiveClipping; where clients clip, the server sees "
+            "nothing that was not clipped."
+        )
+    return type("AuditedStrategy", (kind, Strategy), {})(
+        strategy, present=present, absent=absent, sampling=sampling, probes=probes, seed=seed
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a line of the log for every client of a probe."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Flower(AuditedRun):
+    """What both kinds of strategies share: canaries join, the strategy aggregates, it is read."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        *,
+        present: int,
+        absent: int,
+        sampling: Scheme | None,
+        probes: bool,
+        seed: int | None,
+    ) -> None:
+        super().__init__()
+        self.strategy = strategy
+        self._make = functools.partial(
+            CanaryClients,
+            present=present,
+            absent=absent,
+            sampling=sampling,
+            divisor=self._divisor,
+            seed=seed,
+        )
+        self._clients: CanaryClients | None = None
+        # Honest clients of the round; None while a copy is probed.
+        self._honest: int | None = None
+        self._probing = probes
+        self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
+
+    def __repr__(self) -> str:
+        return f"Audited {self.strategy!r}"
+
+    def transcript(self) -> Transcript:
+        """What the rounds so far released about the canaries."""
+        if self._clients is None:
+            raise InvalidArgumentError(
+                "Expected a round of training before the transcript, got none. Run the strategy."
+            )
+        return self._clients.transcript(self._probes)
+
+    def _divisor(self, weights: NDArray[np.float64]) -> float:
+        if self._honest is None:
+            return float(weights.size)
+        return float(self.strategy.num_sampled_clients + weights.size - self._honest)
+
+    def _round(
+        self,
+        current: list[NDArray[Any]],
+        answers: Sequence[list[NDArray[Any]]],
+        weights: list[float],
+        aggregate: Callable[[Any, list[list[NDArray[Any]]], list[float]], Any],
+        probe: Callable[[Any, list[list[NDArray[Any]]], list[float]], Any],
+    ) -> Any:
+        """Aggregate a round.
+
+        Args:
+            current: The parameters that clients started from.
+            answers: The parameters they answered.
+            weights: The numbers of examples they reported.
+            aggregate: Aggregates the round with canaries' parameters and numbers beside its own;
+                returns the parameters, or None, and all that was returned.
+            probe: Aggregates such parameters and numbers alone.
+        """
+        strategy = self.strategy
+        if self._clients is None:
+            self._clients = self._make(
+                dimension=[array.size for array in current],
+                noise_multiplier=float(strategy.noise_multiplier),
+            )
+        adaptive = hasattr(strategy, "target_clipped_quantile")
+        updates = [
+            [np.subtract(new, old) for new, old in zip(answer, current, strict=True)]
+            for answer in answers
+        ]
+        self._honest = len(answers)
+        joined = self._clients.join(updates, weights, clip_norm=float(strategy.clipping_norm))
+        if self._probing:
+            self._probing, self._honest = False, None
+            self._probes = self._probed(current, probe, adaptive)
+        added = len(joined.updates)
+        strategy.num_sampled_clients += added
+        try:
+            new, returned = aggregate(strategy, _moved(current, joined), joined.weights or [])
+        finally:
+            strategy.num_sampled_clients -= added
+        mean = None if new is None else [a - b for a, b in zip(new, current, strict=True)]
+        self._clients.read(mean, next_norm=float(strategy.clipping_norm) if adaptive else None)
+        return returned
+
+    def _probed(
+        self,
+        current: list[NDArray[Any]],
+        probe: Callable[[Any, list[list[NDArray[Any]]], list[float]], Any],
+        adaptive: bool,
+    ) -> ProbeFacts:
+        def call(copied: Any, updates: list[Any], weights: list[float] | None) -> Any:
+            copied.num_sampled_clients = len(updates)
+            joined = Joined(updates=updates, weights=weights, clients=len(updates))
+            new = probe(copied, _moved(current, joined), weights or [])
+            return None if new is None else [a - b for a, b in zip(new, current, strict=True)]
+
+        assert self._clients is not None
+        form = self._clients.form
+        assert form is not None
+        with _quiet():
+            return probed(
+                self.strategy,
+                form,
+                call=call,
+                clip_norm=lambda strategy: float(strategy.clipping_norm),
+                divisor=self._clients.divisor,
+                constant=None,
+                weighted=True,
+                adaptive=adaptive,
+            )
+
+    def aggregate_evaluate(self, *arguments: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.aggregate_evaluate(*arguments)
+
+    def configure_evaluate(self, *arguments: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.configure_evaluate(*arguments)
+
+
+def _moved(current: list[NDArray[Any]], joined: Joined) -> list[list[NDArray[Any]]]:
+    """Parameters as clients with these updates answer them."""
+    return [
+        [old + update for old, update in zip(current, updates, strict=True)]
+        for updates in joined.updates
+    ]
+
+
+class _Results(_Flower):
+    """Strategies that aggregate results (``flwr.server.strategy``)."""
+
+    def initialize_parameters(self, client_manager: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.initialize_parameters(client_manager)
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.configure_fit(server_round, parameters, client_manager)
+
+    def evaluate(self, server_round: int, parameters: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.evaluate(server_round, parameters)
+
+    def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
+        """As the strategy does, with canary clients among the results."""
+        from flwr.common import FitRes, ndarrays_to_parameters, parameters_to_ndarrays
+
+        if failures or not results:
+            return self.strategy.aggregate_fit(server_round, results, failures)
+        proxy, first = results[0]
+
+        def answer(parameters: list[NDArray[Any]], examples: float) -> Any:
+            return proxy, FitRes(
+                status=first.status,
+                parameters=ndarrays_to_parameters(parameters),
+                num_examples=int(examples),
+                metrics=dict(first.metrics),
+            )
+
+        def released(strategy: Any, everyone: list[Any]) -> tuple[Any, Any]:
+            returned = strategy.aggregate_fit(server_round, everyone, [])
+            new = returned[0]
+            return (parameters_to_ndarrays(new) if new else None), returned
+
+        def canaries(moved: list[Any], weights: list[float]) -> list[Any]:
+            return [answer(*pair) for pair in zip(moved, weights, strict=True)]
+
+        return self._round(
+            list(self.strategy.current_round_params),
+            [parameters_to_ndarrays(result.parameters) for _, result in results],
+            [float(result.num_examples) for _, result in results],
+            lambda strategy, moved, weights: released(
+                strategy, [*results, *canaries(moved, weights)]
+            ),
+            lambda strategy, moved, weights: released(strategy, canaries(moved, weights))[0],
+        )
+
+
+class _Messages(_Flower):
+    """Strategies that aggregate messages (``flwr.serverapp.strategy``)."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        """As the strategy does."""
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def summary(self) -> None:
+        """As the strategy does."""
+        self.strategy.summary()
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+        """As the strategy does, with canary clients among the replies."""
+        from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+        given = list(replies)
+        if not given or any(reply.has_error() for reply in given):
+            return self.strategy.aggregate_train(server_round, given)
+        records = [_only(reply.content.array_records, "ArrayRecord") for reply in given]
+        metrics = [_only(reply.content.metric_records, "MetricRecord") for reply in given]
+        key = getattr(self.strategy.strategy, "weighted_by_key", "num-examples")
+        (arrays_name, record), (metrics_name, reported) = records[0], metrics[0]
+
+        def answer(parameters: list[NDArray[Any]], examples: float) -> Any:
+            arrays = {
+                name: Array(np.asarray(value))
+                for name, value in zip(record.keys(), parameters, strict=True)
+            }
+            return Message(
+                metadata=given[0].metadata,
+                content=RecordDict(
+                    {
+                        arrays_name: ArrayRecord(arrays),
+                        metrics_name: MetricRecord({**reported, key: examples}),
+                    }
+                ),
+            )
+
+        def released(strategy: Any, everyone: list[Any]) -> tuple[Any, Any]:
+            returned = strategy.aggregate_train(server_round, everyone)
+            new = returned[0]
+            return (new.to_numpy_ndarrays() if new else None), returned
+
+        def canaries(moved: list[Any], weights: list[float]) -> list[Any]:
+            return [answer(*pair) for pair in zip(moved, weights, strict=True)]
+
+        return self._round(
+            self.strategy.current_arrays.to_numpy_ndarrays(),
+            [item.to_numpy_ndarrays() for _, item in records],
+            [float(item[key]) for _, item in metrics],
+            lambda strategy, moved, weights: released(
+                strategy, [*given, *canaries(moved, weights)]
+            ),
+            lambda strategy, moved, weights: released(strategy, canaries(moved, weights))[0],
+        )
+
+
+def _only(records: Any, what: str) -> tuple[str, Any]:
+    """The one record of a kind that a reply has."""
+    if len(records) != 1:
+        raise InvalidArgumentError(
+            f"Expected every reply to have one {what}, got {len(records)}. Send parameters and "
+            "metrics in one record each."
+        )
+    name, record = next(iter(records.items()))
+    return str(name), record

@@ -1,0 +1,63 @@
+"""Flower's released strategies, in an environment of their own (``make flower``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venvs" / "flower" / "bin" / "python"
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="Flower has an environment of its own: make flower"
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = subprocess.run(
+        [str(PYTHON), str(Path(__file__).parent / "flower_worker.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+PLACES = ("flwr.server.strategy", "flwr.serverapp.strategy")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_equal_weights_are_as_tight_as_the_claim(found, place):
+    run = found[f"{place} Fixed equal"]
+    # Noise, contribution and steps are right: the bound is near the claim and not above it.
+    assert 0.85 * run["claimed"] < run["epsilon"] < run["claimed"]
+    assert set(run["flagged"]) == {"client weight", "nan update", "zero update"}
+    assert run["sampled"] == 30
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_weighting_by_num_examples_is_named(found, place):
+    run = found[f"{place} Fixed unequal"]
+    assert "client weight" in run["flagged"]
+    assert run["measured"]["client weight"] > 200.0
+    assert run["measured"]["contribution"] > 1.05
+    assert run["verdict"] == "VIOLATION"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_adaptive_norm_is_named(found, place):
+    run = found[f"{place} Adaptive equal"]
+    assert {"clip norm direction", "noise norm", "noise scale"} <= set(run["flagged"])
+    assert run["measured"]["noise norm"] == pytest.approx(1.0, abs=0.2)
+
+
+def test_client_side_clipping_is_refused(found):
+    assert "clips at the server" in found["client side"]
