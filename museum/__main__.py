@@ -23,7 +23,8 @@ def main() -> int:
     exhibits = {item.name: item for item in every()}
     if given.command == "list":
         for item in exhibits.values():
-            print(f"{item.name:34} {item.library:14} {'live  ' if item.live else 'mended'} {item.title}")
+            word = "live" if item.live else "mended"
+            print(f"{item.name:34} {item.library:14} {word:6} {item.title}")
         return 0
     names = list(exhibits) if given.command == "all" else given.names
     unknown = [name for name in names if name not in exhibits]

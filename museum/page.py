@@ -7,12 +7,18 @@ from museum.tour import Shown
 
 _HEAD = """# The museum
 
-Bugs that were really released, each run as a user of the library would run it, audited, and set beside a twin
-that is mended. `make museum` installs every release by name and hash, without its dependencies, runs all of them
-and writes this page; `askgauss museum list` and `askgauss museum run NAME` show one. A *finding* is what the
-audit named; *the paper's audit* and *jax_privacy's* read nothing but the scores of the same run.
+Bugs that were really released, each run as a user of the library would run it, audited, and set
+beside a twin that is mended. Every release is installed by name and hash, without its dependencies.
+A *finding* is what the audit named; *the paper's audit* and *jax_privacy's* read nothing but the
+scores of the same run.
 
 """
+
+
+_COLUMNS = (
+    *("exhibit", "library", "released", "what is wrong", "claimed", "true"),
+    *("finding", "verdict", "twin", "seconds"),
+)
 
 
 def render(tours: list[Shown]) -> str:
@@ -26,12 +32,15 @@ def render(tours: list[Shown]) -> str:
         _HEAD,
         f"{len(tours)} exhibits, {len(shown)} of them shown: {len(found)} named by their finding, "
         f"{len(clean)} of {len(shown)} twins clean, {seconds / 60.0:.1f} minutes in all.\n\n",
-        "| exhibit | library | released | what is wrong | claimed | true | finding | verdict | twin | seconds |\n",
-        "|---|---|---|---|---|---|---|---|---|---|\n",
+        f"| {' | '.join(_COLUMNS)} |\n",
+        f"|{'---|' * len(_COLUMNS)}\n",
         *(_row(item) for item in shown),
     ]
     if skipped:
-        parts += ["\n## Not shown\n\n", *(f"- {item.exhibit.name}: {item.skipped}\n" for item in skipped)]
+        parts += [
+            "\n## Not shown\n\n",
+            *(f"- {item.exhibit.name}: {item.skipped}\n" for item in skipped),
+        ]
     unseen = [item for item in shown if not item.exhibit.finding]
     if unseen:
         parts += ["\n## What no audit of ours sees\n\n"]
@@ -39,8 +48,9 @@ def render(tours: list[Shown]) -> str:
     live = [item for item in shown if item.exhibit.live and item.exhibit.maintainer]
     if live:
         parts += ["\n## Live bugs, for their maintainers\n"]
-        for item in live:
-            parts += [f"\n### {item.exhibit.library}: {item.exhibit.title}\n\n{item.exhibit.maintainer.strip()}\n"]
+        for exhibit in (item.exhibit for item in live):
+            parts.append(f"\n### {exhibit.library}: {exhibit.title}\n\n")
+            parts.append(f"{exhibit.maintainer.strip()}\n")
     parts += ["\n## Every exhibit\n", *(_section(item) for item in shown)]
     return "".join(parts)
 
@@ -67,14 +77,17 @@ def _section(item: Shown) -> str:
     lines = [
         f"\n### {exhibit.name}\n\n",
         f"{exhibit.wrong.strip()}\n\nDocumented: {exhibit.known.strip()}\n\n",
-        f"- broken ({_label(exhibit.broken)}): {broken['verdict']}, bound {_number(broken['bound'])} of a "
-        f"claimed {_number(broken['claimed'])}",
+        f"- broken ({_label(exhibit.broken)}): {broken['verdict']}, bound "
+        f"{_number(broken['bound'])} of a claimed {_number(broken['claimed'])}",
         f"; {', '.join(broken['findings'])}: {broken['said']}\n" if broken["findings"] else "\n",
         f"- twin ({_label(exhibit.mended)}; {exhibit.twin.strip()}): {twin['verdict']}, bound "
         f"{_number(twin['bound'])} of a claimed {_number(twin['claimed'])}\n",
     ]
     if broken["scores_only"]:
-        lines.append(f"- scores alone: the paper's audit {broken['scores_only']}; jax_privacy's {broken['peer']}\n")
+        lines.append(
+            f"- scores alone: the paper's audit {broken['scores_only']}; "
+            f"jax_privacy's {broken['peer']}\n"
+        )
     return "".join(lines)
 
 

@@ -15,7 +15,7 @@ ROOMS = Path(__file__).parent.parent / ".venvs" / "museum"
 _SECONDS = 300.0
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A release cannot be had here: it is gone, its hash differs, or there is no network."""
 
 
@@ -26,7 +26,7 @@ def furnish(releases: tuple[Release, ...]) -> list[Path]:
     only when it is whole.
 
     Raises:
-        Unavailable: One cannot be installed.
+        UnavailableError: One cannot be installed.
     """
     return [_room(release) for release in releases]
 
@@ -42,15 +42,24 @@ def _room(release: Release) -> Path:
         built = Path(part) / "room"
         command = [
             *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--require-hashes", "--target", str(built), "--requirement", str(wanted)),
+            *(
+                "--no-deps",
+                "--require-hashes",
+                "--target",
+                str(built),
+                "--requirement",
+                str(wanted),
+            ),
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"{release.label}: no answer in {_SECONDS:.0f} seconds") from error
+            raise UnavailableError(
+                f"{release.label}: no answer in {_SECONDS:.0f} seconds"
+            ) from error
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            raise Unavailable(f"{release.label}: {lines[-1] if lines else 'not installed'}")
+            raise UnavailableError(f"{release.label}: {lines[-1] if lines else 'not installed'}")
         shutil.move(built, room)
     return room
 

@@ -1,4 +1,4 @@
-"""What a show writes down: the audit of a run with a released package, and what others say of it."""
+"""What a show writes down: the audit of a run with a released package, and others of it."""
 
 from __future__ import annotations
 

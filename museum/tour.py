@@ -87,7 +87,7 @@ def show(exhibit: Exhibit, *, again: bool = False) -> Shown:
     for variant in VARIANTS:
         try:
             found = rooms.furnish(exhibit.releases(variant))
-        except rooms.Unavailable as error:
+        except rooms.UnavailableError as error:
             return Shown(exhibit=exhibit, outcomes={}, skipped=str(error))
         if variant == "broken":
             started = time.monotonic()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from museum.showing import Outcome, main, of_audit
 from opacus import PrivacyEngine
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
-from museum.showing import Outcome, main, of_audit
 
 
 def show(variant: str) -> Outcome:
@@ -24,7 +24,7 @@ def show(variant: str) -> Outcome:
         max_grad_norm=1.0,
     )
     loss = torch.nn.CrossEntropyLoss()
-    with CanaryAudit(optimizer, data_loader=loader, model=model, canaries=1000, seed=0) as audit:
+    with CanaryAudit(optimizer, data_loader=loader, model=model, seed=0) as audit:
         for _ in range(5):
             for batch, target in loader:
 
