@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import askgauss as ag
+from askgauss.replay import ReplayReport
 from askgauss.results import AuditResult, Status
 
 
@@ -61,6 +62,16 @@ def of_audit(
         true=true,
         scores_only="" if scores is None or claim is None else _paper(scores, claim),
         peer="" if scores is None or claim is None else _peer(scores, claim),
+    )
+
+
+def of_replay(report: ReplayReport) -> Outcome:
+    """The outcome of a replay, whose leaks stand for findings."""
+    leaks = report.leaks
+    return Outcome(
+        verdict=report.verdict.value,
+        findings=tuple(item.name for item in leaks),
+        said=f"{' and '.join(leaks[0].values)} on neighbouring data" if leaks else "",
     )
 
 
