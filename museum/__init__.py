@@ -1,0 +1,1 @@
+"""Real bugs of released libraries, each beside its mended twin."""
