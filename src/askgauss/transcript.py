@@ -64,6 +64,8 @@ class RunFacts:
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         accounted_scheme: How records are drawn by what the run's accountant assumes.
+        found_scheme: How they are drawn by what the batches show, where that is another scheme
+            than the one that was declared.
         accounted: All that the run's accountant has counted, before the audit too: noise
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
@@ -105,6 +107,7 @@ class RunFacts:
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
     accounted_scheme: Scheme | None = None
+    found_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()

@@ -76,6 +76,7 @@ class RecordedRun(RecordedSteps):
             tensors=self._names,
             batches=batches,
             accounted_scheme=accounted,
+            found_scheme=self._loader.found,
             records=self._loader.records,
             exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
