@@ -102,10 +102,12 @@ class RecordedSteps(Restartable):
     def _after_noise(self) -> None:
         step, places = self._step, self._places
         assert step is not None
-        # Over several ranks, the sum that is divided is not the one that is seen here.
         noisy = None
-        if places is not None and self._world == 1:
+        if places is not None:
             noisy = places.read([_gradient(item) for item in self._parameters])
+            if self._world > 1:
+                # What is divided is the sum over all ranks.
+                torch.distributed.all_reduce(noisy)
         noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
 

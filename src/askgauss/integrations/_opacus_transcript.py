@@ -184,5 +184,5 @@ class RecordedRun(RecordedSteps):
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
             self._shadow.load(progress.moves)
-        self._witness.load(progress.witness)
+        self._witness.load(progress.witness, self._rank)
         self._commitment = progress.commitment
