@@ -17,6 +17,7 @@ from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
+from askgauss.transcript import SeedProbe
 from askgauss.witness import StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress"]
@@ -41,6 +42,7 @@ class Progress:
     moves: WeightFacts | None = None
     witness: StepFacts | None = None
     commitment: Commitment | None = None
+    seeds: SeedProbe | None = None
 
 
 def read_progress(checkpoint: Path | None) -> Progress | None:

@@ -25,9 +25,11 @@ from askgauss.integrations._opacus_restarts import Restartable
 from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._torch_seeds import probe_first_noise
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.results import Consequence, Status
+from askgauss.transcript import SeedProbe
 
 __all__ = ["RecordedSteps"]
 
@@ -72,6 +74,7 @@ class RecordedSteps(Restartable):
     _weights: str
     _accumulated: set[int]
     _planted: NDArray[np.int64] | None
+    _seeds: SeedProbe | None
     _step: _Step | None
     _unnoised: int
     _discarded: int
@@ -108,6 +111,8 @@ class RecordedSteps(Restartable):
             noisy = places.read([_gradient(item) for item in self._parameters])
         noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
+        if self._seeds is None and self._rank == 0:
+            self._seeds = probe_first_noise(self._optimizer.params)
 
     def _before_noise(self) -> None:
         optimizer = self._optimizer

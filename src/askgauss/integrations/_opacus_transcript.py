@@ -71,6 +71,7 @@ class RecordedRun(RecordedSteps):
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             commitment=self._commitment,
+            seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
@@ -152,6 +153,7 @@ class RecordedRun(RecordedSteps):
             moves=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             commitment=self._commitment,
+            seeds=self._seeds,
         )
 
     def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
@@ -185,3 +187,4 @@ class RecordedRun(RecordedSteps):
             self._shadow.load(progress.moves)
         self._witness.load(progress.witness)
         self._commitment = progress.commitment
+        self._seeds = progress.seeds

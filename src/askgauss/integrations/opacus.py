@@ -276,6 +276,7 @@ class CanaryAudit(RecordedRun):
         self._step = None
         self._unnoised = 0
         self._discarded = 0
+        self._seeds = None
         self._entered = False
         self._add_noise: StandIn | None = None
         self._hook: Any = None
