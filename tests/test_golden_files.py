@@ -60,7 +60,7 @@ def test_a_first_checkpoint_with_noise_of_another_type_is_refused(kind, tmp_path
         arrays = dict(content)
     arrays["rows.noise_multiplier"] = arrays["rows.noise_multiplier"].astype(kind)
     np.savez(tmp_path / "recorder.npz", **arrays)
-    with unprotected, pytest.raises(FileFormatError, match="rows.noise_multiplier"):
+    with unprotected, pytest.raises(FileFormatError, match=r"rows\.noise_multiplier"):
         recorder.load(tmp_path / "recorder.npz")
 
 

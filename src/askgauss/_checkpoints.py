@@ -8,7 +8,11 @@ from typing import Any, ClassVar
 
 from askgauss import _files
 
-__all__ = ["Checkpointed"]
+__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "Checkpointed"]
+
+# Of an Opacus audit; named here since whoever audits files reads it too, without torch.
+OPACUS_KIND = "askgauss-opacus-audit"
+OPACUS_SCHEMA = 2
 
 
 class Checkpointed(ABC):

@@ -17,6 +17,7 @@ from typing import IO, TypeAlias
 
 import numpy as np
 
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA
 from askgauss._files import Source, read_arrays, read_kind
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
@@ -62,7 +63,7 @@ _CHECKPOINT = (
     "with block."
 )
 # A checkpoint that was written after the run holds its transcript, as a file of its own.
-_HOLDS_TRANSCRIPT = {"askgauss-opacus-audit": 2}
+_HOLDS_TRANSCRIPT = {OPACUS_KIND: OPACUS_SCHEMA}
 # Files of a run that hold something else.
 _NEVER = ("run.json", "result.json", "checkpoint.npz", "config.json", "environment.json")
 _TABLES = (".csv", ".tsv", ".parquet", ".json", ".npz")

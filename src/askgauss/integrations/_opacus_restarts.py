@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from askgauss import _files, _plain, _validate
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA
 from askgauss.commitment import Commitment
 from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._examples import ProbeProgress
@@ -20,9 +21,6 @@ from askgauss.integrations._ledger import LedgerState
 from askgauss.witness import StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress"]
-
-_KIND = "askgauss-opacus-audit"
-_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ def read_progress(checkpoint: Path | None) -> Progress | None:
     """What a checkpoint says, if there is one to go on from."""
     if checkpoint is None or not checkpoint.exists():
         return None
-    _, content = _files.read_arrays(checkpoint, _KIND, _SCHEMA)
+    _, content = _files.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
     return progress
 
@@ -118,7 +116,7 @@ class Restartable(AuditedRun):
             held = io.BytesIO()
             self.transcript().save(held)
             arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
+        _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint that `save` wrote.
@@ -127,7 +125,7 @@ class Restartable(AuditedRun):
             RecordingError: It belongs to another run.
             FileFormatError: It is no such checkpoint.
         """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
         arrays.pop("transcript", None)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})
