@@ -27,7 +27,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -54,8 +54,8 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
-clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
-	$(BIN)/python -m benchmarks.clean_runs 300
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alarm; rewrites docs/clean-runs.md
+	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks

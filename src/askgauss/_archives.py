@@ -118,7 +118,7 @@ class Archive:
         array = _read_array(bytes_, name)
         found = bytes_.finish()
         if listed is not None and listed != _described(array, found):
-            raise FileFormatError(f"Its {name} is not what the header says: it was damaged.")
+            raise _damaged(name, "is not what the header says")
         return array
 
     def _check_places(self, start: int) -> None:
