@@ -13,8 +13,10 @@ from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
 from askgauss.canaries import DiracCanaries
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.figures import with_course
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.probes import probed
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
@@ -54,6 +56,8 @@ class AuditedAggregator:
             False for an aggregator that combines them in some way of its own.
         probes: Whether to probe copies of the aggregator.
         seed: Root of the canaries' random choices.
+        monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
+            it to what is declared here. An alarm comes before the mean is handed on.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -89,6 +93,7 @@ class AuditedAggregator:
         background: bool = True,
         probes: bool = True,
         seed: int | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
@@ -109,6 +114,7 @@ class AuditedAggregator:
             weight=canary_weight,
             background=background,
             seed=seed,
+            monitor=monitor_of(monitor),
         )
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._probing = probes
@@ -122,6 +128,11 @@ class AuditedAggregator:
     def rounds(self) -> int:
         """Number of rounds that were released."""
         return self._clients.recorder.steps
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the rounds, if anything does."""
+        return self._clients.recorder.monitor
 
     def _norm(self, aggregate: Any) -> float:
         return float(self._clip_norm(aggregate) if callable(self._clip_norm) else self._clip_norm)
@@ -138,6 +149,7 @@ class AuditedAggregator:
 
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
+            PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
         joined = self._clients.join(updates, weights, clip_norm=self._norm(self._aggregate))
         if self._probing:
@@ -183,8 +195,11 @@ class AuditedAggregator:
         gate_error: float = 0.001,
         diagnostics: bool = True,
     ) -> AuditResult:
-        """Audit the rounds so far; the arguments are those of `askgauss.audit`."""
-        return audit(
+        """Audit the rounds so far; the arguments are those of `askgauss.audit`.
+
+        Those who follow a monitor are told that the run has ended.
+        """
+        found = audit(
             self.transcript(),
             claim=claim,
             delta=delta,
@@ -193,3 +208,7 @@ class AuditedAggregator:
             gate_error=gate_error,
             diagnostics=diagnostics,
         )
+        if self.monitor is None:
+            return found
+        self.monitor.close()
+        return with_course(found, self.monitor.feed("finished"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
@@ -18,7 +18,14 @@ __all__ = ["AuditedRun"]
 
 
 class AuditedRun(abc.ABC):
-    """A run with a transcript, which can be audited at any time."""
+    """A run with a transcript, which can be audited at any time.
+
+    Attributes:
+        result_ends: Whether nothing else says that the run is over, so that asking for its result
+            tells those who follow it.
+    """
+
+    result_ends: ClassVar[bool] = False
 
     @abc.abstractmethod
     def transcript(self) -> Transcript | LinearTranscript:
@@ -64,4 +71,6 @@ class AuditedRun(abc.ABC):
         )
         if self.monitor is None:
             return found
+        if self.result_ends:
+            self.monitor.close()
         return with_course(found, self.monitor.feed("finished"))
