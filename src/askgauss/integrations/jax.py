@@ -27,11 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, PlacedCanaries
 from askgauss.claims import PrivacyClaim
-from askgauss.diagnostics.figures import with_course
 from askgauss.exceptions import (
     InvalidArgumentError,
     MissingExtraError,
@@ -43,7 +41,6 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._released_steps import released_steps
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
-from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import SeedProbe, Transcript
@@ -88,7 +85,7 @@ class AuditState(NamedTuple):
     tag: Any
 
 
-class Audit:
+class Audit(AuditedRun[Any]):
     """Canaries in the clipped sums of a JAX run, and what the run releases about them.
 
     Device memory is four bytes a step and place that is read, and one a step and present canary:
@@ -135,6 +132,8 @@ class Audit:
         >>> audit.transcript(state)
         Transcript(steps=20, present=128, absent=1000, background='known')
     """
+
+    result_ends = True
 
     def __init__(
         self,
@@ -578,46 +577,11 @@ class Audit:
             own=[self._seed],
         )
 
-    def result(
-        self,
-        state: Any,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the steps so far; the other arguments are those of `askgauss.audit`.
-
-        A monitor weighs them too, and those who follow it are told that the run has ended.
-
-        Args:
-            state: The state the last step returned, or a tree that holds it.
-            claim: What the run claims.
-            delta: Where to state the bound when there is no claim.
-            auditor: The method.
-            confidence: The bound is above the truth in at most 1 - confidence of audits.
-            gate_error: A correct run ends in VIOLATION or INVALID at most this often.
-            diagnostics: Also test the assumptions the bound rests on.
-        """
-        found = audit(
-            self.transcript(state),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
-        )
-        if self._monitor is None:
-            return found
-        # Whoever asks for the result is told there, not by an error.
+    def _transcript_for(self, claim: PrivacyClaim | None, *state: Any) -> Transcript:
+        # Whoever asks for the result is told of an alarm there, not by an error.
         with contextlib.suppress(PrivacyAlarm):
-            self._tell(self._held, self._new_rows(self._found(state)))
-        self._monitor.close()
-        return with_course(found, self._monitor.feed("finished"))
+            self._tell(self._held, self._new_rows(self._found(*state)))
+        return self.transcript(*state)
 
     @property
     def monitor(self) -> Monitor | None:
