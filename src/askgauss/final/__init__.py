@@ -1,6 +1,6 @@
 """Audits of a finished model: by its weights, by a worst-case start, by its loss on one record."""
 
-from askgauss.final.filters import LinearFilter, sgd_filter
+from askgauss.final.filters import LinearFilter, joined_snapshots, sgd_filter
 from askgauss.final.training import FullBatchTraining, trained_scores, worst_start
 from askgauss.final.weights import every_so_often, least_updated, weight_scores
 
@@ -8,6 +8,7 @@ __all__ = [
     "FullBatchTraining",
     "LinearFilter",
     "every_so_often",
+    "joined_snapshots",
     "least_updated",
     "sgd_filter",
     "trained_scores",
