@@ -203,6 +203,8 @@ class Audit(AuditedRun[Any]):
         digest.update(np.packbits(self._planted).tobytes())
         self._tag = np.frombuffer(digest.digest()[:8], dtype=np.uint32)
         self._run = secrets.token_hex(16)
+        # Steps of the run that the wrapped transformation did not take.
+        self.unseen_steps = 0
         self._loss: CanaryLoss | None = None
         self._drained: list[NDArray[np.float32]] = []
         self._exercised: tuple[str, ...] = ("noise", "step count")
@@ -535,7 +537,7 @@ class Audit(AuditedRun[Any]):
             recorder.sample()
             recorder.observe(row, background=0.0 if self._known else None, watch=watch)
         recorded = recorder.transcript()
-        taken = int(own.step)
+        taken = int(own.step) + self.unseen_steps
         facts = replace(
             recorded.facts,
             run=self._run,
@@ -550,6 +552,9 @@ class Audit(AuditedRun[Any]):
                 for note in (
                     f"{self._sampling}, by your word: the run's sampler was not seen.",
                     self._released.note,
+                    f"{self.unseen_steps:,} of {taken:,} steps were taken without the audit."
+                    if self.unseen_steps
+                    else "",
                 )
                 if note
             ),
