@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import abc
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from askgauss import _files, _plain, _validate
-from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT, enclosed
 from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
@@ -113,9 +111,7 @@ class Restartable(AuditedRun[()]):
         plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
-            held = io.BytesIO()
-            self.transcript().save(held)
-            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
+            arrays[TRANSCRIPT] = enclosed(self.transcript())
         _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -126,6 +122,6 @@ class Restartable(AuditedRun[()]):
             FileFormatError: It is no such checkpoint.
         """
         arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
-        arrays.pop("transcript", None)
+        arrays.pop(TRANSCRIPT, None)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})
