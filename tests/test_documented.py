@@ -79,6 +79,14 @@ def test_the_reference_is_led_by_what_people_use():
     assert first.strip() == "askgauss.integrations.opacus"
 
 
+def test_no_page_has_two_sections_of_one_name():
+    for name, text in DOCS.items():
+        headings = re.findall(
+            r"^## (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M
+        )
+        assert len(headings) == len(set(headings)), name
+
+
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for name in DOCS:

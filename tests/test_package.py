@@ -67,6 +67,7 @@ LAYERS = {
     "plots": 6,
     "report": 6,
     "attest": 6,
+    "audited_run": 6,
     "federated": 6,
     "integrations": 7,
     "paper": 7,

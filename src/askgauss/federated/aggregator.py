@@ -9,13 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from askgauss import _validate
-from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
-from askgauss.claims import PrivacyClaim
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.probes import probed
-from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
@@ -23,7 +20,7 @@ from askgauss.witness import ProbeFacts
 __all__ = ["AuditedAggregator"]
 
 
-class AuditedAggregator:
+class AuditedAggregator(AuditedRun[()]):
     """Calls an aggregator as before, with canary clients among its clients.
 
     Canaries send what clients send: an update far above the clip norm, in a direction of their own.
@@ -172,24 +169,3 @@ class AuditedAggregator:
             RecordingError: No round has been released.
         """
         return self._clients.transcript(self._probes)
-
-    def result(
-        self,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the rounds so far; the arguments are those of `askgauss.audit`."""
-        return audit(
-            self.transcript(),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
-        )

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from askgauss import _files, _plain, _validate
+from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
-from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.witness import StepFacts, WeightFacts
@@ -52,7 +52,7 @@ def read_progress(checkpoint: Path | None) -> Progress | None:
     return progress
 
 
-class Restartable(AuditedRun):
+class Restartable(AuditedRun[()]):
     """An audit that can be written down and gone on with."""
 
     _checkpoint: Path | None

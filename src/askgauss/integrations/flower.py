@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss.audited_run import AuditedRun
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError, UnsupportedError
 from askgauss.federated import CanaryClients, Joined
 from askgauss.federated.probes import probed
-from askgauss.integrations._audited import AuditedRun
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
@@ -98,7 +98,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Flower(AuditedRun):
+class _Flower(AuditedRun[()]):
     """What both kinds of strategies share: canaries join, the strategy aggregates, it is read."""
 
     def __init__(

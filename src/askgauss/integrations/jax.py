@@ -26,10 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, PlacedCanaries
-from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
     InvalidArgumentError,
     MissingExtraError,
@@ -39,7 +37,6 @@ from askgauss.exceptions import (
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._released_steps import released_steps
 from askgauss.recorder import Recorder
-from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import SeedProbe, Transcript
@@ -84,7 +81,7 @@ class AuditState(NamedTuple):
     tag: Any
 
 
-class Audit:
+class Audit(AuditedRun[Any]):
     """Canaries in the clipped sums of a JAX run, and what the run releases about them.
 
     Device memory is four bytes a step and place that is read, and one a step and present canary:
@@ -533,38 +530,6 @@ class Audit:
             shapes=self._tree.shapes,
             dtypes=self._tree.dtypes,
             own=[self._seed],
-        )
-
-    def result(
-        self,
-        state: Any,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the steps so far; the other arguments are those of `askgauss.audit`.
-
-        Args:
-            state: The state the last step returned, or a tree that holds it.
-            claim: What the run claims.
-            delta: Where to state the bound when there is no claim.
-            auditor: The method.
-            confidence: The bound is above the truth in at most 1 - confidence of audits.
-            gate_error: A correct run ends in VIOLATION or INVALID at most this often.
-            diagnostics: Also test the assumptions the bound rests on.
-        """
-        return audit(
-            self.transcript(state),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
         )
 
     @property
