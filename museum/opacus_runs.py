@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from museum.showing import Outcome, of_audit
 from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
+from museum.showing import Outcome, of_audit
 
 try:
     from opacus.utils import fast_gradient_clipping_utils as ghost_clipping
@@ -141,9 +141,7 @@ def train(
     else:
         made = engine.make_private(**common, noise_multiplier=noise)
     model, optimizer, loader = made[0], made[1], made[-1]
-    audit = CanaryAudit(
-        optimizer, data_loader=loader, model=model, **({"seed": 0} | attached)
-    )
+    audit = CanaryAudit(optimizer, data_loader=loader, model=model, **({"seed": 0} | attached))
     with audit:
         for _ in range(epochs):
             split = nullcontext(loader) if memory is None else memory(loader, optimizer)
