@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from askgauss import _files
 
-__all__ = ["TRANSCRIPT", "Checkpointed", "enclosed"]
+__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "enclosed"]
+
+# Of an Opacus audit; named here since whoever audits files reads it too, without torch.
+OPACUS_KIND = "askgauss-opacus-audit"
+OPACUS_SCHEMA = 2
 
 # What a checkpoint of a finished run holds beside its state: the transcript, as a file of its own.
 TRANSCRIPT = "transcript"

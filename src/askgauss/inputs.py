@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 
 import numpy as np
 
-from askgauss._checkpoints import TRANSCRIPT
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
 from askgauss._files import Source, read_arrays, read_kind
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
@@ -64,7 +64,7 @@ _CHECKPOINT = (
 )
 # A checkpoint that was written after the run holds its transcript, as a file of its own.
 _HOLDS_TRANSCRIPT = {
-    "askgauss-opacus-audit": 2,
+    OPACUS_KIND: OPACUS_SCHEMA,
     "askgauss-recorder": 2,
     "askgauss-linear-recorder": 2,
 }

@@ -11,17 +11,15 @@ from typing import Any
 import torch
 
 from askgauss import _files, _plain, _validate
-from askgauss._checkpoints import TRANSCRIPT, enclosed
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT, enclosed
 from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
+from askgauss.transcript import SeedProbe
 from askgauss.witness import StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress"]
-
-_KIND = "askgauss-opacus-audit"
-_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +38,14 @@ class Progress:
     moves: WeightFacts | None = None
     witness: StepFacts | None = None
     commitment: Commitment | None = None
+    seeds: SeedProbe | None = None
 
 
 def read_progress(checkpoint: Path | None) -> Progress | None:
     """What a checkpoint says, if there is one to go on from."""
     if checkpoint is None or not checkpoint.exists():
         return None
-    _, content = _files.read_arrays(checkpoint, _KIND, _SCHEMA)
+    _, content = _files.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
     return progress
 
@@ -115,7 +114,7 @@ class Restartable(AuditedRun[()]):
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
+        _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint that `save` wrote.
@@ -124,7 +123,7 @@ class Restartable(AuditedRun[()]):
             RecordingError: It belongs to another run.
             FileFormatError: It is no such checkpoint.
         """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
+        arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
         arrays.pop(TRANSCRIPT, None)
         plain = {name: content.get(name) for name in ("state", "audit")}
         self.load_state_dict({**arrays, **plain})

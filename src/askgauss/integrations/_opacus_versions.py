@@ -20,6 +20,7 @@ from opacus.utils.uniform_sampler import (
 
 __all__ = [
     "AdaClipDPOptimizer",
+    "AdaptiveGhostEngine",
     "BatchSplittingSampler",
     "DPLossFastGradientClipping",
     "DPOptimizer",
@@ -30,6 +31,7 @@ __all__ = [
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
     "IAccountant",
+    "Missing",
     "UniformWithReplacementSampler",
     "history_of",
     "untried",
@@ -55,6 +57,9 @@ DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGr
 FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")
 DistributedPerLayerOptimizer = _found(
     "opacus.optimizers.ddp_perlayeroptimizer", "DistributedPerLayerOptimizer"
+)
+AdaptiveGhostEngine = _found(
+    "opacus.utils.adaptive_clipping.adaptive_clipping_utils", "PrivacyEngineAdaptiveClipping"
 )
 DPLossFastGradientClipping = _found(
     "opacus.utils.fast_gradient_clipping_utils", "DPLossFastGradientClipping"
