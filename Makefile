@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -100,6 +100,9 @@ kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and wh
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
