@@ -109,6 +109,9 @@ class Shadow:
         self._after: Tensor | None = None
         self._before: Tensor | None = None
         self._read: Tensor | None = None
+        # Which of the followed weights ever moved, and which ever had a gradient of a record.
+        self._moved: Tensor | None = None
+        self._reached: Tensor | None = None
         self._pending: _Pending | None = None
         self._hooks: list[Any] = []
         self._steps: Callable[[], int] = int
@@ -122,6 +125,8 @@ class Shadow:
             name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
         )
         self._witness.bare(tuple(trained), moved)
+        if self._moved is not None and self._reached is not None:
+            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
         return self._witness.facts
 
     @property
@@ -165,7 +170,9 @@ class Shadow:
         self._after = None
         self._witness.declare()
 
-    def begin(self, arguments: Any, options: Any, released: Tensor | None) -> None:
+    def begin(
+        self, arguments: Any, options: Any, released: Tensor | None, clean: Tensor | None
+    ) -> None:
         """As the real optimizer begins its step: what it is about to apply, and from where.
 
         Args:
@@ -173,6 +180,7 @@ class Shadow:
             options: Those of the step, by name.
             released: The gradient, read at the places that are followed; None of a step without
                 noise, which is not followed.
+            clean: The clipped sum of the records there, before canaries and noise.
         """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
@@ -180,6 +188,8 @@ class Shadow:
         self._before = self._places.read(self._parameters)
         if self._after is not None and not _equal(self._after, self._before):
             self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
+        if clean is not None:
+            self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
         if self._witness.unchecked:
             return
         self._read = released
@@ -198,6 +208,9 @@ class Shadow:
         """As the real optimizer ends its step."""
         before, read, self._read = self._before, self._read, None
         self._after = self._places.read(self._parameters)
+        if before is not None:
+            changed = before != self._after
+            self._moved = changed if self._moved is None else self._moved | changed
         if self._twin is None or read is None or before is None:
             return
         with torch.no_grad():
