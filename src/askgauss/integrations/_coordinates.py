@@ -27,6 +27,9 @@ class CanaryCoordinates:
         canaries: Who is planted where.
     """
 
+    # Whether reading is a call that every rank has to make.
+    collective = False
+
     def __init__(self, tensors: Sequence[Tensor], canaries: DiracCanaries | BlockCanaries) -> None:
         sizes = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
         self._layout = layout = Layout(sizes, canaries)
@@ -69,6 +72,18 @@ class CanaryCoordinates:
         np.add.at(counts, (np.arange(len(owner))[:, None], owner.reshape(len(owner), -1)), 1.0)
         return np.asarray(np.sqrt(counts / self.width) @ norms)
 
+    def parameter(self, index: int) -> int:
+        """The parameter that a tensor of `places` is of."""
+        return index
+
+    def taken(self, number: int, tensor: Tensor) -> Tensor:
+        """What a tensor like the one of the given place holds there."""
+        return tensor.detach().take(self._read_places[number][1])
+
+    def _held(self, tensors: Sequence[Tensor], index: int) -> Tensor | None:
+        """A tensor to plant in; None where another rank holds it."""
+        return tensors[index].detach()
+
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
         first = self._devices[0]
@@ -94,8 +109,9 @@ class CanaryCoordinates:
         heights[ranks] = height if layout.signs is None else height * layout.signs[planted]
         parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
         for (index, places), part in zip(self._plant_places, parts, strict=True):
-            tensor = tensors[index].detach()
-            tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
+            tensor = self._held(tensors, index)
+            if tensor is not None:
+                tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
         heights[ranks] = 0.0
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:

@@ -24,15 +24,16 @@ from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._opacus_versions import (
     AdaClipDPOptimizer,
     BatchSplittingSampler,
-    DistributedPerLayerOptimizer,
     DistributedUniformWithReplacementSampler,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     FSDPOptimizerFastGradientClipping,
     IAccountant,
     UniformWithReplacementSampler,
+    adaclip_gradient_noise,
     history_of,
 )
+from askgauss.integrations._shards import local
 from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "audited_parameters",
     "background_known",
     "check_optimizer",
+    "clipped_sum",
     "clips_without_rows",
     "find_accountant",
     "find_sampling",
@@ -74,11 +76,6 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             f"Expected optimizer to be an Opacus DPOptimizer, got {type(optimizer).__name__}. Pass "
             "the optimizer that PrivacyEngine().make_private(...) returns, not the one it wraps."
         )
-    if isinstance(optimizer, (FSDPOptimizerFastGradientClipping, DistributedPerLayerOptimizer)):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} keeps its sums where this audit cannot plant. Use plain "
-            "distributed training, or record the run with askgauss.Recorder."
-        )
     if inject == "sample" and clips_without_rows(optimizer):
         raise UnsupportedError(
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
@@ -100,6 +97,14 @@ def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
             "returned, found none."
         )
     return parameters
+
+
+def clipped_sum(optimizer: Any, parameter: nn.Parameter) -> torch.Tensor | None:
+    """The sum of clipped gradients of a parameter, wherever this optimizer keeps it."""
+    if isinstance(optimizer, FSDPOptimizerFastGradientClipping):
+        kept: torch.Tensor | None = optimizer.grad_state[parameter]["summed_grad"]
+        return kept
+    return getattr(parameter, "summed_grad", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +378,7 @@ class OutsideParameters:
 
 def _sample(parameter: nn.Parameter) -> torch.Tensor:
     """Some of the values of a parameter, to tell later whether it has moved."""
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
@@ -389,10 +394,9 @@ def gradient_noise_multiplier(optimizer: Any) -> float:
 
     Adaptive clipping adds more noise to the gradients than the accountant's multiplier says.
     """
-    claimed = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
-    if isinstance(optimizer, AdaClipDPOptimizer) and claimed > 0.0:
-        return float((claimed**-2 - (2.0 * optimizer.unclipped_num_std) ** -2) ** -0.5)
-    return claimed
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        return adaclip_gradient_noise(optimizer)
+    return float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
 
 
 def parameter_names(

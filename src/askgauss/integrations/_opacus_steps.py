@@ -15,6 +15,7 @@ from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
 from askgauss.diagnostics.shipped import moved_by_the_release
 from askgauss.exceptions import PrivacyAlarm, RecordingError
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
@@ -38,6 +39,7 @@ class _Step:
 
     clip_norm: float
     noise_multiplier: float
+    divisor: float
     scale: float
     clean: torch.Tensor
     batches: int
@@ -53,7 +55,9 @@ class RecordedSteps(Restartable):
     _optimizer: Any
     _parameters: list[torch.nn.Parameter]
     _names: tuple[str, ...]
+    _whole: tuple[str, ...]
     _world: int
+    _sharded: bool
     _sampling: run.Sampling
     _inject: str
     _known: bool
@@ -68,6 +72,7 @@ class RecordedSteps(Restartable):
     _watch: NoiseWatch | None
     _shadow: Shadow | None
     _witness: ClipWitness
+    _clip_count: ClipCountWatch
     _spacing: float
     _weights: str
     _accumulated: set[int]
@@ -96,17 +101,19 @@ class RecordedSteps(Restartable):
     def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
         self._before_noise()
+        self._clip_count.before_noise()
         add_noise()
+        self._clip_count.after_noise()
         self._after_noise()
 
     def _after_noise(self) -> None:
         step, places = self._step, self._places
         assert step is not None
-        # Over several ranks, the sum that is divided is not the one that is seen here.
-        noisy = None
-        if places is not None and self._world == 1:
+        # Where ranks are reduced later, the sum that is divided is not the one that is seen here.
+        noisy, alone = None, self._world == 1 or self._sharded
+        if places is not None and alone:
             noisy = places.read([_gradient(item) for item in self._parameters])
-        noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
+        noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
 
     def _before_noise(self) -> None:
@@ -127,16 +134,21 @@ class RecordedSteps(Restartable):
             # the same coins stay as good as new ones.
             self._discarded += 1
         clip_norm = float(optimizer.max_grad_norm)
-        scale = 1.0
-        if optimizer.loss_reduction == "mean":
-            scale = optimizer.expected_batch_size * optimizer.accumulated_iterations * self._world
+        mean, divisor = optimizer.loss_reduction == "mean", 1.0
+        if mean:
+            divisor = float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         # Also where it is not taken off the canaries: the noise is seen by itself all the same.
         clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
-        if self._world > 1:
+        if self._sharded:
+            # Sums that are shared out were averaged over the ranks on the way.
+            clean *= self._world
+        elif self._world > 1:
             torch.distributed.all_reduce(clean)
-        if self._probe is None and self._rank == 0 and self._planted.size:
+        plants = self._probe is None and (self._rank == 0 or self._sharded)
+        if plants and self._planted.size:
             if self._inject == "sum":
-                self._coordinates.plant(sums, self._planted, clip_norm)
+                height = clip_norm / (self._witness.averaged or self._world if self._sharded else 1)
+                self._coordinates.plant(sums, self._planted, height)
             else:
                 rows = functools.partial(
                     send_through_clipping,
@@ -146,7 +158,8 @@ class RecordedSteps(Restartable):
         self._step = _Step(
             clip_norm=clip_norm,
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            scale=float(scale),
+            divisor=divisor,
+            scale=divisor * (self._world if mean or self._sharded else 1),
             clean=clean,
             batches=int(optimizer.accumulated_iterations),
         )
@@ -178,13 +191,14 @@ class RecordedSteps(Restartable):
 
     def _clipped_sums(self) -> list[torch.Tensor]:
         sums: list[torch.Tensor] = []
-        for parameter, name in zip(self._parameters, self._names, strict=True):
-            value = getattr(parameter, "summed_grad", None)
+        for index, parameter in enumerate(self._parameters):
+            value = run.clipped_sum(self._optimizer, parameter)
             # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
             if value is None or not parameter.requires_grad:
                 raise RecordingError(
-                    f"Expected a clipped sum for every parameter, parameter {name} has none. It "
-                    "was trainable when the audit was attached: freeze parameters before that."
+                    f"Expected a clipped sum for every parameter, parameter {self._whole[index]} "
+                    "has none. It was trainable when the audit was attached: freeze parameters "
+                    "before that."
                 )
             sums.append(value)
         return sums
@@ -214,6 +228,7 @@ class RecordedSteps(Restartable):
         if step is None:
             self._unnoised += 1
             return
+        self._clip_count.stepped()
         if self._probe is not None:
             self._observe_examples(self._probe, step)
             self._witness.finish()
@@ -223,7 +238,7 @@ class RecordedSteps(Restartable):
         # The only waits for the device in a step.
         assert gradient is not None
         released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.scale, self._spacing)
+        self._witness.divided(released.numpy(), step.divisor, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
@@ -250,7 +265,7 @@ class RecordedSteps(Restartable):
         released = [_gradient(item) for item in self._parameters]
         if self._watch is not None:
             noisy = self._watch.coordinates.read(released).cpu().double()
-            self._witness.divided(noisy.numpy(), step.scale, self._spacing)
+            self._witness.divided(noisy.numpy(), step.divisor, self._spacing)
             self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
         with np.errstate(invalid="ignore", over="ignore"):
             self._recorder.observe(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
 
 __all__ = ["Shadow", "acts_elementwise"]
@@ -80,11 +81,14 @@ class Shadow:
         self._places = places
         looked = places.places
         tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
-        spacing = [torch.finfo(item.dtype).eps for item in self._parameters]
+        spacing = {
+            index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
+            for index, _ in looked
+        }
         self._witness = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
-            precision=np.array(spacing)[tensor],
+            precision=np.array([spacing[index] for index in tensor.tolist()]),
             tensor=tensor,
             names=names,
         )
@@ -183,16 +187,25 @@ class Shadow:
     def _make_twin(self) -> None:
         small: dict[int, nn.Parameter] = {}
         state: dict[Tensor, Any] = {}
-        for index, places in self._places.places:
-            real = self._parameters[index]
-            small[index] = nn.Parameter(real.detach().take(places))
+        for number, (index, _) in enumerate(self._places.places):
+            real = self._parameters[self._places.parameter(index)]
+            small[index] = nn.Parameter(self._places.taken(number, real))
             kept = self._optimizer.state.get(real)
             if kept:
-                taken = {name: _taken(value, real, places) for name, value in kept.items()}
-                state[small[index]] = taken
+                state[small[index]] = {
+                    name: self._taken(value, real, number) for name, value in kept.items()
+                }
         self._small = small
         self._twin = _copied(self._optimizer)
         self._twin.state.update(state)
+
+    def _taken(self, value: Any, real: Tensor, number: int) -> Any:
+        """What the state says about some entries of a parameter."""
+        if isinstance(value, Tensor):
+            if value.shape == real.shape:
+                return self._places.taken(number, value)
+            return value.detach().clone()
+        return value
 
     def _follow(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
@@ -204,7 +217,12 @@ class Shadow:
             self._step_twin(before, read)
         expected = torch.cat([item.detach().to(read) for item in self._small.values()])
         # On the host there is nothing to wait for, and an equal end needs no second look.
-        same = read.device.type == "cpu" and torch.equal(expected, self._after)
+        # Where ranks read together, all of them take the second one.
+        same = (
+            read.device.type == "cpu"
+            and not self._places.collective
+            and torch.equal(expected, self._after)
+        )
         self._pending = _Pending(
             step=self._steps(),
             before=before,
@@ -231,11 +249,14 @@ class Shadow:
         for start, gradient, item in parts:
             item.data = start.to(item.device, item.dtype, copy=True)
             item.grad = gradient.to(item.device, item.dtype)
-        by_parameter = {id(self._parameters[index]): item for index, item in self._small.items()}
+        by_parameter: dict[int, list[nn.Parameter]] = {}
+        for index, item in self._small.items():
+            real = self._parameters[self._places.parameter(index)]
+            by_parameter.setdefault(id(real), []).append(item)
         # The options of this step: schedules write them into the groups.
         self._twin.param_groups = [
             {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            | {"params": [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]}
+            | {"params": [few for p in group["params"] for few in by_parameter.get(id(p), ())]}
             for group in self._optimizer.param_groups
         ]
         _plain_step(self._twin)
@@ -323,17 +344,8 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> None:
     step(optimizer)
 
 
-def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
-    """What the state says about some entries of a parameter."""
-    if isinstance(value, Tensor):
-        if value.shape == real.shape:
-            return value.detach().take(places)
-        return value.detach().clone()
-    return value
-
-
 def _sample(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
