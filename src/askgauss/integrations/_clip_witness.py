@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
-from askgauss.integrations._opacus_run import clipped_sum
+from askgauss.integrations._opacus_run import clipped_sum, noise_by_parameter
 from askgauss.integrations._opacus_versions import (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
@@ -54,7 +54,13 @@ class ClipWitness:
         self._sharded = is_sharded(optimizer.params)
         # What the sum over ranks was divided by, where parameters are shared out and it was seen.
         self.averaged: float | None = None
-        self._witness = StepWitness(share=share, seed=seed, recomputed=self._ghost)
+        unchecked = "records are clipped inside the backward pass"
+        self._witness = StepWitness(
+            share=share,
+            seed=seed,
+            recomputed=self._ghost,
+            unchecked=unchecked if noise_by_parameter(optimizer) else "",
+        )
         self._count = 0
         self._stand_in: StandIn | None = None
         self._aside = False
@@ -78,7 +84,7 @@ class ClipWitness:
         self._forget()
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         call = self._accumulate if self._ghost else self._clip
-        if self.facts.share > 0.0:
+        if self.facts.share > 0.0 and not self.facts.unchecked:
             self._stand_in = StandIn(self._optimizer, name, call)
             if self._ghost:
                 listen(self._optimizer, self._before_backward)

@@ -52,6 +52,11 @@ class CanaryCoordinates:
         ]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The numbers of a reading."""
+        return self._dtype
+
+    @property
     def width(self) -> int:
         """Number of coordinates of one canary."""
         return self._layout.width
@@ -99,9 +104,20 @@ class CanaryCoordinates:
         return np.asarray(self._layout.watched(values))
 
     def plant(
-        self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
+        self,
+        tensors: Sequence[Tensor],
+        planted: NDArray[np.int64],
+        clip_norm: float,
+        only: int | None = None,
     ) -> None:
-        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
+        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place.
+
+        Args:
+            tensors: The tensors.
+            planted: Indices of the canaries.
+            clip_norm: The norm of each.
+            only: Index of the one tensor to change; None for all.
+        """
         layout = self._layout
         ranks, height = layout.ranks[planted], clip_norm / np.sqrt(self.width)
         # Those that are not planted now get a zero: no sorting, and one copy to the device.
@@ -109,7 +125,7 @@ class CanaryCoordinates:
         heights[ranks] = height if layout.signs is None else height * layout.signs[planted]
         parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
         for (index, places), part in zip(self._plant_places, parts, strict=True):
-            tensor = self._held(tensors, index)
+            tensor = None if only not in (None, index) else self._held(tensors, index)
             if tensor is not None:
                 tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
         heights[ranks] = 0.0

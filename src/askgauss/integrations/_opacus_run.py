@@ -24,6 +24,7 @@ from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._opacus_versions import (
     AdaClipDPOptimizer,
     BatchSplittingSampler,
+    DistributedPerLayerOptimizer,
     DistributedUniformWithReplacementSampler,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
@@ -39,6 +40,7 @@ from askgauss.sampling import Poisson, Scheme, scheme_of
 __all__ = [
     "OutsideParameters",
     "Sampling",
+    "accumulated",
     "adapts_clipping",
     "audited_parameters",
     "background_known",
@@ -48,6 +50,7 @@ __all__ = [
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
+    "noise_by_parameter",
     "parameter_names",
     "tensor_names",
     "unwrapped",
@@ -76,11 +79,26 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             f"Expected optimizer to be an Opacus DPOptimizer, got {type(optimizer).__name__}. Pass "
             "the optimizer that PrivacyEngine().make_private(...) returns, not the one it wraps."
         )
+    if inject == "sample" and noise_by_parameter(optimizer):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} clips and adds noise inside the backward pass, where no "
+            "rows can be sent through. Use inject='sum'."
+        )
     if inject == "sample" and clips_without_rows(optimizer):
         raise UnsupportedError(
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
             "plant. Use ExampleCanaries, which go through the loss, or inject='sum'."
         )
+
+
+def noise_by_parameter(optimizer: Any) -> bool:
+    """Whether the optimizer adds noise to one parameter after the other, as gradients come."""
+    return isinstance(optimizer, DistributedPerLayerOptimizer)
+
+
+def accumulated(optimizer: Any) -> int:
+    """How many batches the step that is about to get its noise is made of."""
+    return 1 if noise_by_parameter(optimizer) else int(optimizer.accumulated_iterations)
 
 
 def clips_without_rows(optimizer: Any) -> bool:

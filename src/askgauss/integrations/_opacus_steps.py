@@ -21,11 +21,13 @@ from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
 from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import Restartable
 from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._stand_in import StandIn
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.results import Consequence, Status
@@ -78,6 +80,7 @@ class RecordedSteps(Restartable):
     _accumulated: set[int]
     _planted: NDArray[np.int64] | None
     _step: _Step | None
+    _arrived: dict[int, list[torch.Tensor]]
     _unnoised: int
     _discarded: int
 
@@ -116,10 +119,40 @@ class RecordedSteps(Restartable):
         noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
 
-    def _before_noise(self) -> None:
-        optimizer = self._optimizer
-        sums = self._clipped_sums()
-        self._witness.before_noise()
+    def _listen_to_noise(self) -> StandIn | NoiseByParameter:
+        """Stand where the optimizer adds its noise."""
+        if run.noise_by_parameter(self._optimizer):
+            return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
+        return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)
+
+    def _one_before_noise(self, index: int) -> None:
+        """One parameter's sum is whole, and about to get its noise."""
+        if index in self._arrived:
+            self._arrived = {}
+        if not self._arrived:
+            self._draw()
+        assert self._planted is not None
+        kept = run.clipped_sum(self._optimizer, self._parameters[index])
+        assert kept is not None
+        places = self._coordinates.places
+        self._arrived[index] = [
+            self._coordinates.taken(number, kept)
+            for number, (tensor, _) in enumerate(places)
+            if tensor == index
+        ]
+        clip_norm = float(self._optimizer.max_grad_norm)
+        if self._rank == 0 and self._planted.size:
+            sums = [
+                kept if number == index else item for number, item in enumerate(self._parameters)
+            ]
+            self._coordinates.plant(sums, self._planted, clip_norm, only=index)
+        if len(self._arrived) == len(self._parameters):
+            parts = [part for number in sorted(self._arrived) for part in self._arrived[number]]
+            self._arrived = {}
+            self._begin(torch.cat(parts).to(self._coordinates.dtype))
+
+    def _draw(self) -> None:
+        """A step gets its noise: who is planted in it?"""
         self._check_same_step()
         self._ledger.open()
         self._count_batches()
@@ -133,17 +166,19 @@ class RecordedSteps(Restartable):
             # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
             # the same coins stay as good as new ones.
             self._discarded += 1
+
+    def _before_noise(self) -> None:
+        optimizer = self._optimizer
+        sums = self._clipped_sums()
+        self._witness.before_noise()
+        self._draw()
+        assert self._planted is not None
         clip_norm = float(optimizer.max_grad_norm)
-        mean, divisor = optimizer.loss_reduction == "mean", 1.0
-        if mean:
-            divisor = float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         # Also where it is not taken off the canaries: the noise is seen by itself all the same.
         clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
         if self._sharded:
             # Sums that are shared out were averaged over the ranks on the way.
             clean *= self._world
-        elif self._world > 1:
-            torch.distributed.all_reduce(clean)
         plants = self._probe is None and (self._rank == 0 or self._sharded)
         if plants and self._planted.size:
             if self._inject == "sum":
@@ -155,13 +190,24 @@ class RecordedSteps(Restartable):
                     *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
                 self._witness.aside(rows)
+        self._begin(clean)
+
+    def _begin(self, clean: torch.Tensor) -> None:
+        """Planted, and about to get noise: what the step states of itself.
+
+        Args:
+            clean: This rank's sum at the places that are read, before anything was planted.
+        """
+        optimizer = self._optimizer
+        mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
+        divisor = float(optimizer.expected_batch_size * batches) if mean else 1.0
         self._step = _Step(
-            clip_norm=clip_norm,
+            clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
             divisor=divisor,
             scale=divisor * (self._world if mean or self._sharded else 1),
             clean=clean,
-            batches=int(optimizer.accumulated_iterations),
+            batches=batches,
         )
 
     @property
@@ -179,7 +225,7 @@ class RecordedSteps(Restartable):
 
     def _count_batches(self) -> None:
         """Canaries stand for a record of the step, which may be made of several batches."""
-        count = int(self._optimizer.accumulated_iterations)
+        count = run.accumulated(self._optimizer)
         self._accumulated.add(count)
         fresh = self.steps == 0 and self._planted is None and self._store is None
         if count > 1 and fresh and self._probe is None and self._sampling.by_batch:
@@ -241,6 +287,9 @@ class RecordedSteps(Restartable):
         self._witness.divided(released.numpy(), step.divisor, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
+        if self._world > 1 and not self._sharded:
+            # Only now: inside a backward pass the ranks' own calls come first.
+            torch.distributed.all_reduce(step.clean)
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
         try:

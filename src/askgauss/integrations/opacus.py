@@ -55,6 +55,7 @@ from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
 from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
@@ -290,10 +291,11 @@ class CanaryAudit(RecordedRun):
         self._accumulated = set()
         self._planted = None
         self._step = None
+        self._arrived = {}
         self._unnoised = 0
         self._discarded = 0
         self._entered = False
-        self._add_noise: StandIn | None = None
+        self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             with only_copy(self._shared):
@@ -306,7 +308,12 @@ class CanaryAudit(RecordedRun):
         """
         if self._before_restart is not None:
             return self._before_restart.inject
-        narrow = run.clips_without_rows(self._optimizer) or run.adapts_clipping(self._optimizer)
+        optimizer = self._optimizer
+        narrow = (
+            run.clips_without_rows(optimizer)
+            or run.adapts_clipping(optimizer)
+            or run.noise_by_parameter(optimizer)
+        )
         return "sum" if narrow else "sample"
 
     def _records(self) -> float:
@@ -360,7 +367,7 @@ class CanaryAudit(RecordedRun):
         self._commit()
         self._ledger.listen()
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
+        self._add_noise = self._listen_to_noise()
         _attached.add(optimizer)
         if self._shadow is not None:
             self._shadow.attach(lambda: self.steps)
