@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
+# Of the audits that `make calibration` counts; sections that a stopped call left are kept.
+SCALE ?= 1
 
 # One core a worker: numerical libraries that also spawn threads only slow each other down.
 export OMP_NUM_THREADS ?= 1
@@ -27,7 +29,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -60,8 +62,8 @@ clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alar
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 
-calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
-	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+calibration: $(VENV)/all.stamp  ## the full coverage grid, an hour of CPU; rewrites docs/calibration.md
+	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --scale $(SCALE) --resume --output docs/calibration.md
 
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells

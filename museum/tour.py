@@ -39,14 +39,19 @@ class Shown:
     @property
     def found(self) -> bool:
         """Whether the broken run was named by its finding, and the twin was not."""
-        named = self.exhibit.finding in self.outcomes.get("broken", {}).get("findings", ())
-        return not self.skipped and bool(self.exhibit.finding) and named and self.twin_clean
+        return not self.skipped and self._names("broken") and self.twin_clean
 
     @property
     def twin_clean(self) -> bool:
-        """Whether the mended twin raised no alarm."""
+        """Whether the mended twin raised no alarm, nor warned of this bug."""
         twin = self.outcomes.get("mended", {})
-        return not self.skipped and twin.get("verdict") in GREEN and not twin.get("findings")
+        quiet = twin.get("verdict") in GREEN and not twin.get("findings")
+        return not self.skipped and quiet and not self._names("mended")
+
+    def _names(self, variant: str) -> bool:
+        outcome = self.outcomes.get(variant, {})
+        named = (*outcome.get("findings", ()), *outcome.get("warnings", ()))
+        return bool(self.exhibit.finding) and self.exhibit.finding in named
 
     @property
     def as_expected(self) -> bool:

@@ -79,6 +79,7 @@ class RunFacts:
         records: Records the training draws its batches from, where that was said.
         batches: The training's batches, held against the scheme.
         plantings: The canaries of the user's sampler, held against it.
+        places: How many canaries of this kind the model has room for, where that is known.
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
@@ -120,6 +121,7 @@ class RunFacts:
     records: int | None = None
     batches: DrawnBatches | None = None
     plantings: DrawnBatches | None = None
+    places: int | None = None
     seed: int | None = None
     contribution: float | None = None
     seed_probe: SeedProbe | None = None
@@ -153,7 +155,7 @@ class RunFacts:
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate <= 1.0:
                 raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
-        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "seed")
+        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "places", "seed")
         for name in (*counts, "noise_multiplier", "contribution"):
             number = getattr(self, name)
             if number is not None and not number >= 0:

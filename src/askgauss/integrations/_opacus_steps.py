@@ -28,9 +28,11 @@ from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._stand_in import StandIn
+from askgauss.integrations._torch_seeds import probe_first_noise
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.results import Consequence, Status
+from askgauss.transcript import SeedProbe
 
 __all__ = ["RecordedSteps"]
 
@@ -79,6 +81,7 @@ class RecordedSteps(Restartable):
     _weights: str
     _accumulated: set[int]
     _planted: NDArray[np.int64] | None
+    _seeds: SeedProbe | None
     _step: _Step | None
     _arrived: dict[int, list[torch.Tensor]]
     _unnoised: int
@@ -118,6 +121,8 @@ class RecordedSteps(Restartable):
             noisy = places.read([_gradient(item) for item in self._parameters])
         noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
+        if self._seeds is None and self._rank == 0:
+            self._seeds = probe_first_noise(self._optimizer.params, self._optimizer)
 
     def _listen_to_noise(self) -> StandIn | NoiseByParameter:
         """Stand where the optimizer adds its noise."""

@@ -72,6 +72,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
             commitment=self._commitment,
+            seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
@@ -154,6 +155,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
+            seeds=self._seeds,
         )
 
     def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
@@ -188,3 +190,4 @@ class RecordedRun(RecordedSteps):
         self._witness.load(progress.witness)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
+        self._seeds = progress.seeds

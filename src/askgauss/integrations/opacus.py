@@ -294,6 +294,7 @@ class CanaryAudit(RecordedRun):
         self._arrived = {}
         self._unnoised = 0
         self._discarded = 0
+        self._seeds = None
         self._entered = False
         self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
