@@ -19,7 +19,7 @@ from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
@@ -87,6 +87,8 @@ class RunFacts:
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        clip_count: What was seen of the count by which the clip norm was adapted; None where it
+            was not.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -126,6 +128,7 @@ class RunFacts:
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
+    clip_count: ClipCountFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -157,7 +160,7 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        for part in (self.weights, self.witness, self.rounds):
+        for part in (self.weights, self.witness, self.rounds, self.clip_count):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):

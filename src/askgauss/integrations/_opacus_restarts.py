@@ -17,7 +17,7 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.transcript import SeedProbe
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
@@ -38,6 +38,7 @@ class Progress:
     moves: WeightFacts | None = None
     witness: StepFacts | None = None
     commitment: Commitment | None = None
+    clip_count: ClipCountFacts | None = None
     seeds: SeedProbe | None = None
 
 
@@ -118,10 +119,12 @@ class Restartable(AuditedRun[()]):
         target = self._checkpoint if path is None else Path(path)
         if target is None:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        # Where parameters are shared out, the ranks read the weights together.
+        progress = self._progress()
         if self._rank != 0:
             return
         arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(progress)}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())

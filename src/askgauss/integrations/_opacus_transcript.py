@@ -70,6 +70,7 @@ class RecordedRun(RecordedSteps):
             watch_background="known" if self._watched_all else None,
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
+            clip_count=self._clip_count.facts,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -153,6 +154,7 @@ class RecordedRun(RecordedSteps):
             moves=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             commitment=self._commitment,
+            clip_count=self._clip_count.facts,
             seeds=self._seeds,
         )
 
@@ -186,5 +188,6 @@ class RecordedRun(RecordedSteps):
         if self._shadow is not None:
             self._shadow.load(progress.moves)
         self._witness.load(progress.witness)
+        self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
         self._seeds = progress.seeds

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
 
 __all__ = ["Shadow", "acts_elementwise"]
@@ -89,11 +90,14 @@ class Shadow:
         self._places = places
         looked = places.places
         tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
-        spacing = [torch.finfo(item.dtype).eps for item in self._parameters]
+        spacing = {
+            index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
+            for index, _ in looked
+        }
         self._witness = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
-            precision=np.array(spacing)[tensor],
+            precision=np.array([spacing[index] for index in tensor.tolist()]),
             tensor=tensor,
             names=names,
         )
@@ -186,7 +190,7 @@ class Shadow:
         if any(callable(item) for item in (*arguments[1:], *options.values())):
             self._witness.closure()
         self._before = self._places.read(self._parameters)
-        if self._after is not None and not _equal(self._after, self._before):
+        if self._after is not None and not self._equal(self._after, self._before):
             self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
         if clean is not None:
             self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
@@ -200,9 +204,17 @@ class Shadow:
             self._make_twin()
 
     def _make_twin(self) -> None:
-        self._parts = _joined(self._optimizer, self._parameters, self._places.places)
+        self._parts = _joined(self._optimizer, self._parameters, self._places)
         self._twin = _copied(self._optimizer)
         self._twin.state.update({part.small: part.state for part in self._parts if part.state})
+
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two readings are the same, where that can be told without waiting for a device.
+
+        Where ranks read together, all of them take the second look.
+        """
+        on_host = one.device.type == "cpu" and not self._places.collective
+        return on_host and torch.equal(one, other)
 
     def _follow(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
@@ -216,7 +228,7 @@ class Shadow:
         with torch.no_grad():
             self._step_twin(before, read)
         expected = torch.cat([part.small.detach().to(read) for part in self._parts])
-        if _equal(expected, self._after):
+        if self._equal(expected, self._after):
             self._witness.moved_alike()
             return
         self._pending = _Pending(
@@ -340,7 +352,7 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> None:
 def _joined(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[nn.Parameter],
-    looked: Sequence[tuple[int, Tensor]],
+    places: CanaryCoordinates,
 ) -> list[_Part]:
     """Weights and state at the places that are followed, in as few tensors as treat them alike.
 
@@ -353,12 +365,12 @@ def _joined(
         for item in group["params"]
     }
     joined: list[tuple[_Part, Any]] = []
-    for index, places in looked:
-        real = parameters[index]
+    for number, (index, _) in enumerate(places.places):
+        real = parameters[places.parameter(index)]
         kept = optimizer.state.get(real) or {}
         own = {name for name, value in kept.items() if _by_entry(value, real)}
-        taken = {name: _taken(value, real, places) for name, value in kept.items()}
-        weights = real.detach().take(places)
+        taken = {name: _taken(value, real, places, number) for name, value in kept.items()}
+        weights = places.taken(number, real)
         part = _Part(group=group_of[id(real)], small=nn.Parameter(weights), state=taken)
         if joined and known:
             last, entries = joined[-1]
@@ -391,22 +403,17 @@ def _by_entry(value: Any, real: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == real.shape and value.dim() > 0
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two readings are the same, where that can be told without waiting for a device."""
-    return one.device.type == "cpu" and torch.equal(one, other)
-
-
-def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
+def _taken(value: Any, real: Tensor, places: CanaryCoordinates, number: int) -> Any:
     """What the state says about some entries of a parameter."""
     if isinstance(value, Tensor):
         if value.shape == real.shape:
-            return value.detach().take(places)
+            return places.taken(number, value)
         return value.detach().clone()
     return value
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
