@@ -141,9 +141,7 @@ def train(
     else:
         made = engine.make_private(**common, noise_multiplier=noise)
     model, optimizer, loader = made[0], made[1], made[-1]
-    audit = CanaryAudit(
-        optimizer, data_loader=loader, model=model, **({"seed": 0} | attached)
-    )
+    audit = CanaryAudit(optimizer, data_loader=loader, model=model, **({"seed": 0} | attached))
     with audit:
         for _ in range(epochs):
             split = nullcontext(loader) if memory is None else memory(loader, optimizer)
