@@ -28,6 +28,9 @@ class CanaryCoordinates:
         canaries: Who is planted where.
     """
 
+    # Whether reading is a call that every rank has to make.
+    collective = False
+
     def __init__(self, tensors: Sequence[Tensor], canaries: DiracCanaries | BlockCanaries) -> None:
         sizes = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
         self._layout = layout = Layout(sizes, canaries)
@@ -53,6 +56,11 @@ class CanaryCoordinates:
         ]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The numbers of a reading."""
+        return self._dtype
+
+    @property
     def width(self) -> int:
         """Number of coordinates of one canary."""
         return self._layout.width
@@ -72,6 +80,18 @@ class CanaryCoordinates:
         counts = np.zeros((len(owner), norms.size))
         np.add.at(counts, (np.arange(len(owner))[:, None], owner.reshape(len(owner), -1)), 1.0)
         return np.asarray(np.sqrt(counts / self.width) @ norms)
+
+    def parameter(self, index: int) -> int:
+        """The parameter that a tensor of `places` is of."""
+        return index
+
+    def taken(self, number: int, tensor: Tensor) -> Tensor:
+        """What a tensor like the one of the given place holds there."""
+        return tensor.detach().take(self._read_places[number][1])
+
+    def _held(self, tensors: Sequence[Tensor], index: int) -> Tensor | None:
+        """A tensor to plant in; None where another rank holds it."""
+        return tensors[index].detach()
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
@@ -100,9 +120,20 @@ class CanaryCoordinates:
         return np.asarray(self._layout.watched(values))
 
     def plant(
-        self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
+        self,
+        tensors: Sequence[Tensor],
+        planted: NDArray[np.int64],
+        clip_norm: float,
+        only: int | None = None,
     ) -> None:
-        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
+        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place.
+
+        Args:
+            tensors: The tensors.
+            planted: Indices of the canaries.
+            clip_norm: The norm of each.
+            only: Index of the one tensor to change; None for all.
+        """
         layout = self._layout
         ranks, height = layout.ranks[planted], clip_norm / np.sqrt(self.width)
         # Those that are not planted now get a zero: no sorting, and one copy to the device.
@@ -110,8 +141,9 @@ class CanaryCoordinates:
         heights[ranks] = height if layout.signs is None else height * layout.signs[planted]
         parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
         for (index, places), part in zip(self._plant_places, parts, strict=True):
-            tensor = tensors[index].detach()
-            tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
+            tensor = None if only not in (None, index) else self._held(tensors, index)
+            if tensor is not None:
+                tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
         heights[ranks] = 0.0
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:

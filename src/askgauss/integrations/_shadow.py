@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
 
 __all__ = ["Shadow", "acts_elementwise"]
@@ -89,11 +90,14 @@ class Shadow:
         self._places = places
         looked = places.places
         tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
-        spacing = [torch.finfo(item.dtype).eps for item in self._parameters]
+        spacing = {
+            index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
+            for index, _ in looked
+        }
         self._witness = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
-            precision=np.array(spacing)[tensor],
+            precision=np.array([spacing[index] for index in tensor.tolist()]),
             tensor=tensor,
             names=names,
         )
@@ -109,6 +113,9 @@ class Shadow:
         self._after: Tensor | None = None
         self._before: Tensor | None = None
         self._read: Tensor | None = None
+        # Which of the followed weights ever moved, and which ever had a gradient of a record.
+        self._moved: Tensor | None = None
+        self._reached: Tensor | None = None
         self._pending: _Pending | None = None
         self._hooks: list[Any] = []
         self._steps: Callable[[], int] = int
@@ -122,6 +129,8 @@ class Shadow:
             name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
         )
         self._witness.bare(tuple(trained), moved)
+        if self._moved is not None and self._reached is not None:
+            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
         return self._witness.facts
 
     @property
@@ -165,7 +174,9 @@ class Shadow:
         self._after = None
         self._witness.declare()
 
-    def begin(self, arguments: Any, options: Any, released: Tensor | None) -> None:
+    def begin(
+        self, arguments: Any, options: Any, released: Tensor | None, clean: Tensor | None
+    ) -> None:
         """As the real optimizer begins its step: what it is about to apply, and from where.
 
         Args:
@@ -173,13 +184,16 @@ class Shadow:
             options: Those of the step, by name.
             released: The gradient, read at the places that are followed; None of a step without
                 noise, which is not followed.
+            clean: The clipped sum of the records there, before canaries and noise.
         """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
             self._witness.closure()
         self._before = self._places.read(self._parameters)
-        if self._after is not None and not _equal(self._after, self._before):
+        if self._after is not None and not self._equal(self._after, self._before):
             self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
+        if clean is not None:
+            self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
         if self._witness.unchecked:
             return
         self._read = released
@@ -190,20 +204,31 @@ class Shadow:
             self._make_twin()
 
     def _make_twin(self) -> None:
-        self._parts = _joined(self._optimizer, self._parameters, self._places.places)
+        self._parts = _joined(self._optimizer, self._parameters, self._places)
         self._twin = _copied(self._optimizer)
         self._twin.state.update({part.small: part.state for part in self._parts if part.state})
+
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two readings are the same, where that can be told without waiting for a device.
+
+        Where ranks read together, all of them take the second look.
+        """
+        on_host = one.device.type == "cpu" and not self._places.collective
+        return on_host and torch.equal(one, other)
 
     def _follow(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
         before, read, self._read = self._before, self._read, None
         self._after = self._places.read(self._parameters)
+        if before is not None:
+            changed = before != self._after
+            self._moved = changed if self._moved is None else self._moved | changed
         if self._twin is None or read is None or before is None:
             return
         with torch.no_grad():
             self._step_twin(before, read)
         expected = torch.cat([part.small.detach().to(read) for part in self._parts])
-        if _equal(expected, self._after):
+        if self._equal(expected, self._after):
             self._witness.moved_alike()
             return
         self._pending = _Pending(
@@ -327,7 +352,7 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> None:
 def _joined(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[nn.Parameter],
-    looked: Sequence[tuple[int, Tensor]],
+    places: CanaryCoordinates,
 ) -> list[_Part]:
     """Weights and state at the places that are followed, in as few tensors as treat them alike.
 
@@ -340,12 +365,12 @@ def _joined(
         for item in group["params"]
     }
     joined: list[tuple[_Part, Any]] = []
-    for index, places in looked:
-        real = parameters[index]
+    for number, (index, _) in enumerate(places.places):
+        real = parameters[places.parameter(index)]
         kept = optimizer.state.get(real) or {}
         own = {name for name, value in kept.items() if _by_entry(value, real)}
-        taken = {name: _taken(value, real, places) for name, value in kept.items()}
-        weights = real.detach().take(places)
+        taken = {name: _taken(value, real, places, number) for name, value in kept.items()}
+        weights = places.taken(number, real)
         part = _Part(group=group_of[id(real)], small=nn.Parameter(weights), state=taken)
         if joined and known:
             last, entries = joined[-1]
@@ -378,22 +403,17 @@ def _by_entry(value: Any, real: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == real.shape and value.dim() > 0
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two readings are the same, where that can be told without waiting for a device."""
-    return one.device.type == "cpu" and torch.equal(one, other)
-
-
-def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
+def _taken(value: Any, real: Tensor, places: CanaryCoordinates, number: int) -> Any:
     """What the state says about some entries of a parameter."""
     if isinstance(value, Tensor):
         if value.shape == real.shape:
-            return value.detach().take(places)
+            return places.taken(number, value)
         return value.detach().clone()
     return value
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
