@@ -173,6 +173,18 @@ def test_broken_ones_are_seen(name):
     assert result.verdict is Verdict.VIOLATION, str(result)
 
 
+def test_nothing_is_an_output_too():
+    """Empty lists, all of them or those of one side only."""
+
+    def sometimes(chance):
+        return Release(lambda data, n, rng: [[1.0]] * n if data and chance else [[]] * n)
+
+    kept = audit_mechanism(sometimes(False), 0, 1, claim=PURE, max_samples=200)
+    assert kept.verdict is Verdict.INCONCLUSIVE
+    assert "nothing was tested" in kept.reason
+    assert audit_mechanism(sometimes(True), 0, 1, claim=PURE).verdict is Verdict.VIOLATION
+
+
 def by_inverse_cdf(data, n, rng):
     u = rng.random(n) - 0.5
     return data - np.sign(u) * np.log1p(-2.0 * np.abs(u))

@@ -175,8 +175,11 @@ class Sampler:
             ragged = True
         if not ragged:
             self._check_dimensions(array.ndim - 1, where)
-            flat = array.reshape(len(array), -1)
-            return Outputs(self._numbers(flat, where), np.full(len(flat), flat.shape[1], np.int64))
+            width = array.size // len(array)
+            lengths = np.full(len(array), width, np.int64)
+            if width == 0:  # nothing was released, which is a release too
+                return Outputs(np.full((len(array), 1), np.nan), lengths)
+            return Outputs(self._numbers(array.reshape(-1, width), where), lengths)
         rows = [_row(item) for item in answer]
         for row in rows:
             if row.dtype == object and row.ndim == 1 and any(np.ndim(item) for item in row):

@@ -353,15 +353,20 @@ class Tally:
             weigh: How much degrees of freedom, squares and signals of some steps speak against it.
             tensor: The tensor whose noise they are; None for all.
         """
-        chosen = slice(None) if tensor is None else tensor
+        chosen = slice(None) if tensor is None else slice(tensor, tensor + 1)
+
+        def weighed(rows: _Floats, signal: _Signal) -> float:
+            freedom, square = rows[:, chosen].sum(axis=1).tolist()
+            return weigh(freedom, square, signal)
+
         noise, signal = np.zeros((2, self._noise[0].size)), (0.0, 0.0, 0.0)
         now = np.array(self._noise)
         since, since_signal = now - self._noise_before, self._signals(lately=True)
-        best = weigh(*np.atleast_2d(since[:, chosen].T).sum(axis=0), since_signal)
+        best = weighed(since, since_signal)
         for freedom, square, more in reversed(self._recent):
             noise = noise + np.stack((freedom, square))
             signal = (signal[0] + more[0], signal[1] + more[1], signal[2] + more[2])
-            value = weigh(*np.atleast_2d(noise[:, chosen].T).sum(axis=0), signal)
+            value = weighed(noise, signal)
             if value > best:
                 best, since, since_signal = value, noise, signal
         before = now - since
