@@ -551,6 +551,7 @@ class Recorder(Checkpointed):
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._planting.records,
+            places=self._canaries.places,
             seed=self._canaries.root_seed,
             run=self._run,
         )
