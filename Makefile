@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs docs-release clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -67,6 +67,11 @@ calibration: $(VENV)/all.stamp  ## the full coverage grid, an hour of CPU; rewri
 
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
+
+mechanisms: $(VENV)/all.stamp  ## any mechanism: broken ones found, correct ones not; the tables of docs/any-mechanism.md
+	$(BIN)/python -m tests.calibration.mechanism_cells --broken --audits 20 --table
+	$(BIN)/python -m tests.calibration.mechanism_cells --audits 1000 --table 30 100 300
+	$(BIN)/python -m tests.calibration.final_cells
 
 final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
 	$(BIN)/askgauss data fetch fashion-mnist
