@@ -101,6 +101,7 @@ def _scale(context: Context) -> Finding:
         "steps, is the clip norm missing from it, or the generator wrong?",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
         sees=f"noise {_smallest(relative.freedom):.1%} below the claim",
+        visible=_smallest(relative.freedom),
     )
 
 
@@ -134,6 +135,7 @@ def _least_noise(context: Context) -> Finding:
         remedy="Less noise than the claim needs: check how the noise multiplier was chosen, and "
         "that it is the one in use.",
         sees=f"noise {_smallest(noise.freedom):.1%} below what the claim needs",
+        visible=_smallest(noise.freedom),
     )
 
 
