@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -29,7 +29,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,lightning,transformers,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -56,8 +56,8 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
-clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
-	$(BIN)/python -m benchmarks.clean_runs 300
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alarm; rewrites docs/clean-runs.md
+	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
@@ -100,6 +100,9 @@ kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and wh
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
