@@ -193,5 +193,5 @@ def _with_power(finding: Finding) -> bool:
 
 
 def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts that canaries went through and no check spoke of with power: green is not earned there."""
+    """Parts that canaries went through and no check spoke of with power: no green is earned."""
     return tuple(part for part in scope if part.status == "not tested" and part.met)

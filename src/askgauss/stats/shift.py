@@ -219,7 +219,6 @@ class ShiftTest:
         scaled = critical * spread / true_spread
         return float(noncentral_t.survival(scaled, freedom, true_shift / true_spread))
 
-
     def noticed_guess(self, *, shift: float, error: float, power: float) -> float:
         """About the true shift at which `power` is so much, by the normal approximation."""
         spread = float(self._spread(1.0 + self.kappa * shift**2))
