@@ -54,6 +54,7 @@ _KINDS = (
             "noise by coordinate",
             "noise by step",
             "noise drift",
+            "noise and batch size",
             "noise precision",
             "noise extremes",
             "noise where planted",
