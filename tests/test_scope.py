@@ -49,7 +49,7 @@ def test_a_part_is_fine_only_if_a_deciding_check_ran():
 
 
 def test_a_check_without_power_tests_nothing():
-    """A fault of a quarter of the claim has to show for its part to count as tested."""
+    """A fault of a third of the claim has to show for its part to count as tested."""
     blind = replace(finding("noise scale", Status.PASS, "noise 60% below the claim"), visible=0.6)
     (part, *_) = scope_of((blind,), ("noise",))
     assert part.status == "not tested"

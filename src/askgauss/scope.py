@@ -11,9 +11,10 @@ __all__ = ["scope_of", "untested"]
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
-# A check tests its part with power if a fault of this share of the claim shows four times in five:
-# of noise, contribution or rate, as much as the verdict's own test is asked to see of epsilon.
-_WITH_POWER = 0.25
+# A check tests its part with power if a fault of a third of what is claimed, in noise, contribution
+# or rate, shows four times in five. An audit whose own test has power measures them to about 5 %,
+# and the check, which shares its error with many others, then sees a fault of a quarter.
+_WITH_POWER = 1.0 / 3.0
 # A part in words has room for the smallest faults of so many of its checks.
 _MOST_FAULTS = 2
 
