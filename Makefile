@@ -6,6 +6,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
 # Of the audits that `make calibration` counts; sections that a stopped call left are kept.
 SCALE ?= 1
+# Runs of every fault, and audits of every correct run, that `make faults` counts.
+RUNS ?= 100
+AUDITS ?= 300
 
 # One core a worker: numerical libraries that also spawn threads only slow each other down.
 export OMP_NUM_THREADS ?= 1
@@ -78,7 +81,7 @@ final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the ta
 	$(BIN)/python -m benchmarks.final_models
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
-	$(BIN)/python -m tests.faults.table --output docs/faults.md
+	$(BIN)/python -m tests.faults.table --workers $(WORKERS) --runs $(RUNS) --audits $(AUDITS) --output docs/faults.md
 
 # Flower wants an older typer than the command line has, so that it lives apart.
 .venvs/flower/stamp:
