@@ -70,20 +70,16 @@ def finding(result, name):
 
 
 def without(folder):
-    model = small_gpt2(width=64)
-    trainer = PrivateTrainer(
-        model=frozen_below(model), args=arguments(folder, STEPS), train_dataset=Lines()
-    )
+    model = frozen_below(small_gpt2(width=64))
+    trainer = PrivateTrainer(model, arguments(folder, STEPS), train_dataset=Lines())
     trainer.train()
     return trainer
 
 
 def audited(folder):
-    model = small_gpt2(width=64)
-    trainer = PrivateTrainer(
-        model=frozen_below(model), args=arguments(folder, STEPS), train_dataset=Lines()
-    )
-    audit = AuditCallback(claim=claim(), present=300, absent=3700, seed=0, report=False)
+    model = frozen_below(small_gpt2(width=64))
+    trainer = PrivateTrainer(model, arguments(folder, STEPS), train_dataset=Lines())
+    audit = AuditCallback(claim=claim(), present=900, absent=3100, seed=0, report=False)
     trainer.add_callback(audit)
     trainer.train()
     return trainer, audit

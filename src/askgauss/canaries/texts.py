@@ -173,9 +173,7 @@ class TextCanaries(Canaries):
     @property
     def present_texts(self) -> tuple[str, ...]:
         """Those that belong in the training set."""
-        return tuple(
-            text for text, member in zip(self.texts, self.member, strict=True) if member
-        )
+        return tuple(text for text, member in zip(self.texts, self.member, strict=True) if member)
 
     def scores(self, losses: ArrayLike, *, reference: ArrayLike | None = None) -> CanaryScores:
         """How well the finished model knows each canary: minus its loss, as auditors read it.
