@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
+# Of the audits that `make calibration` counts; sections that a stopped call left are kept.
+SCALE ?= 1
 
 # One core a worker: numerical libraries that also spawn threads only slow each other down.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -27,7 +29,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,lightning,transformers,jax,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,lightning,transformers,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -60,8 +62,8 @@ clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alar
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 
-calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
-	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+calibration: $(VENV)/all.stamp  ## the full coverage grid, an hour of CPU; rewrites docs/calibration.md
+	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --scale $(SCALE) --resume --output docs/calibration.md
 
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
@@ -98,6 +100,9 @@ kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and wh
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -67,7 +67,7 @@ def test_arrays_of_any_order_and_byte_order_come_back():
     np.testing.assert_array_equal(found["b"], odd["b"])
     stream = io.BytesIO()
     np.savez(stream, a=odd["a"])
-    np.testing.assert_array_equal(Archive(stream).read("a").array, odd["a"])
+    np.testing.assert_array_equal(Archive(stream).read("a"), odd["a"])
 
 
 def test_no_single_byte_can_change():

@@ -26,6 +26,7 @@ LAYERS = {
     "_schema": 0,
     "_locks": 0,
     "_checkpoints": 0,
+    "_ray": 0,
     "selection": 1,
     "stats": 1,
     "accounting": 1,

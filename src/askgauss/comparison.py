@@ -299,7 +299,7 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    _validate.probability(delta=level)
+    _validate.within(0.0, 1.0, closed="left", delta=level)
     return level
 
 

@@ -229,7 +229,7 @@ class AuditResult:
         Raises:
             NotDefinedError: The method does not define it.
         """
-        _validate.probability(delta=delta)
+        self.auditor.check_delta(delta)
         return self.auditor.epsilon_lower(self.evidence, delta=delta, confidence=self.confidence)
 
     def p_value(self, *, epsilon: float) -> float:
@@ -443,7 +443,7 @@ def _check_ranges(result: AuditResult) -> None:
     try:
         _validate.within(0.5, 1, confidence=result.confidence)
         _validate.within(0, 0.5, gate_error=result.gate_error)
-        _validate.probability(delta=result.delta)
+        result.auditor.check_delta(result.delta)
         _validate.integer(0, present=result.present, absent=result.absent)
         if result.claim is not None and result.claim.delta != result.delta:
             raise _validate.fail("delta", result.delta, f"to be the claim's {result.claim.delta}")

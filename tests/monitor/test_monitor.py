@@ -299,7 +299,7 @@ def test_against_plain_loops():
     canaries = ag.DiracCanaries(present=30, absent=50, dimension=80, seed=0)
     monitor = Monitor(claim=claim(sampling_rate=0.3), on_alarm=lambda alarm: None)
     # Without kept canaries there are three parts left.
-    monitor.attach(canaries, np.zeros(0, dtype=np.int64), sampling_rate=None)
+    monitor.attach(canaries, np.zeros(0, dtype=np.int64), sampling=None)
     generator = np.random.default_rng(0)
     steps = []
     for _ in range(6):
@@ -328,7 +328,7 @@ def test_likeness_against_plain_loops():
     """Only absent canaries are kept, and only repeated noise can be watched."""
     canaries = ag.DiracCanaries(present=0, absent=40, dimension=40, seed=0)
     monitor = Monitor(claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5), on_alarm=lambda alarm: None)
-    monitor.attach(canaries, np.arange(40), sampling_rate=None)
+    monitor.attach(canaries, np.arange(40), sampling=None)
     rows = np.random.default_rng(1).normal(0, 3.0, (7, 40))
     rows[5] += 0.4 * rows[2]
     scaled = rows * math.sqrt(40) / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -70,7 +70,9 @@ class RecordedRun(RecordedSteps):
             watch_background="known" if self._watched_all else None,
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
+            clip_count=self._clip_count.facts,
             commitment=self._commitment,
+            seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
             loader_poisson=self._sampling.poisson,
             tensors=self._names,
@@ -152,6 +154,8 @@ class RecordedRun(RecordedSteps):
             moves=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             commitment=self._commitment,
+            clip_count=self._clip_count.facts,
+            seeds=self._seeds,
         )
 
     def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
@@ -184,4 +188,6 @@ class RecordedRun(RecordedSteps):
         if self._shadow is not None:
             self._shadow.load(progress.moves)
         self._witness.load(progress.witness)
+        self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
+        self._seeds = progress.seeds

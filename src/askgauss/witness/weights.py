@@ -122,6 +122,8 @@ class WeightWitness:
         names: Sequence[str],
     ) -> None:
         self._precision, self._tensor, self._names = precision, tensor, tuple(names)
+        # Steps without a difference, which are in the facts when somebody asks for them.
+        self._alike = 0
         self._facts = WeightFacts(
             optimizer=optimizer,
             unchecked=unchecked,
@@ -134,11 +136,19 @@ class WeightWitness:
     @property
     def facts(self) -> WeightFacts:
         """What was seen so far."""
+        if self._alike:
+            self._facts = replace(self._facts, steps=self._facts.steps + self._alike)
+            self._alike = 0
         return self._facts
+
+    @property
+    def unchecked(self) -> str:
+        """Why moves cannot be compared; empty where they can."""
+        return self._facts.unchecked
 
     def load(self, facts: WeightFacts) -> None:
         """Go on from what another witness of the same run saw."""
-        mine = self._facts
+        mine, self._alike = self._facts, 0
         self._facts = replace(
             facts,
             optimizer=mine.optimizer,
@@ -190,6 +200,10 @@ class WeightWitness:
             between_tensor=facts.between_tensor or self._names[int(self._tensor[place])],
         )
         return False
+
+    def moved_alike(self) -> None:
+        """A step ended exactly where its release should have moved the weights."""
+        self._alike += 1
 
     def move(self, move: WeightMove, step: int) -> bool:
         """Compare a step with where its release should have moved the weights.
