@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from askgauss.integrations import lightning
 from askgauss.integrations import transformers as hugging_face
 
-STEPS, ROUNDS, BATCH = 12, 5, 128
+STEPS, ROUNDS, BATCH = 20, 3, 128
 PRIVATE: dict[str, Any] = {
     "noise_multiplier": 1.0,
     "max_grad_norm": 1.0,

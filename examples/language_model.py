@@ -8,6 +8,7 @@ core. The model and its tokenizer are made here: nothing is fetched.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import warnings
@@ -39,7 +40,7 @@ class PrivateTrainer(transformers.Trainer):
 
     def get_train_dataloader(self):
         """Poisson batches."""
-        batch = int(RATE * len(self.train_dataset))
+        batch = math.ceil(RATE * len(self.train_dataset))  # Opacus takes 1 in so many batches
         plain = DataLoader(self.train_dataset, batch_size=batch, collate_fn=self.data_collator)
         return DPDataLoader.from_data_loader(plain)
 
