@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-RECORDS, BATCH, TOKENS, STEPS = 2048, 4, 64, 5
+RECORDS, BATCH, TOKENS, STEPS = 2048, 2, 32, 5
 
 
 def rows() -> Iterator[tuple[str, str]]:

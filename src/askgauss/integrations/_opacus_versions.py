@@ -28,6 +28,7 @@ __all__ = [
     "DPOptimizerFastGradientClipping",
     "DPPerLayerOptimizer",
     "DPTensorFastGradientClipping",
+    "DTensor",
     "DistributedPerLayerOptimizer",
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
@@ -58,6 +59,8 @@ def _found(module: str, name: str) -> Any:
         return Missing
 
 
+# Of torch: parameters that ranks share out, which came with 2.5.
+DTensor = _found("torch.distributed.tensor", "DTensor")
 AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
 DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")
 FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")
