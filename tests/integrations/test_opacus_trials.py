@@ -147,3 +147,17 @@ def test_two_audits_on_one_optimizer_are_refused():
         second = CanaryAudit(run.optimizer, data_loader=run.loader, seed=1)
         with pytest.raises(RecordingError, match="has an audit"):
             second.__enter__()
+
+
+def test_a_schedule_goes_on_after_a_restart(tmp_path):
+    """The clip norm at the restart is not the one that the run began with."""
+    path = tmp_path / "audit.npz"
+    run = make_run()
+    schedule = StepGradClip(run.optimizer, step_size=1, gamma=0.5)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, checkpoint=path):
+        run.train()
+    schedule.step()
+    again = CanaryAudit(run.optimizer, data_loader=run.loader, checkpoint=path)
+    with again:
+        run.train()
+    np.testing.assert_allclose(again.transcript().steps.clip_norm, np.repeat([1.0, 0.5], 8))
