@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower opacus-versions gpt2 fuzz kills comparison release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower opacus-versions lora fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -29,7 +29,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,keras,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,lightning,transformers,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -84,7 +84,7 @@ faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewr
 opacus-versions: $(VENV)/all.stamp  ## every minor release of Opacus from 1.4 on, tried; rewrites docs/opacus-versions.md
 	$(BIN)/python -m benchmarks.opacus_versions --output docs/opacus-versions.md
 
-gpt2: $(VENV)/all.stamp  ## what an audit costs a GPT-2 of 124 million parameters that trains by LoRA
+lora: $(VENV)/all.stamp  ## what an audit costs a GPT-2 of 124 million parameters that trains by LoRA
 	$(PIP) transformers peft
 	$(BIN)/python -m benchmarks.gpt2
 
@@ -107,6 +107,9 @@ kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and wh
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Shown:
     Attributes:
         exhibit: The exhibit.
         outcomes: The outcome of each variant, as plain values; empty where it was skipped.
-        seconds: How long both took together, when they ran.
+        seconds: Processor time of both together, when they ran: what a shared machine also tells.
         skipped: Why it could not be shown; empty where it was.
     """
 
@@ -86,7 +87,10 @@ def show(exhibit: Exhibit, *, again: bool = False) -> Shown:
     if kept.exists() and not again:
         content = json.loads(kept.read_text(encoding="utf-8"))
         return Shown(exhibit=exhibit, **content)
-    started = time.monotonic()
+    skipped = _skipped(exhibit)
+    if skipped:
+        return Shown(exhibit=exhibit, outcomes={}, skipped=skipped)
+    used = 0.0
     outcomes: dict[str, dict[str, Any]] = {}
     _OUTCOMES.mkdir(parents=True, exist_ok=True)
     for variant in VARIANTS:
@@ -94,11 +98,10 @@ def show(exhibit: Exhibit, *, again: bool = False) -> Shown:
             found = rooms.furnish(exhibit.releases(variant))
         except rooms.UnavailableError as error:
             return Shown(exhibit=exhibit, outcomes={}, skipped=str(error))
-        if variant == "broken":
-            started = time.monotonic()
         target = _OUTCOMES / f".{exhibit.name}.{variant}.json"
         target.unlink(missing_ok=True)
         script = exhibit.folder / "show.py"
+        before = _processor_seconds()
         try:
             done = subprocess.run(
                 [sys.executable, str(script), variant, str(target)],
@@ -112,24 +115,52 @@ def show(exhibit: Exhibit, *, again: bool = False) -> Shown:
         if done.returncode != 0 or not target.exists():
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             return Shown(exhibit=exhibit, outcomes={}, skipped=f"{variant}: {last[:200]}")
+        used += _processor_seconds() - before
         outcomes[variant] = json.loads(target.read_text(encoding="utf-8"))
         target.unlink()
-    shown = Shown(exhibit=exhibit, outcomes=outcomes, seconds=time.monotonic() - started)
+    shown = Shown(exhibit=exhibit, outcomes=outcomes, seconds=used)
     part = kept.with_suffix(".part")
     part.write_text(json.dumps({"outcomes": outcomes, "seconds": shown.seconds}))
     part.replace(kept)
     return shown
 
 
+def _skipped(exhibit: Exhibit) -> str:
+    """Why an exhibit cannot be shown on any machine, or not by this Python."""
+    if exhibit.unavailable:
+        return exhibit.unavailable.strip()
+    newest = exhibit.newest_python
+    if newest and sys.version_info[:2] > tuple(int(part) for part in newest.split(".")):
+        return f"its releases are made for Python {newest} at the newest"
+    return ""
+
+
+def _processor_seconds() -> float:
+    """What child processes have used so far."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def _sources(exhibit: Exhibit) -> str:
-    """A digest of what an outcome depends on: the exhibit, the museum, and askgauss."""
-    files = [
-        *sorted(exhibit.folder.iterdir()),
-        *sorted(Path(__file__).parent.glob("*.py")),
-        *sorted(_SOURCES.rglob("*.py")),
-    ]
+    """A digest of what an outcome depends on: the exhibit, what it imports here, and askgauss."""
+    files = [*sorted(exhibit.folder.iterdir()), *sorted(_SOURCES.rglob("*.py"))]
+    files += _helpers(exhibit.folder / "show.py") if not exhibit.unavailable else []
     state = hashlib.sha256()
     for path in files:
         if path.is_file():
             state.update(path.read_bytes())
     return state.hexdigest()[:16]
+
+
+def _helpers(script: Path) -> list[Path]:
+    """Modules of the museum that a script imports, and those that they do."""
+    found: list[Path] = []
+    waiting = [script]
+    while waiting:
+        text = waiting.pop().read_text(encoding="utf-8")
+        for name in re.findall(r"^from museum\.(\w+) import", text, flags=re.MULTILINE):
+            path = Path(__file__).parent / f"{name}.py"
+            if path not in found:
+                found.append(path)
+                waiting.append(path)
+    return sorted(found)

@@ -142,7 +142,7 @@ _KINDS = (
         name="trained parameters",
         passed="",
         deciding=("parameters outside the optimizer",),
-        others=("trained parameters without canaries",),
+        others=("trained parameters without canaries", "weights that never train"),
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )

@@ -93,7 +93,7 @@ def test_the_shadow_ends_where_the_whole_optimizer_does():
     with audit:
         run.train(2)
         shadow = audit._shadow
-        ends = torch.cat([item.detach() for item in shadow._small.values()])
+        ends = torch.cat([part.small.detach() for part in shadow._parts])
         real = shadow._places.read(shadow._parameters)
         torch.testing.assert_close(ends, real, rtol=1e-6, atol=1e-8)
 

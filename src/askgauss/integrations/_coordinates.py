@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,9 @@ class CanaryCoordinates:
             if any(tensor.dtype == torch.float64 for tensor in tensors)
             else torch.float32
         )
+        self._on_host = all(device.type == "cpu" for device in self._devices)
+        ends = np.cumsum([0, *(len(local) for _, local in layout.read_places)]).tolist()
+        self._read_parts = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._heights = torch.zeros(layout.plantable, dtype=self._dtype)
 
     def _on_devices(
@@ -91,9 +95,21 @@ class CanaryCoordinates:
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
+        if self._on_host and all(tensors[i].dtype is self._dtype for i, _ in self._read_places):
+            return self._read_on_host(tensors)
         first = self._devices[0]
-        parts = [tensors[index].take(places).to(first) for index, places in self._read_places]
-        return torch.cat(parts).detach().to(self._dtype)
+        parts = [
+            tensors[index].detach().take(places).to(first) for index, places in self._read_places
+        ]
+        return torch.cat(parts).to(self._dtype)
+
+    def _read_on_host(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The same with numpy's gather, which takes a third of the time for few numbers."""
+        values = np.empty(self._read_parts[-1].stop, self._heights.numpy().dtype)
+        for (index, places), part in zip(self._layout.read_places, self._read_parts, strict=True):
+            flat = tensors[index].detach().numpy().reshape(-1)
+            flat.take(places, out=values[part], mode="clip")
+        return torch.from_numpy(values)
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """What a flat reading, on the host, says about each canary."""

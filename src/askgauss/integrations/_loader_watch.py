@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.exceptions import AskGaussError
+from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
-from askgauss.sampling import DrawnBatches, Scheme
+from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.sampling.testing import SchemeSums
 
 __all__ = ["LoaderWatch"]
 
 _PREFIX = "loader."
+_MISSED = _PREFIX + "missed"
 
 
 class LoaderWatch:
@@ -37,6 +38,9 @@ class LoaderWatch:
         self._class: type | None = None
         self._sums: SchemeSums | None = None
         self._lost = ""
+        # Steps on batches of an iteration that had begun before anybody listened.
+        self._missed, self._begun = 0, False
+        self._by_coins = isinstance(scheme, Poisson)
         if self._sampler is None or scheme is None or self._records is None:
             self._lost = "the loader was not shown, or does not say what it draws from"
         elif world > 1:
@@ -59,9 +63,14 @@ class LoaderWatch:
     def notes(self) -> list[str]:
         """Why batches that were seen are not judged, if so."""
         seen = self._sums is not None and self._sums.step > 0
-        return (
-            [f"the loader's batches are not judged: {self._lost}."] if self._lost and seen else []
-        )
+        if self._lost:
+            return [f"the loader's batches are not judged: {self._lost}."] if seen else []
+        if self._missed:
+            return [
+                f"the batches of {self._missed:,} steps are not judged: the loader had begun to "
+                "draw before the audit was attached."
+            ]
+        return []
 
     def listen(self) -> None:
         """Begin to keep what is drawn."""
@@ -74,6 +83,7 @@ class LoaderWatch:
         def iterate(sampler: Any) -> Iterator[Any]:
             # Of an iteration that was begun before, nothing more will be trained on.
             watch._queue.clear()
+            watch._begun = True
             for batch in own.__iter__(sampler):
                 watch._keep(batch)
                 yield batch
@@ -106,6 +116,9 @@ class LoaderWatch:
             return
         if batches != 1:
             self._lost = f"a step is made of {batches} batches"
+        elif not self._queue and not self._begun and self._by_coins:
+            # Batches of coins say as much without those before them.
+            self._missed += 1
         elif not self._queue:
             self._lost = f"step {self._sums.step + 1} trained on a batch that it did not draw"
         else:
@@ -118,7 +131,8 @@ class LoaderWatch:
         """Arrays to go on from."""
         if self._lost or self._sums is None:
             return {}
-        return {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+        kept = {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+        return kept | ({_MISSED: np.array([self._missed])} if self._missed else {})
 
     def load(self, arrays: dict[str, Any], steps: int) -> None:
         """Go on from `arrays`, after so many steps.
@@ -129,18 +143,21 @@ class LoaderWatch:
         found = {
             name.removeprefix(_PREFIX): value
             for name, value in arrays.items()
-            if name.startswith(_PREFIX)
+            if name.startswith(_PREFIX) and name != _MISSED
         }
+        missed = np.asarray(arrays.get(_MISSED, 0))
+        if missed.size != 1 or missed.dtype.kind not in "iu" or int(missed.item()) < 0:
+            raise FileFormatError(f"Expected {_MISSED} to be a count, got {missed!r}.")
         if self._sums is None or (not found and steps == 0):
             return
         if not found:
             self._lost = self._lost or "those before the checkpoint were not kept"
             return
         sums = SchemeSums.from_arrays(self._sums.scheme, found)
-        if sums.step != steps or sums.records != self._records:
+        if sums.step + int(missed.item()) != steps or sums.records != self._records:
             self._lost = "those before the checkpoint are of other steps"
             return
-        self._sums = sums
+        self._sums, self._missed = sums, int(missed.item())
 
 
 def sampler_of(data_loader: Any) -> Any:

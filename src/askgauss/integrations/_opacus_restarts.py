@@ -19,7 +19,7 @@ from askgauss.integrations._ledger import LedgerState
 from askgauss.transcript import SeedProbe
 from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
 
-__all__ = ["Progress", "Restartable", "read_progress"]
+__all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,17 @@ def read_progress(checkpoint: Path | None) -> Progress | None:
     _, content = _files.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
     return progress
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `Restartable.save` wrote, as `Restartable.load_state_dict` takes it.
+
+    Raises:
+        FileFormatError: It is no such checkpoint.
+    """
+    arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays.pop(TRANSCRIPT, None)
+    return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
 
 
 class Restartable(AuditedRun[()]):
@@ -126,7 +137,4 @@ class Restartable(AuditedRun[()]):
             RecordingError: It belongs to another run.
             FileFormatError: It is no such checkpoint.
         """
-        arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
-        arrays.pop(TRANSCRIPT, None)
-        plain = {name: content.get(name) for name in ("state", "audit")}
-        self.load_state_dict({**arrays, **plain})
+        self.load_state_dict(read_state(path))

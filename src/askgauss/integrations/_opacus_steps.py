@@ -275,7 +275,7 @@ class RecordedSteps(Restartable):
         if step is not None and places is not None:
             gradient = places.read([_gradient(item) for item in self._parameters])
         if self._shadow is not None:
-            self._shadow.begin(arguments, options, gradient)
+            self._shadow.begin(arguments, options, gradient, None if step is None else step.clean)
         if step is None:
             self._unnoised += 1
             return

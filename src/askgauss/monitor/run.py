@@ -231,7 +231,7 @@ class Monitor:
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,
             sampling=None if self._poisson else self._scheme,
-            evidence=self.evidence,
+            evidence={name: round(value, 2) for name, value in self.evidence.items()},
             untested=self.untested,
             bound=None if self._looks is None else self._looks.best(),
             projection=self.projection(),

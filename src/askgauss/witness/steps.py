@@ -156,17 +156,22 @@ class StepWitness:
     ) -> None:
         _validate.within(0, 1, closed="both", witness=share)
         self._seed = seed
+        # Divisors that are no news, which are in the facts when somebody asks for them.
+        self._even = 0
         self._facts = StepFacts(share=float(share), unchecked=unchecked, recomputed=recomputed)
 
     @property
     def facts(self) -> StepFacts:
         """What was found so far."""
+        if self._even:
+            self._facts = replace(self._facts, divided=self._facts.divided + self._even)
+            self._even = 0
         return self._facts
 
     def load(self, facts: StepFacts | None) -> None:
         """Go on from what another witness of the same run found."""
         if facts is not None:
-            mine = self._facts
+            mine, self._even = self._facts, 0
             self._facts = replace(
                 facts, share=mine.share, unchecked=mine.unchecked, recomputed=mine.recomputed
             )
@@ -241,6 +246,9 @@ class StepWitness:
         uneven = rest > spacing * float(np.linalg.norm(noisy))
         ratio = measured / stated
         another = uneven or abs(ratio - 1.0) > spacing
+        if not another and facts.divided and facts.least_divisor <= ratio <= facts.most_divisor:
+            self._even += 1
+            return
         self._facts = replace(
             facts,
             divided=facts.divided + 1,
