@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower fuzz kills comparison release docs docs-release clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -88,6 +88,13 @@ faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewr
 	$(PYTHON) -m venv .venvs/flower
 	.venvs/flower/bin/python -m pip install --quiet flwr==1.41.0 "numpy>=2.0" "scipy>=1.14" dp-accounting==0.6.0
 	touch $@
+
+opacus-versions: $(VENV)/all.stamp  ## every minor release of Opacus from 1.4 on, tried; rewrites docs/opacus-versions.md
+	$(BIN)/python -m benchmarks.opacus_versions --output docs/opacus-versions.md
+
+lora: $(VENV)/all.stamp  ## what an audit costs a GPT-2 of 124 million parameters that trains by LoRA
+	$(PIP) transformers peft
+	$(BIN)/python -m benchmarks.gpt2
 
 flower: $(VENV)/all.stamp .venvs/flower/stamp  ## audit Flower's released strategies, in an environment of their own
 	$(BIN)/python -m pytest tests/integrations/test_flower.py

@@ -66,6 +66,7 @@ _KINDS = (
             "noise by level",
             "noise coverage",
             "noise norm",
+            "noise of the clipping count",
         ),
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
@@ -132,6 +133,7 @@ _KINDS = (
         name="accountant",
         passed="",
         deciding=("accounted epsilon",),
+        others=("accounting of the clipping count",),
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(
