@@ -14,11 +14,11 @@ from flwr.server.strategy import (
     dp_adaptive_clipping,
     dp_fixed_clipping,
 )
-from museum.showing import Outcome, of_audit
 
 import askgauss as ag
 from askgauss.integrations.flower import audited
 from askgauss.sampling import EveryStep
+from museum.showing import Outcome, of_audit
 
 CLIENTS, ROUNDS, NOISE, CLIP = 30, 40, 2.0, 0.1
 SHAPES = ((50, 15), (750,))

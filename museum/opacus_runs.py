@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from museum.showing import Outcome, of_audit
 from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
+from museum.showing import Outcome, of_audit
 
 try:
     from opacus.utils import fast_gradient_clipping_utils as ghost_clipping

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from museum.showing import Outcome, main, of_mechanism
+from tests.mechanism_audit import exam
 
 import askgauss as ag
-from tests.mechanism_audit import exam
+from museum.showing import Outcome, main, of_mechanism
 
 
 def show_case(broken: str, mended: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from DataSynthesizer.DataDescriber import DataDescriber
-from museum.showing import Outcome, of_mechanism
 
 import askgauss as ag
 from askgauss.mechanism_audit import from_function
+from museum.showing import Outcome, of_mechanism
 
 EPSILON = 1.0
 
