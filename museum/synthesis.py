@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,6 @@ def show_describer(*, seeded: bool, ranged: bool) -> Callable[[str], Outcome]:
             claim=ag.PrivacyClaim(epsilon=EPSILON, delta=0.0),
             max_samples=600,
         )
-        return of_mechanism(result)
+        return of_mechanism(result, true=None if mended else math.inf)
 
     return show

@@ -54,7 +54,9 @@ def show(variant: str) -> Outcome:
         recorder.observe(canaries.project(released), background=np.zeros(canaries.size))
     transcript = recorder.transcript()
     claim = ag.PrivacyClaim(epsilon=EPSILON, delta=DELTA)
-    return of_audit(ag.audit(transcript, claim=claim), scores=transcript.scores())
+    longest = float(np.linalg.norm(mechanism.query_matrix, axis=0).max())
+    true = float(ag.gaussian.epsilon(DELTA, 0.0, noise, longest, noise))
+    return of_audit(ag.audit(transcript, claim=claim), true=true, scores=transcript.scores())
 
 
 main(show)
