@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison release docs docs-release clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -105,6 +105,9 @@ fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
 comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; rewrites docs/comparison.md
 	PYTHON=$(BIN)/python .ci/rivals
 	$(BIN)/python -m benchmarks.comparison
+
+museum: $(VENV)/all.stamp  ## real bugs of released libraries beside mended twins; rewrites docs/museum.md, goes on where it stopped
+	$(BIN)/python -m museum all --docs docs/museum.md
 
 release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
 	PYTHON=$(BIN)/python .ci/wheel
