@@ -178,6 +178,11 @@ class Recorder(Checkpointed):
         return self._run
 
     @property
+    def clip_norm(self) -> float:
+        """Norm of one planted canary, where `observe` is not given another."""
+        return self._clip_norm
+
+    @property
     def kept(self) -> NDArray[np.int64]:
         """Indices of the canaries every step of which is kept."""
         return self._kept.copy()

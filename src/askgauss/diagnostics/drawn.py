@@ -115,7 +115,8 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
         name,
         p_value,
         f"a record is in a batch with probability {rate:.5f}, where {drawn.scheme} has "
-        f"{share:.5f}.{implied}",
+        f"{share:.5f}.",
+        if_wrong=implied.strip(),
         consequence=consequence,
         measured=rate,
         interval=interval,

@@ -153,9 +153,7 @@ def _trained(facts: WeightFacts) -> Finding:
     elif still:
         said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
     elif len(dead) == facts.tensors:
-        said = (
-            "nothing was learned: no record's gradient reached any tensor, noise alone moved them."
-        )
+        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
     elif dead:
         said = (
             f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "

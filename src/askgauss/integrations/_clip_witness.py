@@ -152,8 +152,9 @@ class ClipWitness:
             return
         before = self._sums()
         original()
-        added = [local(item.grad) for item in self._optimizer.params]
-        self._compare_sum(before, added, sum(float(item.norm()) for item in added))
+        if not self._sharded:
+            added = [item.grad for item in self._optimizer.params]
+            self._compare_sum(before, added, sum(float(item.norm()) for item in added))
         self._seen += 1
         self._keep()
 

@@ -174,6 +174,10 @@ class RecordedRun(RecordedSteps):
         recorder = self._recorder
         if self._probe is None and self._store is None and len(progress.accumulated) == 1:
             recorder = self._make_recorder(self._rate_of_a_step(progress.accumulated))
+        held = arrays.get("state")
+        if isinstance(held, dict):
+            # Every step says its own, which a schedule or adaptive clipping may have moved since.
+            arrays = arrays | {"state": held | {"clip_norm": recorder.clip_norm}}
         recorder.load_state_dict(arrays)
         self._recorder = recorder
         if self._probe is not None:
