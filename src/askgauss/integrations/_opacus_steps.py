@@ -291,7 +291,9 @@ class RecordedSteps(Restartable):
         # The only waits for the device in a step.
         assert gradient is not None
         released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.divisor, self._spacing)
+        # Where parameters are shared out, ranks are reduced before the noise, otherwise after it.
+        stated = step.divisor if self._sharded else step.scale
+        self._witness.divided(released.numpy(), stated, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
         if self._world > 1 and not self._sharded:
