@@ -11,7 +11,7 @@ from pathlib import Path
 
 from museum.exhibits import Release
 
-ROOMS = Path(__file__).parent.parent / ".venvs" / "museum"
+ROOMS = Path(os.environ.get("MUSEUM_ROOMS") or Path(__file__).parent.parent / ".venvs" / "museum")
 _SECONDS = 300.0
 
 

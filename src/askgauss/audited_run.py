@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Generic, TypeVarTuple
+from typing import Any, ClassVar, Generic, TypeVarTuple
 
 from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
@@ -24,7 +24,13 @@ class AuditedRun(abc.ABC, Generic[*State]):
 
     Where a framework keeps what was read in a state that it hands from step to step, that state is
     the first argument of `transcript` and `result`; elsewhere there is none.
+
+    Attributes:
+        result_ends: Whether nothing else says that the run is over, so that asking for its result
+            tells those who follow its monitor.
     """
+
+    result_ends: ClassVar[bool] = False
 
     @abc.abstractmethod
     def transcript(self, *state: *State) -> Transcript | LinearTranscript:
@@ -72,4 +78,6 @@ class AuditedRun(abc.ABC, Generic[*State]):
         )
         if self.monitor is None:
             return found
+        if self.result_ends:
+            self.monitor.close()
         return with_course(found, self.monitor.feed("finished"))

@@ -20,7 +20,7 @@ from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
@@ -66,6 +66,8 @@ class RunFacts:
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         accounted_scheme: How records are drawn by what the run's accountant assumes.
+        found_scheme: How they are drawn by what the batches show, where that is another scheme
+            than the one that was declared.
         accounted: All that the run's accountant has counted, before the audit too: noise
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
@@ -81,6 +83,7 @@ class RunFacts:
         records: Records the training draws its batches from, where that was said.
         batches: The training's batches, held against the scheme.
         plantings: The canaries of the user's sampler, held against it.
+        places: How many canaries of this kind the model has room for, where that is known.
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
@@ -88,6 +91,8 @@ class RunFacts:
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        clip_count: What was seen of the count by which the clip norm was adapted; None where it
+            was not.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -107,6 +112,7 @@ class RunFacts:
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
     accounted_scheme: Scheme | None = None
+    found_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()
@@ -120,12 +126,14 @@ class RunFacts:
     records: int | None = None
     batches: DrawnBatches | None = None
     plantings: DrawnBatches | None = None
+    places: int | None = None
     seed: int | None = None
     contribution: float | None = None
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
+    clip_count: ClipCountFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -152,12 +160,12 @@ class RunFacts:
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate <= 1.0:
                 raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
-        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "seed")
+        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "places", "seed")
         for name in (*counts, "noise_multiplier", "contribution"):
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        for part in (self.weights, self.witness, self.rounds):
+        for part in (self.weights, self.witness, self.rounds, self.clip_count):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):

@@ -13,6 +13,7 @@ from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.probes import probed
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
@@ -51,6 +52,8 @@ class AuditedAggregator(AuditedRun[()]):
             False for an aggregator that combines them in some way of its own.
         probes: Whether to probe copies of the aggregator.
         seed: Root of the canaries' random choices.
+        monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
+            it to what is declared here. An alarm comes before the mean is handed on.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -71,6 +74,8 @@ class AuditedAggregator(AuditedRun[()]):
         Transcript(steps=5, present=20, absent=200, background='known')
     """
 
+    result_ends = True
+
     def __init__(
         self,
         aggregate: Callable[[list[Any], Any], Any],
@@ -86,6 +91,7 @@ class AuditedAggregator(AuditedRun[()]):
         background: bool = True,
         probes: bool = True,
         seed: int | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
@@ -106,6 +112,7 @@ class AuditedAggregator(AuditedRun[()]):
             weight=canary_weight,
             background=background,
             seed=seed,
+            monitor=monitor_of(monitor),
         )
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._probing = probes
@@ -119,6 +126,11 @@ class AuditedAggregator(AuditedRun[()]):
     def rounds(self) -> int:
         """Number of rounds that were released."""
         return self._clients.recorder.steps
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the rounds, if anything does."""
+        return self._clients.recorder.monitor
 
     def _norm(self, aggregate: Any) -> float:
         return float(self._clip_norm(aggregate) if callable(self._clip_norm) else self._clip_norm)
@@ -135,6 +147,7 @@ class AuditedAggregator(AuditedRun[()]):
 
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
+            PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
         joined = self._clients.join(updates, weights, clip_norm=self._norm(self._aggregate))
         if self._probing:

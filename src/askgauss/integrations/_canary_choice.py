@@ -99,7 +99,7 @@ def choose_canaries(
                 raise InvalidArgumentError(
                     f"Expected present + absent to be at most {places:,}, the places for canaries "
                     f"in {sum(sizes):,} trainable parameters, got {present:,} + {absent:,}. Take "
-                    "fewer, observe more steps, or use ExampleCanaries."
+                    "fewer, or use ExampleCanaries."
                 )
         else:
             present, absent = usual
