@@ -151,9 +151,7 @@ def _trained(facts: WeightFacts) -> Finding:
     elif still:
         said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
     elif len(dead) == facts.tensors:
-        said = (
-            "nothing was learned: no record's gradient reached any tensor, noise alone moved them."
-        )
+        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
     elif dead:
         said = (
             f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "
@@ -285,7 +283,7 @@ def _coverage(facts: StepFacts) -> Finding:
 def _divisor(facts: StepFacts) -> Finding:
     name = "divisor"
     if facts.divided == 0:
-        return not_run(name, "a step of a single process, watched at some coordinates")
+        return not_run(name, "a step that was watched at some coordinates")
     wrong = facts.divisor_step > 0
     said = f"all {facts.divided:,} steps divided by the stated number of records."
     if facts.uneven:
