@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -122,7 +123,9 @@ def one_run(kind: Kind, seed: int, rank: int = 0) -> tuple[set[str], Verdict | N
     criterion: Any = made[2] if len(made) == 4 else nn.CrossEntropyLoss(reduction=reduction)
     scheduler = SCHEDULES[kind.schedule](optimizer)
     torch.manual_seed(1000 * seed + rank)
-    with CanaryAudit(optimizer, data_loader=loader, model=model, seed=seed, witness=0.25) as audit:
+    audit = CanaryAudit(optimizer, data_loader=loader, model=model, seed=seed, witness=0.25)
+    # The digests of so many runs are no news.
+    with contextlib.redirect_stderr(io.StringIO()), audit:
         for _ in range(3):
             for features, target in _batches(loader, optimizer, kind.physical):
                 optimizer.zero_grad()
@@ -181,7 +184,6 @@ def main() -> int:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    sys.stderr = io.StringIO()  # the digests of so many runs are no news
     if given.join:
         for _ in distributed_runs(given.runs, 1, given.join):
             pass

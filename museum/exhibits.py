@@ -50,6 +50,8 @@ class Exhibit:
         why_unseen: Why no audit sees it, where none does.
         maintainer: For a live bug: what to run, what one expects, what one sees, and where.
         fast: Whether it is quick enough for every run of the tests.
+        newest_python: The newest Python its releases are made for, such as "3.11"; any if empty.
+        unavailable: Why it cannot be installed at all, where it cannot.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Exhibit:
     why_unseen: str = ""
     maintainer: str = ""
     fast: bool = False
+    newest_python: str = ""
+    unavailable: str = ""
 
     @property
     def folder(self) -> Path:

@@ -12,6 +12,7 @@ import askgauss as ag
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.replay import ReplayReport
 from askgauss.results import AuditResult, Status, Verdict
+from askgauss.stats.binomial import clopper_pearson_lower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,10 @@ class Outcome:
     peer: str = ""
 
 
+# A violation that the bound alone shows, where every part is as it was declared.
+BOUND = "bound above the claim"
+
+
 def of_audit(
     result: AuditResult,
     *,
@@ -58,12 +63,18 @@ def of_audit(
         status: [item for item in result.findings if item.status is status]
         for status in (Status.FAIL, Status.WARN)
     }
+    failed = {item.check: item.summary for item in named[Status.FAIL]}
+    if result.verdict is Verdict.VIOLATION and not failed:
+        failed = {BOUND: result.reason}
     claim = result.claim
+    if sys.argv[1:2] == ["mended"]:
+        # What scores alone tell is asked of the broken run.
+        scores = None
     return Outcome(
         verdict=result.verdict.value if result.verdict is not None else "none",
-        findings=tuple(item.check for item in named[Status.FAIL]),
+        findings=tuple(failed),
         warnings=tuple(item.check for item in named[Status.WARN]),
-        said={item.check: item.summary for part in named.values() for item in part},
+        said=failed | {item.check: item.summary for item in named[Status.WARN]},
         bound=result.epsilon_lower,
         claimed=None if claim is None else claim.epsilon,
         true=true,
@@ -97,6 +108,29 @@ def of_mechanism(result: MechanismResult, *, true: float | None = None) -> Outco
         bound=result.epsilon_lower,
         claimed=None if result.claim is None else result.claim.epsilon,
         true=true,
+    )
+
+
+CALIBRATION = "calibration"
+
+
+def of_coverage(above: int, audits: int, promised: float) -> Outcome:
+    """The outcome of many audits of nothing, by an auditor that promises to be wrong rarely.
+
+    Args:
+        above: Audits whose bound was above the truth.
+        audits: All of them.
+        promised: The largest share of them that may be.
+    """
+    least = clopper_pearson_lower(above, audits, 0.001)
+    said = f"{above} of {audits} bounds on scores that carry nothing are above zero, at most "
+    said += f"{promised:.0%} are promised."
+    failed = least > promised
+    return Outcome(
+        verdict="INVALID" if failed else "CONSISTENT",
+        findings=(CALIBRATION,) if failed else (),
+        said={CALIBRATION: said},
+        true=0.0,
     )
 
 

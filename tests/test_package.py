@@ -70,6 +70,7 @@ LAYERS = {
     "attest": 6,
     "audited_run": 6,
     "federated": 6,
+    "loggers": 6,
     "integrations": 7,
     "paper": 7,
     "cli": 7,

@@ -16,6 +16,7 @@ SOME = (
     "transcript: overlapping counters",
     "transcript: less noise where a canary is planted",
     "transcript: noise without its mean",
+    "transcript: one record of all counts three times",
     "sampler: cyclic for Poisson",
     "batches: larger than the rate says",
     "unknown background: no noise",

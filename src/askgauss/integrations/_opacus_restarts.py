@@ -17,9 +17,9 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.transcript import SeedProbe
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
 
-__all__ = ["Progress", "Restartable", "read_progress"]
+__all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Progress:
     moves: WeightFacts | None = None
     witness: StepFacts | None = None
     commitment: Commitment | None = None
+    clip_count: ClipCountFacts | None = None
     seeds: SeedProbe | None = None
 
 
@@ -48,6 +49,17 @@ def read_progress(checkpoint: Path | None) -> Progress | None:
     _, content = _files.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
     return progress
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `Restartable.save` wrote, as `Restartable.load_state_dict` takes it.
+
+    Raises:
+        FileFormatError: It is no such checkpoint.
+    """
+    arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays.pop(TRANSCRIPT, None)
+    return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
 
 
 class Restartable(AuditedRun[()]):
@@ -107,10 +119,12 @@ class Restartable(AuditedRun[()]):
         target = self._checkpoint if path is None else Path(path)
         if target is None:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        # Where parameters are shared out, the ranks read the weights together.
+        progress = self._progress()
         if self._rank != 0:
             return
         arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(progress)}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
@@ -123,7 +137,4 @@ class Restartable(AuditedRun[()]):
             RecordingError: It belongs to another run.
             FileFormatError: It is no such checkpoint.
         """
-        arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
-        arrays.pop(TRANSCRIPT, None)
-        plain = {name: content.get(name) for name in ("state", "audit")}
-        self.load_state_dict({**arrays, **plain})
+        self.load_state_dict(read_state(path))

@@ -15,16 +15,19 @@ from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
 from askgauss.diagnostics.shipped import moved_by_the_release
 from askgauss.exceptions import PrivacyAlarm, RecordingError
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
 from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import Restartable
 from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._stand_in import StandIn
 from askgauss.integrations._torch_seeds import probe_first_noise
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
@@ -40,6 +43,7 @@ class _Step:
 
     clip_norm: float
     noise_multiplier: float
+    divisor: float
     scale: float
     clean: torch.Tensor
     batches: int
@@ -55,7 +59,9 @@ class RecordedSteps(Restartable):
     _optimizer: Any
     _parameters: list[torch.nn.Parameter]
     _names: tuple[str, ...]
+    _whole: tuple[str, ...]
     _world: int
+    _sharded: bool
     _sampling: run.Sampling
     _inject: str
     _known: bool
@@ -70,12 +76,14 @@ class RecordedSteps(Restartable):
     _watch: NoiseWatch | None
     _shadow: Shadow | None
     _witness: ClipWitness
+    _clip_count: ClipCountWatch
     _spacing: float
     _weights: str
     _accumulated: set[int]
     _planted: NDArray[np.int64] | None
     _seeds: SeedProbe | None
     _step: _Step | None
+    _arrived: dict[int, list[torch.Tensor]]
     _unnoised: int
     _discarded: int
 
@@ -99,25 +107,59 @@ class RecordedSteps(Restartable):
     def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
         self._before_noise()
+        self._clip_count.before_noise()
         add_noise()
+        self._clip_count.after_noise()
         self._after_noise()
 
     def _after_noise(self) -> None:
         step, places = self._step, self._places
         assert step is not None
-        # Over several ranks, the sum that is divided is not the one that is seen here.
-        noisy = None
-        if places is not None and self._world == 1:
+        noisy, alone = None, self._world == 1 or self._sharded
+        if places is not None:
             noisy = places.read([_gradient(item) for item in self._parameters])
-        noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
+            if not alone:
+                # What is divided is the sum over all ranks, and they are reduced later.
+                torch.distributed.all_reduce(noisy)
+        noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
         if self._seeds is None and self._rank == 0:
-            self._seeds = probe_first_noise(self._optimizer.params)
+            self._seeds = probe_first_noise(self._optimizer.params, self._optimizer)
 
-    def _before_noise(self) -> None:
-        optimizer = self._optimizer
-        sums = self._clipped_sums()
-        self._witness.before_noise()
+    def _listen_to_noise(self) -> StandIn | NoiseByParameter:
+        """Stand where the optimizer adds its noise."""
+        if run.noise_by_parameter(self._optimizer):
+            return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
+        return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)
+
+    def _one_before_noise(self, index: int) -> None:
+        """One parameter's sum is whole, and about to get its noise."""
+        if index in self._arrived:
+            self._arrived = {}
+        if not self._arrived:
+            self._draw()
+        assert self._planted is not None
+        kept = run.clipped_sum(self._optimizer, self._parameters[index])
+        assert kept is not None
+        places = self._coordinates.places
+        self._arrived[index] = [
+            self._coordinates.taken(number, kept)
+            for number, (tensor, _) in enumerate(places)
+            if tensor == index
+        ]
+        clip_norm = float(self._optimizer.max_grad_norm)
+        if self._rank == 0 and self._planted.size:
+            sums = [
+                kept if number == index else item for number, item in enumerate(self._parameters)
+            ]
+            self._coordinates.plant(sums, self._planted, clip_norm, only=index)
+        if len(self._arrived) == len(self._parameters):
+            parts = [part for number in sorted(self._arrived) for part in self._arrived[number]]
+            self._arrived = {}
+            self._begin(torch.cat(parts).to(self._coordinates.dtype))
+
+    def _draw(self) -> None:
+        """A step gets its noise: who is planted in it?"""
         self._check_same_step()
         self._ledger.open()
         self._count_batches()
@@ -131,29 +173,48 @@ class RecordedSteps(Restartable):
             # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
             # the same coins stay as good as new ones.
             self._discarded += 1
+
+    def _before_noise(self) -> None:
+        optimizer = self._optimizer
+        sums = self._clipped_sums()
+        self._witness.before_noise()
+        self._draw()
+        assert self._planted is not None
         clip_norm = float(optimizer.max_grad_norm)
-        scale = 1.0
-        if optimizer.loss_reduction == "mean":
-            scale = optimizer.expected_batch_size * optimizer.accumulated_iterations * self._world
         # Also where it is not taken off the canaries: the noise is seen by itself all the same.
         clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
-        if self._world > 1:
-            torch.distributed.all_reduce(clean)
-        if self._probe is None and self._rank == 0 and self._planted.size:
+        if self._sharded:
+            # Sums that are shared out were averaged over the ranks on the way.
+            clean *= self._world
+        plants = self._probe is None and (self._rank == 0 or self._sharded)
+        if plants and self._planted.size:
             if self._inject == "sum":
-                self._coordinates.plant(sums, self._planted, clip_norm)
+                height = clip_norm / (self._witness.averaged or self._world if self._sharded else 1)
+                self._coordinates.plant(sums, self._planted, height)
             else:
                 rows = functools.partial(
                     send_through_clipping,
                     *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
                 self._witness.aside(rows)
+        self._begin(clean)
+
+    def _begin(self, clean: torch.Tensor) -> None:
+        """Planted, and about to get noise: what the step states of itself.
+
+        Args:
+            clean: This rank's sum at the places that are read, before anything was planted.
+        """
+        optimizer = self._optimizer
+        mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
+        divisor = float(optimizer.expected_batch_size * batches) if mean else 1.0
         self._step = _Step(
-            clip_norm=clip_norm,
+            clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            scale=float(scale),
+            divisor=divisor,
+            scale=divisor * (self._world if mean or self._sharded else 1),
             clean=clean,
-            batches=int(optimizer.accumulated_iterations),
+            batches=batches,
         )
 
     @property
@@ -171,7 +232,7 @@ class RecordedSteps(Restartable):
 
     def _count_batches(self) -> None:
         """Canaries stand for a record of the step, which may be made of several batches."""
-        count = int(self._optimizer.accumulated_iterations)
+        count = run.accumulated(self._optimizer)
         self._accumulated.add(count)
         fresh = self.steps == 0 and self._planted is None and self._store is None
         if count > 1 and fresh and self._probe is None and self._sampling.by_batch:
@@ -183,13 +244,14 @@ class RecordedSteps(Restartable):
 
     def _clipped_sums(self) -> list[torch.Tensor]:
         sums: list[torch.Tensor] = []
-        for parameter, name in zip(self._parameters, self._names, strict=True):
-            value = getattr(parameter, "summed_grad", None)
+        for index, parameter in enumerate(self._parameters):
+            value = run.clipped_sum(self._optimizer, parameter)
             # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
             if value is None or not parameter.requires_grad:
                 raise RecordingError(
-                    f"Expected a clipped sum for every parameter, parameter {name} has none. It "
-                    "was trainable when the audit was attached: freeze parameters before that."
+                    f"Expected a clipped sum for every parameter, parameter {self._whole[index]} "
+                    "has none. It was trainable when the audit was attached: freeze parameters "
+                    "before that."
                 )
             sums.append(value)
         return sums
@@ -215,10 +277,11 @@ class RecordedSteps(Restartable):
         if step is not None and places is not None:
             gradient = places.read([_gradient(item) for item in self._parameters])
         if self._shadow is not None:
-            self._shadow.begin(arguments, options, gradient)
+            self._shadow.begin(arguments, options, gradient, None if step is None else step.clean)
         if step is None:
             self._unnoised += 1
             return
+        self._clip_count.stepped()
         if self._probe is not None:
             self._observe_examples(self._probe, step)
             self._witness.finish()
@@ -228,9 +291,12 @@ class RecordedSteps(Restartable):
         # The only waits for the device in a step.
         assert gradient is not None
         released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.scale, self._spacing)
+        self._witness.divided(released.numpy(), step.divisor, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
+        if self._world > 1 and not self._sharded:
+            # Only now: inside a backward pass the ranks' own calls come first.
+            torch.distributed.all_reduce(step.clean)
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
         try:
@@ -255,7 +321,7 @@ class RecordedSteps(Restartable):
         released = [_gradient(item) for item in self._parameters]
         if self._watch is not None:
             noisy = self._watch.coordinates.read(released).cpu().double()
-            self._witness.divided(noisy.numpy(), step.scale, self._spacing)
+            self._witness.divided(noisy.numpy(), step.divisor, self._spacing)
             self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
         with np.errstate(invalid="ignore", over="ignore"):
             self._recorder.observe(

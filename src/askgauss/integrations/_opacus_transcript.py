@@ -70,6 +70,7 @@ class RecordedRun(RecordedSteps):
             watch_background="known" if self._watched_all else None,
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
+            clip_count=self._clip_count.facts,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -77,6 +78,7 @@ class RecordedRun(RecordedSteps):
             tensors=self._names,
             batches=batches,
             accounted_scheme=accounted,
+            found_scheme=self._loader.found,
             records=self._loader.records,
             exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
@@ -153,6 +155,7 @@ class RecordedRun(RecordedSteps):
             moves=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             commitment=self._commitment,
+            clip_count=self._clip_count.facts,
             seeds=self._seeds,
         )
 
@@ -171,6 +174,10 @@ class RecordedRun(RecordedSteps):
         recorder = self._recorder
         if self._probe is None and self._store is None and len(progress.accumulated) == 1:
             recorder = self._make_recorder(self._rate_of_a_step(progress.accumulated))
+        held = arrays.get("state")
+        if isinstance(held, dict):
+            # Every step says its own, which a schedule or adaptive clipping may have moved since.
+            arrays = arrays | {"state": held | {"clip_norm": recorder.clip_norm}}
         recorder.load_state_dict(arrays)
         self._recorder = recorder
         if self._probe is not None:
@@ -185,6 +192,7 @@ class RecordedRun(RecordedSteps):
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
             self._shadow.load(progress.moves)
-        self._witness.load(progress.witness)
+        self._witness.load(progress.witness, self._rank)
+        self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
         self._seeds = progress.seeds

@@ -49,17 +49,20 @@ except ImportError as error:
 
 from askgauss.integrations import _opacus_run as run
 from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
 from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
 from askgauss.integrations._restarts import only_copy
 from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
 
 __all__ = ["CanaryAudit"]
@@ -215,7 +218,16 @@ class CanaryAudit(RecordedRun):
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
-        self._names = run.tensor_names(optimizer, self._parameters, model)
+        self._whole = self._names = run.tensor_names(optimizer, self._parameters, model)
+        self._sharded = is_sharded(self._parameters)
+        sizes = tuple(parameter.numel() for parameter in self._parameters)
+        shards = shards_of(self._parameters, self._names) if self._sharded else []
+        if shards:
+            # What a rank holds of a tensor is a tensor of its own, by name.
+            self._names = tuple(
+                f"{self._whole[item.parameter]} on rank {item.rank}" for item in shards
+            )
+            sizes = tuple(item.size for item in shards)
         self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
         if isinstance(canaries, ExampleCanaries):
             _check_for_examples(inject, background, seed)
@@ -226,7 +238,7 @@ class CanaryAudit(RecordedRun):
                 raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
             self._canaries = choose_canaries(
                 canaries,
-                sizes=tuple(parameter.numel() for parameter in self._parameters),
+                sizes=sizes,
                 records=self._records(),
                 rows=self._inject == "sample",
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
@@ -238,7 +250,11 @@ class CanaryAudit(RecordedRun):
                 noise_multiplier=run.gradient_noise_multiplier(optimizer),
                 planned_steps=planned_steps,
             )
-            self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
+            self._coordinates = (
+                ShardedCoordinates(self._parameters, shards, self._canaries)
+                if shards
+                else CanaryCoordinates(self._parameters, self._canaries)
+            )
         self._monitor = monitor_of(monitor)
         self._store = store
         with only_copy(self._shared):
@@ -268,17 +284,21 @@ class CanaryAudit(RecordedRun):
                 optimizer.original_optimizer, self._parameters, places, self._names
             )
         self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
-        named = run.parameter_names(optimizer, self._parameters, self._names, model)
-        self._witness = ClipWitness(optimizer, named, witness, self._canaries.root_seed)
+        named = run.parameter_names(optimizer, self._parameters, self._whole, model)
+        self._witness = ClipWitness(
+            optimizer, named, witness, self._canaries.root_seed, self._world
+        )
+        self._clip_count = ClipCountWatch(optimizer, self._world)
         self._weights = ""
         self._accumulated = set()
         self._planted = None
         self._step = None
+        self._arrived = {}
         self._unnoised = 0
         self._discarded = 0
         self._seeds = None
         self._entered = False
-        self._add_noise: StandIn | None = None
+        self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             with only_copy(self._shared):
@@ -291,7 +311,12 @@ class CanaryAudit(RecordedRun):
         """
         if self._before_restart is not None:
             return self._before_restart.inject
-        narrow = run.clips_without_rows(self._optimizer) or run.adapts_clipping(self._optimizer)
+        optimizer = self._optimizer
+        narrow = (
+            run.clips_without_rows(optimizer)
+            or run.adapts_clipping(optimizer)
+            or run.noise_by_parameter(optimizer)
+        )
         return "sum" if narrow else "sample"
 
     def _records(self) -> float:
@@ -345,11 +370,12 @@ class CanaryAudit(RecordedRun):
         self._commit()
         self._ledger.listen()
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
+        self._add_noise = self._listen_to_noise()
         _attached.add(optimizer)
         if self._shadow is not None:
             self._shadow.attach(lambda: self.steps)
         self._witness.attach(self.steps)
+        self._clip_count.attach()
         self._loader.listen()
         if self._probe is not None:
             self._probe.listen()
@@ -393,6 +419,7 @@ class CanaryAudit(RecordedRun):
         if self._shadow is not None:
             self._shadow.detach()
         self._witness.detach()
+        self._clip_count.detach()
         self._loader.deafen()
         self._hook.remove()
         if self._add_noise is not None and self._add_noise.remove():
