@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.replay.runs import records, training
 from tests.report import samples
 
 import askgauss as ag
 from askgauss import diagnostics, report
+from askgauss.auditors import auditor_types
 from askgauss.commitment import commit
 from askgauss.diagnostics import drawn as drawn_checks
 from askgauss.diagnostics.linear import linear_checks
@@ -31,7 +33,13 @@ from askgauss.sampling import (
     SchemeSums,
     Shuffled,
 )
-from askgauss.simulation import FAULTS, TREE_FAULTS, simulate_dpftrl, simulate_dpsgd
+from askgauss.simulation import (
+    FAULTS,
+    TREE_FAULTS,
+    simulate_dpftrl,
+    simulate_dpsgd,
+    simulate_scores,
+)
 from askgauss.transcript import SeedProbe
 from askgauss.witness import ProbeFacts, RoundFacts, StepFacts, WeightFacts
 
@@ -183,7 +191,25 @@ def undecided():
     alike = {"gram": np.where(gram == 0.0, 0.9, gram)}
     for changes in (silent, {"gram": gram}, alike):
         found += transcript_checks(replace(sound, **changes), CLAIM)
-    return found
+    return [*found, *methods_own(sound)]
+
+
+def methods_own(run):
+    """What methods say of their own evidence, and what a replay says of the run."""
+    scores = simulate_scores(
+        steps=40, sampling_rate=0.2, noise_multiplier=1.6, present=150, absent=150, seed=1
+    )
+    for method in auditor_types().values():
+        data = run if method.reads == "transcript" else scores
+        yield from audit_of(data, method())
+    for adjacency in ("add-remove", "replace-one"):
+        for train in (training(), training(divisor="batch")):
+            told = ag.replay(train, records(), leave_out=17, adjacency=adjacency)
+            yield from told.findings
+
+
+def audit_of(data, method):
+    return ag.audit(data, delta=1e-5, auditor=method, diagnostics=False).findings
 
 
 def checks_of(*modules):
