@@ -178,6 +178,11 @@ class Recorder(Checkpointed):
         return self._run
 
     @property
+    def clip_norm(self) -> float:
+        """Norm of one planted canary, where `observe` is not given another."""
+        return self._clip_norm
+
+    @property
     def kept(self) -> NDArray[np.int64]:
         """Indices of the canaries every step of which is kept."""
         return self._kept.copy()
@@ -530,6 +535,7 @@ class Recorder(Checkpointed):
                 self._facts(self._background, self._own_coin),
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
+                found_scheme=self._planting.found,
                 exercised=("sampler",) if self._planting.meets_the_sampler else (),
             ),
             **rows,

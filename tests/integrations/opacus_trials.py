@@ -1,7 +1,7 @@
 """What every release of Opacus is tried with: sound runs, and the same with half of their noise.
 
 ``python -m tests.integrations.opacus_trials`` prints one line of JSON a trial for the release that
-is imported.
+is imported; names of trials choose some of them.
 """
 
 from __future__ import annotations
@@ -249,12 +249,15 @@ def main() -> None:
     """Every trial of this release, a line each."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for row in rows():
+    for row in rows(sys.argv[1:]):
         print(json.dumps(row), flush=True)
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows(names: list[str]) -> Iterator[dict[str, Any]]:
+    """All trials, or those that are named."""
     for trial in TRIALS:
+        if names and trial.name not in names:
+            continue
         if not trial.offered:
             yield {"trial": trial.name, "offered": False}
             continue

@@ -283,7 +283,7 @@ def _coverage(facts: StepFacts) -> Finding:
 def _divisor(facts: StepFacts) -> Finding:
     name = "divisor"
     if facts.divided == 0:
-        return not_run(name, "a step of a single process, watched at some coordinates")
+        return not_run(name, "a step that was watched at some coordinates")
     wrong = facts.divisor_step > 0
     said = f"all {facts.divided:,} steps divided by the stated number of records."
     if facts.uneven:

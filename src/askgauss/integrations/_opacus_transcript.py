@@ -78,6 +78,7 @@ class RecordedRun(RecordedSteps):
             tensors=self._names,
             batches=batches,
             accounted_scheme=accounted,
+            found_scheme=self._loader.found,
             records=self._loader.records,
             exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
@@ -173,6 +174,10 @@ class RecordedRun(RecordedSteps):
         recorder = self._recorder
         if self._probe is None and self._store is None and len(progress.accumulated) == 1:
             recorder = self._make_recorder(self._rate_of_a_step(progress.accumulated))
+        held = arrays.get("state")
+        if isinstance(held, dict):
+            # Every step says its own, which a schedule or adaptive clipping may have moved since.
+            arrays = arrays | {"state": held | {"clip_norm": recorder.clip_norm}}
         recorder.load_state_dict(arrays)
         self._recorder = recorder
         if self._probe is not None:
@@ -187,7 +192,7 @@ class RecordedRun(RecordedSteps):
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
             self._shadow.load(progress.moves)
-        self._witness.load(progress.witness)
+        self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
         self._seeds = progress.seeds

@@ -28,6 +28,7 @@ __all__ = [
     "DPOptimizerFastGradientClipping",
     "DPPerLayerOptimizer",
     "DPTensorFastGradientClipping",
+    "DTensor",
     "DistributedPerLayerOptimizer",
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
@@ -39,10 +40,11 @@ __all__ = [
     "untried",
 ]
 
-# Releases that `make opacus-versions` and the museum attach to; of others a note is kept.
+# Releases that `make opacus-versions` attaches to, and those of the museum; of others a note is
+# kept.
 _TRIED = (
-    *("1.0.0", "1.0.1", "1.0.2", "1.1.0", "1.1.1", "1.1.2", "1.1.3", "1.2.0", "1.3.0"),
-    *("1.4.0", "1.4.1", "1.5", "1.5.1", "1.5.2", "1.5.3", "1.5.4", "1.6.0"),
+    *("1.4.0", "1.4.1", "1.5", "1.5.4", "1.6.0"),
+    *("1.0.1", "1.1.3", "1.3.0", "1.5.2", "1.5.3"),
 )
 
 
@@ -57,6 +59,8 @@ def _found(module: str, name: str) -> Any:
         return Missing
 
 
+# Of torch: parameters that ranks share out, which came with 2.5.
+DTensor = _found("torch.distributed.tensor", "DTensor")
 AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
 DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")
 FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.exceptions import UnsupportedError
 from askgauss.integrations._coordinates import CanaryCoordinates
-
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # before torch 2.5, or without distributed
-    DTensor = None
+from askgauss.integrations._opacus_versions import DTensor
 
 __all__ = ["Shard", "ShardedCoordinates", "divided_by", "is_sharded", "local", "shards_of"]
 
@@ -38,14 +34,12 @@ class Shard:
 
 def is_sharded(parameters: Sequence[Tensor]) -> bool:
     """Whether any of them is shared out."""
-    return DTensor is not None and any(isinstance(item, DTensor) for item in parameters)
+    return any(isinstance(item, DTensor) for item in parameters)
 
 
 def local(tensor: Any) -> Tensor:
     """What this rank holds of a tensor: all of it, where it is not shared out."""
-    if DTensor is None or not isinstance(tensor, DTensor):
-        return tensor  # type: ignore[no-any-return]
-    held: Tensor = tensor.detach().to_local()
+    held: Tensor = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
     return held
 
 
@@ -100,7 +94,8 @@ def divided_by(module: nn.Module) -> float | None:
     """
     found: set[float | None] = set()
     for part in module.modules():
-        state = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None
+        ask: Any = getattr(part, "_get_fsdp_state", None)
+        state = None if ask is None else ask()
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:
             groups = [group] if (group := getattr(state, "_fsdp_param_group", None)) else []

@@ -171,10 +171,14 @@ class ReplayReport:
         )
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """JSON text; also written to ``path``, whole or not at all, if one is given."""
+        """JSON text; also written to ``path``, whole or not at all, if one is given.
+
+        What differs between neighbouring data tells of the record: only the file's owner may read
+        it.
+        """
         text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(self))
         if path is not None:
-            _files.write_text(path, text)
+            _files.write_text(path, text, private=True)
         return text
 
     @classmethod

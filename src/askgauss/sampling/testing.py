@@ -127,6 +127,11 @@ class SchemeSums:
             raise InvalidArgumentError(
                 "Expected inclusions, as before, got record indices. Use add_inclusions()."
             )
+        return self.checked(batch, self.records)
+
+    @staticmethod
+    def checked(batch: ArrayLike, records: int) -> Integers:
+        """The indices of a batch of so many records, or an error that says what is wrong."""
         indices = np.asarray(batch)
         if indices.size == 0:
             indices = np.zeros(0, dtype=np.int64)
@@ -134,10 +139,10 @@ class SchemeSums:
             hint = "Pass the indices that the sampler drew."
             shape = f"{indices.dtype} of shape {indices.shape}"
             raise _validate.fail("batch", shape, "to be a list of whole numbers", hint)
-        if indices.size and (indices.min() < 0 or indices.max() >= self.records):
+        if indices.size and (indices.min() < 0 or indices.max() >= records):
             outside = int(indices.min() if indices.min() < 0 else indices.max())
             hint = "Leave out padding, and count all records."
-            raise _validate.fail("batch", outside, f"in [0, {self.records - 1}]", hint)
+            raise _validate.fail("batch", outside, f"in [0, {records - 1}]", hint)
         return indices.astype(np.int64)
 
     def add(self, batch: ArrayLike) -> None:
