@@ -6,13 +6,16 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
 # Of the audits that `make calibration` counts; sections that a stopped call left are kept.
 SCALE ?= 1
+# Runs of every fault, and audits of every correct run, that `make faults` counts.
+RUNS ?= 100
+AUDITS ?= 300
 
 # One core a worker: numerical libraries that also spawn threads only slow each other down.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower opacus-versions lora fuzz kills comparison release docs docs-release clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,12 +71,17 @@ calibration: $(VENV)/all.stamp  ## the full coverage grid, an hour of CPU; rewri
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
 
+mechanisms: $(VENV)/all.stamp  ## any mechanism: broken ones found, correct ones not; the tables of docs/any-mechanism.md
+	$(BIN)/python -m tests.calibration.mechanism_cells --broken --audits 20 --table
+	$(BIN)/python -m tests.calibration.mechanism_cells --audits 1000 --table 30 100 300
+	$(BIN)/python -m tests.calibration.final_cells
+
 final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
 	$(BIN)/askgauss data fetch fashion-mnist
 	$(BIN)/python -m benchmarks.final_models
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
-	$(BIN)/python -m tests.faults.table --output docs/faults.md
+	$(BIN)/python -m tests.faults.table --workers $(WORKERS) --runs $(RUNS) --audits $(AUDITS) --output docs/faults.md
 
 # Flower wants an older typer than the command line has, so that it lives apart.
 .venvs/flower/stamp:
@@ -97,6 +105,9 @@ fuzz: $(VENV)/all.stamp  ## damaged files over every reader, in little memory
 comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; rewrites docs/comparison.md
 	PYTHON=$(BIN)/python .ci/rivals
 	$(BIN)/python -m benchmarks.comparison
+
+museum: $(VENV)/all.stamp  ## real bugs of released libraries beside mended twins; rewrites docs/museum.md, goes on where it stopped
+	$(BIN)/python -m museum all --docs docs/museum.md
 
 release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
 	PYTHON=$(BIN)/python .ci/wheel

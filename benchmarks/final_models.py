@@ -183,7 +183,8 @@ SCHEDULES: dict[str, tuple[Callable[[int], Array], float, tuple[int, ...]]] = {
     "cosine": (
         lambda steps: 0.25 * (1.0 + np.cos(np.pi * np.arange(steps) / steps)),
         0.0,
-        (250, 500, 700, 850, 950, 1000),
+        # Closer together where the rate falls faster than it is large.
+        (160, 306, 438, 556, 660, 750, 826, 889, 938, 972, 993, 1000),
     ),
 }
 

@@ -11,7 +11,10 @@ from museum.exhibits import every
 
 
 def main() -> int:
-    """Show exhibits; 0 when each that was shown did what its folder says."""
+    """Show exhibits; 0 when each that was shown did what its folder says.
+
+    Outcomes are kept, so that ``all`` goes on where it stopped; ``run`` runs again.
+    """
     parser = argparse.ArgumentParser(prog="museum", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every exhibit in a line")
@@ -36,8 +39,10 @@ def main() -> int:
         shown = tour.show(exhibits[name], again=given.command == "run")
         print(shown.line, flush=True)
         tours.append(shown)
-    if given.command == "all" and given.docs is not None:
-        given.docs.write_text(page.render(tours), encoding="utf-8")
+    if given.command == "all":
+        print(page.summary(tours))
+        if given.docs is not None:
+            given.docs.write_text(page.render(tours), encoding="utf-8")
     return 0 if all(item.as_expected for item in tours if item.skipped == "") else 1
 
 

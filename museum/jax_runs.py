@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from museum.showing import Outcome, of_audit
 
 import askgauss as ag
 from askgauss.integrations.jax import Audit
+from museum.showing import Outcome, of_audit
 
 DELTA = 1e-5
 SHAPES = {"bias": (60,), "weight": (60, 40)}

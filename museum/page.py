@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from museum.exhibits import Release
 from museum.tour import Shown
 
 _HEAD = """# The museum
 
-Bugs that were really released, each run as a user of the library would run it, audited, and set
-beside a twin that is mended. Every release is installed by name and hash, without its dependencies.
-A *finding* is what the audit named; *the paper's audit* and *jax_privacy's* read nothing but the
-scores of the same run.
+Bugs that were really released, or published with a proof, each run as a user would run it, audited,
+and set beside a twin that is mended. Every release is installed by name and hash, without its
+dependencies, into a folder of its own. `make museum` runs all of them and writes this page;
+`askgauss museum list` and `askgauss museum run NAME` do it one by one, in a copy of the source
+repository.
+
+*Claimed* is the epsilon that the library or its user states for the run, *bound* what the audit
+shows at confidence 0.95, *true* what is known otherwise. *Finding* is the check that named the
+bug; where a mechanism is audited as a whole, it is the event that told two inputs apart, and
+*bound above the claim* means that no part was out of order by itself. A *warning* leaves the
+verdict alone. *Seconds* are processor time of both runs, on one core. *Scores alone* is what the
+paper's own auditor and jax_privacy's say of the scores of the very same broken run; where a
+mechanism is audited by its outputs, or a run is replayed, there are no such scores.
 
 """
 
-
 _COLUMNS = (
-    *("exhibit", "library", "released", "what is wrong", "claimed", "true"),
+    *("exhibit", "library", "released", "what is wrong", "claimed", "bound", "true"),
     *("finding", "verdict", "twin", "seconds"),
 )
 
@@ -24,64 +34,107 @@ _COLUMNS = (
 def render(tours: list[Shown]) -> str:
     """The page."""
     shown = [item for item in tours if not item.skipped]
-    skipped = [item for item in tours if item.skipped]
-    found = [item for item in shown if item.found]
-    clean = [item for item in shown if item.twin_clean]
-    seconds = sum(item.seconds for item in shown)
     parts = [
         _HEAD,
-        f"{len(tours)} exhibits, {len(shown)} of them shown: {len(found)} named by their finding, "
-        f"{len(clean)} of {len(shown)} twins clean, {seconds / 60.0:.1f} minutes in all.\n\n",
+        f"{summary(tours)}\n\n",
         f"| {' | '.join(_COLUMNS)} |\n",
         f"|{'---|' * len(_COLUMNS)}\n",
         *(_row(item) for item in shown),
+        *_not_shown(tours),
+        *_unseen(shown),
+        *_live(shown),
+        "\n## Every exhibit\n",
+        *(_section(item) for item in shown),
     ]
-    if skipped:
-        parts += [
-            "\n## Not shown\n\n",
-            *(f"- {item.exhibit.name}: {item.skipped}\n" for item in skipped),
-        ]
-    unseen = [item for item in shown if not item.exhibit.finding]
-    if unseen:
-        parts += ["\n## What no audit of ours sees\n\n"]
-        parts += [f"- **{item.exhibit.title}**: {item.exhibit.why_unseen}\n" for item in unseen]
-    live = [item for item in shown if item.exhibit.live and item.exhibit.maintainer]
-    if live:
-        parts += ["\n## Live bugs, for their maintainers\n"]
-        for exhibit in (item.exhibit for item in live):
-            parts.append(f"\n### {exhibit.library}: {exhibit.title}\n\n")
-            parts.append(f"{exhibit.maintainer.strip()}\n")
-    parts += ["\n## Every exhibit\n", *(_section(item) for item in shown)]
     return "".join(parts)
+
+
+def summary(tours: list[Shown]) -> str:
+    """How many were shown, found and clean, and in what time; a run that two share counts once."""
+    shown = [item for item in tours if not item.skipped]
+    found = sum(item.found for item in shown)
+    clean = sum(item.twin_clean for item in shown)
+    runs = {run["run"]: run["seconds"] for item in shown for run in item.outcomes.values()}
+    unseen = sum(not item.exhibit.finding for item in shown)
+    return (
+        f"{len(tours)} exhibits, {len(shown)} of them shown: {found} named by their finding, "
+        f"{unseen} that no audit of ours sees, {clean} of {len(shown)} twins clean, "
+        f"{sum(runs.values()) / 60.0:.1f} minutes of processor time in all."
+    )
 
 
 def _row(item: Shown) -> str:
     exhibit, broken, twin = item.exhibit, item.outcomes["broken"], item.outcomes["mended"]
+    warned = exhibit.finding in broken["warnings"]
+    finding = f"{exhibit.finding}{' (warning)' if warned else ''}" if item.found else "none"
+    state = "live" if exhibit.live else "mended since" if exhibit.broken else "published"
     cells = (
         f"[{exhibit.name}](#{exhibit.name})",
         exhibit.library,
-        f"{_label(exhibit.broken)}, {'live' if exhibit.live else 'mended since'}",
+        f"{exhibit.broken[0].label}, {state}" if exhibit.broken else state,
         exhibit.title,
-        _number(broken["claimed"]),
-        _number(broken["true"]),
-        exhibit.finding if item.found else "none",
+        *(_number(broken[name]) for name in ("claimed", "bound", "true")),
+        finding,
         broken["verdict"],
-        f"{twin['verdict']}",
+        twin["verdict"],
         f"{item.seconds:.0f}",
     )
     return f"| {' | '.join(cells)} |\n"
+
+
+def _not_shown(tours: list[Shown]) -> list[str]:
+    skipped = [item for item in tours if item.skipped]
+    if not skipped:
+        return []
+    head = "\n## Not shown, and not counted as found\n\n"
+    return [
+        head,
+        *(
+            f"- **{item.exhibit.name}** ({item.exhibit.library}, {item.exhibit.title}): "
+            f"{item.skipped}.\n"
+            for item in skipped
+        ),
+    ]
+
+
+def _unseen(shown: list[Shown]) -> list[str]:
+    unseen = [item.exhibit for item in shown if not item.exhibit.finding]
+    if not unseen:
+        return []
+    return [
+        "\n## What no audit of ours sees\n\n",
+        *(
+            f"- **{item.library}: {item.title}** ([{item.name}](#{item.name})): "
+            f"{item.why_unseen.strip()}\n"
+            for item in unseen
+        ),
+    ]
+
+
+def _live(shown: list[Shown]) -> list[str]:
+    live = [item.exhibit for item in shown if item.exhibit.live]
+    if not live:
+        return []
+    return [
+        "\n## Live bugs, for their maintainers\n\n"
+        "Each is in the newest release looked at. `python -m museum run` is run in a copy of the "
+        "source repository, after `make museum` or any other target has made its environment.\n",
+        *(
+            f"\n**{item.library} {item.broken[0].version}: {item.title}.** "
+            f"{item.maintainer.strip()}\n"
+            for item in live
+        ),
+    ]
 
 
 def _section(item: Shown) -> str:
     exhibit, broken, twin = item.exhibit, item.outcomes["broken"], item.outcomes["mended"]
     lines = [
         f"\n### {exhibit.name}\n\n",
-        f"{exhibit.wrong.strip()}\n\nDocumented: {exhibit.known.strip()}\n\n",
-        f"- broken ({_label(exhibit.broken)}): {broken['verdict']}, bound "
-        f"{_number(broken['bound'])} of a claimed {_number(broken['claimed'])}",
-        f"; {', '.join(broken['findings'])}: {broken['said']}\n" if broken["findings"] else "\n",
-        f"- twin ({_label(exhibit.mended)}; {exhibit.twin.strip()}): {twin['verdict']}, bound "
-        f"{_number(twin['bound'])} of a claimed {_number(twin['claimed'])}\n",
+        f"{exhibit.wrong.strip()}\n\nDocumented: {exhibit.known.strip()}.\n\n",
+        f"- broken ({_label(exhibit.broken)}): {_measured(broken)}\n",
+        *(f"    - {name}: {said}\n" for name, said in broken["said"].items()),
+        f"- twin ({_label(exhibit.mended)}; {exhibit.twin.strip()}): {_measured(twin)}\n",
     ]
     if broken["scores_only"]:
         lines.append(
@@ -91,8 +144,18 @@ def _section(item: Shown) -> str:
     return "".join(lines)
 
 
+def _measured(outcome: dict[str, Any]) -> str:
+    if outcome["bound"] is None:
+        return str(outcome["verdict"])
+    return (
+        f"{outcome['verdict']}, epsilon at least {_number(outcome['bound'])} of a claimed "
+        f"{_number(outcome['claimed'])}"
+    )
+
+
 def _label(releases: tuple[Release, ...]) -> str:
-    return ", ".join(item.label for item in releases) or "packages of this project"
+    """The release that is shown; what stands beside it only lets it be imported."""
+    return releases[0].label if releases else "from its paper"
 
 
 def _number(value: float | None) -> str:

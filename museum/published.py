@@ -8,12 +8,13 @@ import askgauss as ag
 from museum.showing import Outcome, main, of_mechanism
 
 
-def show_case(broken: str, mended: str) -> None:
+def show_case(broken: str, mended: str, *, true: float) -> None:
     """Audit one mechanism that was published with a proof, and one that keeps its claim.
 
     Args:
         broken: A case of the tests that breaks its claim.
         mended: One that does not.
+        true: What the literature proves of the broken one.
     """
     cases = {item.name: item for item in (*exam.BROKEN, *exam.CORRECT)}
 
@@ -22,6 +23,6 @@ def show_case(broken: str, mended: str) -> None:
         result = ag.audit_mechanism(
             case.mechanism, case.data, case.neighbour, claim=case.claim, max_samples=20_000
         )
-        return of_mechanism(result)
+        return of_mechanism(result, true=true if variant == "broken" else None)
 
     main(show)

@@ -42,6 +42,10 @@ class Outcome:
     peer: str = ""
 
 
+# A violation that the bound alone shows, where every part is as it was declared.
+BOUND = "bound above the claim"
+
+
 def of_audit(
     result: AuditResult,
     *,
@@ -59,15 +63,18 @@ def of_audit(
         status: [item for item in result.findings if item.status is status]
         for status in (Status.FAIL, Status.WARN)
     }
+    failed = {item.check: item.summary for item in named[Status.FAIL]}
+    if result.verdict is Verdict.VIOLATION and not failed:
+        failed = {BOUND: result.reason}
     claim = result.claim
     if sys.argv[1:2] == ["mended"]:
         # What scores alone tell is asked of the broken run.
         scores = None
     return Outcome(
         verdict=result.verdict.value if result.verdict is not None else "none",
-        findings=tuple(item.check for item in named[Status.FAIL]),
+        findings=tuple(failed),
         warnings=tuple(item.check for item in named[Status.WARN]),
-        said={item.check: item.summary for part in named.values() for item in part},
+        said=failed | {item.check: item.summary for item in named[Status.WARN]},
         bound=result.epsilon_lower,
         claimed=None if claim is None else claim.epsilon,
         true=true,

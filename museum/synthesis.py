@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from DataSynthesizer.DataDescriber import DataDescriber
-from museum.showing import Outcome, of_mechanism
 
 import askgauss as ag
 from askgauss.mechanism_audit import from_function
+from museum.showing import Outcome, of_mechanism
 
 EPSILON = 1.0
 
@@ -50,6 +51,6 @@ def show_describer(*, seeded: bool, ranged: bool) -> Callable[[str], Outcome]:
             claim=ag.PrivacyClaim(epsilon=EPSILON, delta=0.0),
             max_samples=600,
         )
-        return of_mechanism(result)
+        return of_mechanism(result, true=None if mended else math.inf)
 
     return show

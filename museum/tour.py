@@ -15,9 +15,11 @@ from typing import Any
 from museum import rooms
 from museum.exhibits import VARIANTS, Exhibit
 
-_SECONDS = 900.0
+_SECONDS = 1800.0
 _OUTCOMES = rooms.ROOMS / "outcomes"
 _SOURCES = Path(__file__).parent.parent / "src" / "askgauss"
+# What draws, prints and reproduces has no part in an outcome.
+_NOT_THE_AUDIT = ("cli", "paper", "plots", "report")
 GREEN = ("CONSISTENT", "INCONCLUSIVE")
 
 
@@ -28,14 +30,17 @@ class Shown:
     Attributes:
         exhibit: The exhibit.
         outcomes: The outcome of each variant, as plain values; empty where it was skipped.
-        seconds: Processor time of both together, when they ran: what a shared machine also tells.
         skipped: Why it could not be shown; empty where it was.
     """
 
     exhibit: Exhibit
     outcomes: dict[str, dict[str, Any]]
-    seconds: float = 0.0
     skipped: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of both runs, when they ran: what a shared machine tells too."""
+        return sum(item.get("seconds", 0.0) for item in self.outcomes.values())
 
     @property
     def found(self) -> bool:
@@ -68,7 +73,8 @@ class Shown:
         if self.skipped:
             return f"{self.exhibit.name:34} skipped: {self.skipped}"
         broken, mended = (self.outcomes[variant] for variant in VARIANTS)
-        word = "found" if self.found else "not seen" if self.as_expected else "UNEXPECTED"
+        word = "found" if self.found else "not seen"
+        word = word if self.as_expected else "UNEXPECTED"
         names = ", ".join(broken["findings"]) or "no finding"
         return (
             f"{self.exhibit.name:34} {word}: {broken['verdict']} ({names}); "
@@ -83,46 +89,53 @@ def show(exhibit: Exhibit, *, again: bool = False) -> Shown:
         exhibit: The exhibit.
         again: Run it whatever was kept.
     """
-    kept = _OUTCOMES / f"{exhibit.name}-{_sources(exhibit)}.json"
-    if kept.exists() and not again:
-        content = json.loads(kept.read_text(encoding="utf-8"))
-        return Shown(exhibit=exhibit, **content)
     skipped = _skipped(exhibit)
     if skipped:
         return Shown(exhibit=exhibit, outcomes={}, skipped=skipped)
-    used = 0.0
     outcomes: dict[str, dict[str, Any]] = {}
-    _OUTCOMES.mkdir(parents=True, exist_ok=True)
     for variant in VARIANTS:
         try:
-            found = rooms.furnish(exhibit.releases(variant))
-        except rooms.UnavailableError as error:
+            outcomes[variant] = _run(exhibit, variant, again)
+        except (rooms.UnavailableError, _FailedError) as error:
             return Shown(exhibit=exhibit, outcomes={}, skipped=str(error))
-        target = _OUTCOMES / f".{exhibit.name}.{variant}.json"
-        target.unlink(missing_ok=True)
-        script = exhibit.folder / "show.py"
-        before = _processor_seconds()
-        try:
-            done = subprocess.run(
-                [sys.executable, str(script), variant, str(target)],
-                env=rooms.environment(found),
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return Shown(exhibit=exhibit, outcomes={}, skipped=f"{variant}: took too long")
-        if done.returncode != 0 or not target.exists():
-            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            return Shown(exhibit=exhibit, outcomes={}, skipped=f"{variant}: {last[:200]}")
-        used += _processor_seconds() - before
-        outcomes[variant] = json.loads(target.read_text(encoding="utf-8"))
-        target.unlink()
-    shown = Shown(exhibit=exhibit, outcomes=outcomes, seconds=used)
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps({"outcomes": outcomes, "seconds": shown.seconds}))
+    return Shown(exhibit=exhibit, outcomes=outcomes)
+
+
+class _FailedError(Exception):
+    """A script did not come to an outcome."""
+
+
+def _run(exhibit: Exhibit, variant: str, again: bool) -> dict[str, Any]:
+    """The outcome of one run, kept under a digest of all it depends on.
+
+    Exhibits that show two bugs of one run share it: their scripts and releases are equal.
+    """
+    kept = _OUTCOMES / f"{_sources(exhibit, variant)}.json"
+    if kept.exists() and not again:
+        content: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return content
+    found = rooms.furnish(exhibit.releases(variant))
+    _OUTCOMES.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}.part")
+    before = _processor_seconds()
+    try:
+        done = subprocess.run(
+            [sys.executable, str(exhibit.folder / "show.py"), variant, str(part)],
+            env=rooms.environment(found),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _FailedError(f"{variant}: took longer than {_SECONDS:.0f} seconds") from None
+    if done.returncode != 0 or not part.exists():
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise _FailedError(f"{variant}: {last[:200]}")
+    outcome = json.loads(part.read_text(encoding="utf-8"))
+    outcome |= {"seconds": _processor_seconds() - before, "run": kept.stem}
+    part.write_text(json.dumps(outcome), encoding="utf-8")
     part.replace(kept)
-    return shown
+    return outcome
 
 
 def _skipped(exhibit: Exhibit) -> str:
@@ -141,14 +154,17 @@ def _processor_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def _sources(exhibit: Exhibit) -> str:
-    """A digest of what an outcome depends on: the exhibit, what it imports here, and askgauss."""
-    files = [*sorted(exhibit.folder.iterdir()), *sorted(_SOURCES.rglob("*.py"))]
-    files += _helpers(exhibit.folder / "show.py") if not exhibit.unavailable else []
-    state = hashlib.sha256()
-    for path in files:
-        if path.is_file():
-            state.update(path.read_bytes())
+def _sources(exhibit: Exhibit, variant: str) -> str:
+    """A digest of what an outcome depends on: script, releases, what it imports, and askgauss."""
+    script = exhibit.folder / "show.py"
+    state = hashlib.sha256(f"{variant} {exhibit.releases(variant)}".encode())
+    audit = [
+        path
+        for path in sorted(_SOURCES.rglob("*.py"))
+        if path.relative_to(_SOURCES).parts[0] not in _NOT_THE_AUDIT
+    ]
+    for path in (script, *_helpers(script), *audit):
+        state.update(path.read_bytes())
     return state.hexdigest()[:16]
 
 

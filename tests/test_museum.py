@@ -2,46 +2,218 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import sys
+import zipfile
 from dataclasses import replace
 
 import pytest
-from museum import rooms, tour
+from museum import page, rooms, tour
 from museum.exhibits import Release, every
 
-CLEAN = {"verdict": "CONSISTENT", "findings": []}
+from askgauss.cli import museum as command
+
+CLEAN = {"verdict": "CONSISTENT", "findings": [], "warnings": []}
+SHOWABLE = [item for item in every() if not item.unavailable]
 
 
-@pytest.mark.parametrize("exhibit", every(), ids=lambda item: item.name)
-def test_every_exhibit_says_what_it_needs(exhibit):
-    assert (exhibit.folder / "show.py").exists()
-    assert exhibit.title
-    assert exhibit.known
-    assert exhibit.finding or exhibit.why_unseen
-    assert not exhibit.live or exhibit.maintainer
-    for release in (*exhibit.broken, *exhibit.mended):
+@pytest.fixture
+def apart(monkeypatch, tmp_path):
+    """Nothing is taken from what was kept, nor from a network."""
+    monkeypatch.setattr(rooms, "ROOMS", tmp_path / "rooms")
+    monkeypatch.setattr(tour, "_OUTCOMES", tmp_path / "outcomes")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return tmp_path
+
+
+def exhibit(name):
+    return next(item for item in every() if item.name == name)
+
+
+@pytest.mark.parametrize("item", every(), ids=lambda item: item.name)
+def test_every_exhibit_says_what_it_needs(item):
+    assert (item.folder / "show.py").exists() != bool(item.unavailable)
+    for text in (item.title, item.library, item.known, item.wrong, item.twin, item.verdict):
+        assert text.strip()
+    assert bool(item.finding) != bool(item.why_unseen)
+    assert bool(item.maintainer) == item.live
+    for release in (*item.broken, *item.mended):
         assert len(release.sha256) == 64
 
 
-def test_what_cannot_be_installed_is_skipped_by_name(monkeypatch, tmp_path):
-    gone = Release(name="askgauss-no-such-package", version="0.0.1", sha256="0" * 64)
-    monkeypatch.setattr(rooms, "ROOMS", tmp_path / "rooms")
-    monkeypatch.setattr(tour, "_OUTCOMES", tmp_path / "outcomes")
-    shown = tour.show(replace(every()[0], broken=(gone,)))
-    assert "askgauss-no-such-package 0.0.1" in shown.skipped
+def test_there_are_as_many_as_the_page_says():
+    assert len(SHOWABLE) >= 25
+    assert sum(bool(item.finding) for item in SHOWABLE) >= 20
+    assert sum(bool(item.why_unseen) for item in SHOWABLE) >= 2
+
+
+@pytest.mark.parametrize("item", [item for item in SHOWABLE if item.fast], ids=lambda i: i.name)
+def test_fast_exhibits_are_found_and_their_twins_are_clean(item, monkeypatch, tmp_path):
+    monkeypatch.setattr(tour, "_OUTCOMES", tmp_path)
+    try:
+        for variant in ("broken", "mended"):
+            rooms.furnish(item.releases(variant))
+    except rooms.UnavailableError as error:
+        pytest.skip(str(error))
+    shown = tour.show(item)
+    assert shown.found, shown.line
+    assert shown.as_expected, shown.line
+    # What was kept is shown again, and not run.
+    monkeypatch.setattr(tour.subprocess, "run", None)
+    assert tour.show(item) == shown
+
+
+# --- what cannot be shown -------------------------------------------------------------------------
+
+
+def unshown(item):
+    shown = tour.show(item)
+    assert shown.skipped
     assert not shown.found
     assert not shown.as_expected
-    assert "skipped" in shown.line
+    assert not shown.twin_clean
+    assert f"{item.name:34} skipped" in shown.line
+    text = page.render([shown])
+    assert "1 exhibits, 0 of them shown: 0 named by their finding" in text
+    assert f"**{item.name}**" in text.split("Not shown, and not counted as found")[1]
+    return shown.skipped
+
+
+def test_a_package_that_is_gone_is_skipped_by_name(apart):
+    gone = Release(name="askgauss-no-such-package", version="0.0.1", sha256="0" * 64)
+    said = unshown(replace(exhibit("opacus-closure"), broken=(gone,)))
+    assert "askgauss-no-such-package 0.0.1" in said
     # Nothing half-installed is left.
-    assert list((tmp_path / "rooms").iterdir()) == []
+    assert list(rooms.ROOMS.iterdir()) == []
+
+
+def test_a_package_whose_hash_differs_is_skipped_by_name(apart):
+    digest = make_wheel(apart, "exhibit-of-a-test")
+    right = Release(name="exhibit-of-a-test", version="1.0", sha256=digest)
+    (room,) = rooms.furnish((right,))
+    assert (room / "exhibit_of_a_test.py").exists()
+    wrong = replace(right, sha256="0" * 64)
+    said = unshown(replace(exhibit("opacus-closure"), broken=(wrong,)))
+    assert "exhibit-of-a-test 1.0" in said
+    assert "HASHES" in said.upper()
+
+
+def test_a_python_that_is_too_new_is_skipped_by_name(apart):
+    said = unshown(replace(exhibit("svt-stoddard"), newest_python="3.2"))
+    assert said == "its releases are made for Python 3.2 at the newest"
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert tour._skipped(replace(exhibit("svt-stoddard"), newest_python=here)) == ""
+
+
+def test_what_no_registry_has_is_skipped_by_name(apart):
+    assert "no package registry" in unshown(exhibit("fastdp-tied-embeddings"))
+
+
+def test_a_script_that_fails_is_skipped_and_not_kept(apart, monkeypatch):
+    item = exhibit("svt-stoddard")
+    monkeypatch.setattr(tour.sys, "executable", "/bin/false")
+    assert unshown(item) == "broken: no word"
+    assert list((apart / "outcomes").iterdir()) == []
+
+
+def make_wheel(folder, name):
+    """A package of one empty module; its digest."""
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    files = {
+        f"{module}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},{checksum(text)},{len(text)}\n" for path, text in files.items())
+    path = folder / f"{module}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in (files | {f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}).items():
+            archive.writestr(inside, text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def checksum(text):
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+# --- what counts ----------------------------------------------------------------------------------
+
+
+def shown_as(broken, mended=CLEAN):
+    item = exhibit("opacus-closure")
+    given = {"verdict": item.verdict, "findings": [item.finding], "warnings": []} | broken
+    return tour.Shown(exhibit=item, outcomes={"broken": given, "mended": CLEAN | mended})
 
 
 def test_found_means_named_with_a_clean_twin():
-    exhibit = every()[0]
-    named = {"verdict": exhibit.verdict, "findings": [exhibit.finding]}
-    seen = tour.Shown(exhibit=exhibit, outcomes={"broken": named, "mended": CLEAN})
-    assert seen.found
-    assert seen.as_expected
-    unnamed = {"verdict": exhibit.verdict, "findings": ["something else"]}
-    assert not tour.Shown(exhibit=exhibit, outcomes={"broken": unnamed, "mended": CLEAN}).found
-    alarm = {"verdict": "VIOLATION", "findings": [exhibit.finding]}
-    assert not tour.Shown(exhibit=exhibit, outcomes={"broken": named, "mended": alarm}).found
+    name = exhibit("opacus-closure").finding
+    assert shown_as({}).found
+    assert shown_as({}).as_expected
+    assert shown_as({"findings": [], "warnings": [name]}).found
+    assert not shown_as({"findings": ["something else"]}).found
+    for twin in (
+        {"verdict": "VIOLATION", "findings": [name]},
+        {"verdict": "INVALID"},
+        {"findings": ["something else"]},
+        {"warnings": [name]},
+    ):
+        assert not shown_as({}, twin).found
+        assert not shown_as({}, twin).twin_clean
+
+
+def test_another_verdict_than_the_expected_is_not_as_expected():
+    assert not shown_as({"verdict": "INVALID"}).as_expected
+    assert "UNEXPECTED" in shown_as({"verdict": "INVALID"}).line
+    assert " found: " in shown_as({}).line
+
+
+def test_an_outcome_is_run_again_when_anything_it_rests_on_changes(monkeypatch, tmp_path):
+    item = exhibit("flower-nan-update")
+    kept = tour._sources(item, "broken")
+    assert kept != tour._sources(item, "mended")
+    assert kept == tour._sources(exhibit("flower-zero-update"), "broken")
+    other = Release(name="flwr", version="1.41.0", sha256="0" * 64)
+    assert kept != tour._sources(replace(item, broken=(other,)), "broken")
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "stats" / "new.py").write_text("")
+    (tmp_path / "cli").mkdir()
+    monkeypatch.setattr(tour, "_SOURCES", tmp_path)
+    changed = tour._sources(item, "broken")
+    assert kept != changed
+    (tmp_path / "cli" / "new.py").write_text("x = 1")
+    assert tour._sources(item, "broken") == changed
+    (tmp_path / "stats" / "new.py").write_text("x = 1")
+    assert tour._sources(item, "broken") != changed
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_lists_every_exhibit(capfd):
+    with pytest.raises(command.typer.Exit) as ended:
+        command.museum(command.Action.LIST, None)
+    assert ended.value.exit_code == 0
+    listed = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == [item.name for item in every()]
+
+
+def test_the_command_refuses_what_it_does_not_know(capfd):
+    with pytest.raises(command.typer.Exit) as ended:
+        command.museum(command.Action.RUN, ["no-such-exhibit"])
+    assert ended.value.exit_code == 2
+    assert "No exhibit is called 'no-such-exhibit'" in capfd.readouterr().err
+    with pytest.raises(command.InvalidArgumentError, match="the names of exhibits after run"):
+        command.museum(command.Action.RUN, None)
+    with pytest.raises(command.InvalidArgumentError, match="no names after list"):
+        command.museum(command.Action.LIST, ["opacus-closure"])
+
+
+def test_an_installed_package_says_where_the_museum_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_ROOT", tmp_path)
+    with pytest.raises(command.InvalidArgumentError, match="copy of the source repository"):
+        command.museum(command.Action.LIST, None)

@@ -96,9 +96,9 @@ def _remove_leftovers(target: Path) -> None:
                     Path(entry).unlink()
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """UTF-8 text, whole or not at all."""
-    with atomic_write(path) as stream:
+def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False) -> None:
+    """UTF-8 text, whole or not at all; where it is private, for its owner only."""
+    with atomic_write(path, private=private) as stream:
         stream.write(text.encode("utf-8"))
 
 

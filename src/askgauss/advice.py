@@ -129,8 +129,8 @@ def _inconclusive(result: AuditResult) -> Advice:
     if enough and unseen:
         names = " and ".join(part.name for part in unseen)
         return Advice(
-            meaning=f"Nothing speaks against the claim, but no check spoke of the {names}. Treat "
-            "the claim as untested.",
+            meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
+            "power. Treat the claim as untested.",
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
             actor=_AUDITOR,
         )

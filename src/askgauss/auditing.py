@@ -396,7 +396,7 @@ def _decide(
         return Verdict.INCONCLUSIVE, reason, None
     if unseen and power is not None and power >= _ENOUGH_POWER:
         names = " and ".join(part.name for part in unseen)
-        reason = f"{nothing}, but no check spoke of {names}: {unseen[0].how_to_test}."
+        reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."
         return Verdict.INCONCLUSIVE, reason, power
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     reason = (

@@ -535,6 +535,7 @@ class Recorder(Checkpointed):
                 self._facts(self._background, self._own_coin),
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
+                found_scheme=self._planting.found,
                 exercised=("sampler",) if self._planting.meets_the_sampler else (),
             ),
             **rows,

@@ -112,6 +112,8 @@ class Finding:
         remedy: What to do next.
         sees: The smallest fault this check would have noticed with probability .8, in words, such
             as "noise 1.2% below the claim"; empty where the check did not run.
+        visible: The size of that fault as a share of what it is compared with; None where any fault
+            shows, or where the part of the training does not rest on the check alone.
     """
 
     check: str
@@ -125,6 +127,7 @@ class Finding:
     p_value: float | None = None
     remedy: str = ""
     sees: str = ""
+    visible: float | None = None
 
     def __str__(self) -> str:
         return one_line(f"[{self.status.value}] {self.check}: {self.summary}")

@@ -254,7 +254,7 @@ class CanaryScores:
             hint = "Leave out canaries that were sure to be present or absent: they show nothing."
             raise _validate.fail("probability", probability, "in (0, 1)", hint)
         odds = chance / (1.0 - chance)
-        seed = np.concatenate((self.score, self.member))
+        seed = np.concatenate((self.score, self.member.astype(np.float64)))
         drawn = stream(None, "known coins", seed).random(len(self))
         kept = drawn < np.where(self.member, np.minimum(1.0, 1.0 / odds), np.minimum(1.0, odds))
         left = int(np.count_nonzero(self.member & kept))

@@ -7,6 +7,7 @@ step has the noise multiplier as its standard deviation, whatever the clip norm 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import IO, Any, Literal
 
@@ -28,6 +29,7 @@ SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class RunFacts:
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         accounted_scheme: How records are drawn by what the run's accountant assumes.
+        found_scheme: How they are drawn by what the batches show, where that is another scheme
+            than the one that was declared.
         accounted: All that the run's accountant has counted, before the audit too: noise
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
@@ -108,6 +112,7 @@ class RunFacts:
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
     accounted_scheme: Scheme | None = None
+    found_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()
@@ -399,11 +404,24 @@ class Transcript:
         """
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
         facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
-        return cls.from_arrays(_with_derived(arrays), facts)
+        whole = _with_derived(arrays)
+        return cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
-        """Put a transcript together from the arrays of `arrays`."""
+    def from_arrays(
+        cls,
+        arrays: dict[str, NDArray[Any]],
+        facts: RunFacts,
+        *,
+        derived: Collection[str] = (),
+    ) -> Transcript:
+        """Put a transcript together from the arrays of `arrays`.
+
+        Args:
+            arrays: The arrays.
+            facts: What is known about the run.
+            derived: Those that follow from others and need no check of their own.
+        """
         optional = {"gram", *_LATER}
         check_names(arrays, [name for name in _array_names() if name not in optional], optional)
 
@@ -420,10 +438,10 @@ class Transcript:
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check()
+        transcript._check(derived)
         return transcript
 
-    def _check(self) -> None:
+    def _check(self, derived: Collection[str]) -> None:
         """What a file says fits together; arrays of the recorder always do."""
         self.facts.check()
         sizes = {
@@ -441,15 +459,20 @@ class Transcript:
             raise FileFormatError(
                 f"Expected {missing[0]} beside the other arrays of its time, got none."
             )
-        check_arrays(arrays, _fields_of(**sizes))
+        given = {name: array for name, array in arrays.items() if name not in derived}
+        check_arrays(given, _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
         if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
             raise FileFormatError("Expected silent and planted_silent of the same steps.")
         planted = self.canaries.planted
-        if planted[~self.member].any():
-            raise FileFormatError("Expected absent canaries never to be planted.")
-        by_tensor = np.bincount(self.tensor, planted, sizes["columns"])
+        by_tensor = np.zeros(sizes["columns"])
+        # In blocks: what is as large as the transcript itself takes longer to have than to count.
+        for start in range(0, planted.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            if planted[block][~self.member[block]].any():
+                raise FileFormatError("Expected absent canaries never to be planted.")
+            by_tensor += np.bincount(self.tensor[block], planted[block], by_tensor.size)
         if not (
             np.array_equal(by_tensor, self.steps.planted.sum(axis=0))
             and np.array_equal(planted[self.kept], self.kept_planted.sum(axis=0))

@@ -71,7 +71,7 @@ def without(folder):
 def audited(folder):
     torch.manual_seed(0)
     model = Private()
-    audit = AuditCallback(claim=claim(), present=300, absent=4000, seed=0)
+    audit = AuditCallback(claim=claim(), present=900, absent=3500, seed=0)
     trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=folder, callbacks=[audit], **QUIET)
     trainer.fit(model, loader())
     return model, audit

@@ -10,6 +10,7 @@ import torch
 from opacus.accountants import PRVAccountant
 
 import askgauss as ag
+from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, PrivacyAlarm, RecordingError
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Verdict
@@ -19,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from askgauss.integrations import transformers as module  # noqa: E402
-from askgauss.integrations.transformers import AuditCallback  # noqa: E402
+from askgauss.integrations.transformers import AuditCallback, text_losses  # noqa: E402
 from tests.integrations.lightning_runs import weaken  # noqa: E402
 from tests.integrations.transformers_runs import (  # noqa: E402
     BATCH,
@@ -70,20 +71,16 @@ def finding(result, name):
 
 
 def without(folder):
-    model = small_gpt2(width=64)
-    trainer = PrivateTrainer(
-        model=frozen_below(model), args=arguments(folder, STEPS), train_dataset=Lines()
-    )
+    model = frozen_below(small_gpt2(width=64))
+    trainer = PrivateTrainer(model, arguments(folder, STEPS), train_dataset=Lines())
     trainer.train()
     return trainer
 
 
 def audited(folder):
-    model = small_gpt2(width=64)
-    trainer = PrivateTrainer(
-        model=frozen_below(model), args=arguments(folder, STEPS), train_dataset=Lines()
-    )
-    audit = AuditCallback(claim=claim(), present=300, absent=3700, seed=0, report=False)
+    model = frozen_below(small_gpt2(width=64))
+    trainer = PrivateTrainer(model, arguments(folder, STEPS), train_dataset=Lines())
+    audit = AuditCallback(claim=claim(), present=900, absent=3100, seed=0, report=False)
     trainer.add_callback(audit)
     trainer.train()
     return trainer, audit
@@ -239,3 +236,60 @@ def test_accelerate_alone_needs_no_callback(tmp_path):
             optimizer.step()
     assert audit.steps == RECORDS // BATCH
     assert audit.transcript().facts.weights.otherwise == 0
+
+
+def adapted(scaling=None):
+    """LoRA on GPT-2's own kind of layer; dead where its output counts for nothing."""
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(r=4, target_modules=["c_attn", "c_fc"], lora_dropout=0.0)
+    model = peft.get_peft_model(small_gpt2(), options)
+    for layer in model.modules():
+        if scaling is not None and isinstance(getattr(layer, "scaling", None), dict):
+            layer.scaling = dict.fromkeys(layer.scaling, scaling)
+    return model
+
+
+def test_adapters_are_audited_and_dead_ones_named(tmp_path):
+    callback = AuditCallback(claim=claim(steps=8), present=40, absent=300, seed=0, report=False)
+    trainer(tmp_path, callback, steps=8, model=adapted()).train()
+    facts = callback.audit.transcript().facts
+    assert all("lora" in name for name in facts.tensors)
+    assert (facts.outside, facts.outside_moved) == ((), ())
+    assert finding(callback.result, "weights that never train").status.value == "pass"
+    dead = AuditCallback(claim=claim(steps=8), present=40, absent=300, seed=0, report=False)
+    trainer(tmp_path, dead, steps=8, model=adapted(scaling=0.0)).train()
+    found = finding(dead.result, "weights that never train")
+    assert found.status.value == "warn"
+    assert "nothing was learned" in found.summary
+
+
+def test_losses_of_texts_are_those_of_the_model_alone():
+    """The oracle: one text at a time, its tokens one by one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [f"w{index}" for index in range(20)]
+    known = {word: index for index, word in enumerate(["<pad>", "<unk>", *words])}
+    made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>"
+    )
+    model = small_gpt2(words=len(known)).train()
+    canaries = TextCanaries.random_words(words, length=5, given=2, count=7, seed=0)
+    losses = text_losses(model, tokenizer, canaries, batch_size=3)
+    assert model.training
+    for text, loss in zip(canaries.texts, losses, strict=True):
+        tokens = torch.tensor([[known[word] for word in text.split()]])
+        with torch.no_grad():
+            likely = torch.log_softmax(model(tokens).logits[0], dim=-1)
+        expected = -sum(float(likely[at - 1, tokens[0, at]]) for at in range(2, 5))
+        assert loss == pytest.approx(expected, rel=1e-4)
+    added = TextCanaries.new_tokens(["w1 ", "w2 "], count=6, seed=0)
+    with pytest.raises(InvalidArgumentError, match="add_tokens"):
+        text_losses(model, tokenizer, added)
+    tokenizer.add_tokens(list(added.tokens))
+    model.resize_token_embeddings(len(tokenizer))
+    assert text_losses(model, tokenizer, added).shape == (6,)
+    apart = TextCanaries(("",) * 4, ("w1", "w2", "w3", "w4"), seed=0)
+    with pytest.raises(InvalidArgumentError, match="prefix"):
+        text_losses(model, tokenizer, apart)

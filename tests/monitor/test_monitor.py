@@ -133,6 +133,23 @@ def ag_epsilon(*, noise, steps, rate=0.2):
     )
 
 
+def test_a_late_fault_is_measured_from_where_it_began():
+    """After 30 clean steps a fifth less noise: what is said is of the steps since."""
+    alarms = {}
+    for noise in (0.8, 0.9):
+        monitor = quiet()
+        recorder = loop(monitor, 30)
+        loop(monitor, 34, seed=2, noise=noise * SIGMA, recorder=recorder)
+        alarms[noise] = monitor.alarm
+        assert alarms[noise].step > 30
+        measured = float(alarms[noise].summary.split(" is ")[1].split()[0])
+        # Up to where the alarm comes there is little to measure; by chance it looks a bit worse.
+        assert measured == pytest.approx(noise, abs=0.1)
+    # What the rest of the run would leak is by the noise that it has now.
+    whole, half = (ag_epsilon(noise=share * SIGMA, steps=64) for share in (1.0, 0.7))
+    assert whole < alarms[0.8].epsilon < half
+
+
 def test_the_rate_is_watched_where_the_training_samples():
     monitor = quiet(sampling_rate=0.2)
     loop(monitor, 60, planter=poisson(0.4))

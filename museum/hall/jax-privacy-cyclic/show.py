@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax_privacy
 from jax_privacy import batch_selection
 from museum.jax_runs import DELTA, KEY, canaries, gradients, outcome, params
@@ -9,7 +11,7 @@ from museum.showing import Outcome, main
 
 import askgauss as ag
 from askgauss.integrations.jax import Audit
-from askgauss.sampling import Poisson
+from askgauss.sampling import CyclicPoisson, Poisson
 
 STEPS, RATE, CYCLE, NOISE = 400, 0.2, 4, 0.9
 
@@ -31,7 +33,10 @@ def show(variant: str) -> Outcome:
     epsilon = law.epsilon(noise_multiplier=NOISE, steps=STEPS, delta=DELTA)
     claim = ag.PrivacyClaim(epsilon=epsilon, delta=DELTA, noise_multiplier=NOISE, sampling=law)
     noise = jax_privacy.noise_addition.gaussian_privatizer(stddev=NOISE, prng_key=KEY)
-    return outcome(audit, noise, gradients(), steps=STEPS, claim=claim)
+    found = outcome(audit, noise, gradients(), steps=STEPS, claim=claim)
+    turn = CyclicPoisson(rate=RATE, cycle=CYCLE)
+    true = turn.epsilon(noise_multiplier=NOISE, steps=STEPS, delta=DELTA)
+    return replace(found, true=true) if variant == "broken" else found
 
 
 main(show)

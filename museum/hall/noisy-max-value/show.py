@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from museum.published import show_case
 
-show_case("noisy maximum, exponential, the value", "noisy maximum, exponential")
+show_case("noisy maximum, exponential, the value", "noisy maximum, exponential", true=math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 from museum.showing import Outcome, main, of_mechanism
@@ -38,7 +39,7 @@ def show(variant: str) -> Outcome:
         claim=ag.PrivacyClaim(epsilon=spent[0], delta=0.0),
         max_samples=4_000,
     )
-    return of_mechanism(result)
+    return of_mechanism(result, true=math.inf if variant == "broken" else None)
 
 
 main(show)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from dataclasses import replace
 
 import optax
 from museum.jax_runs import DELTA, KEY, canaries, gradients, outcome, params
@@ -30,7 +32,8 @@ def show(variant: str) -> Outcome:
         noise_multiplier=NOISE, sampling_rate=RATE, steps=STEPS, delta=DELTA
     )
     claim = ag.PrivacyClaim(epsilon=epsilon, delta=DELTA)
-    return outcome(audit, aggregate, gradients(6), steps=STEPS, claim=claim)
+    found = outcome(audit, aggregate, gradients(6), steps=STEPS, claim=claim)
+    return replace(found, true=math.inf) if variant == "broken" else found
 
 
 main(show)

@@ -14,6 +14,7 @@ from askgauss.cli.attest import attest
 from askgauss.cli.audit import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.hooks import check_results
+from askgauss.cli.museum import museum
 from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
 from askgauss.cli.replay import replay
 from askgauss.cli.selftest import selftest
@@ -99,7 +100,7 @@ def program(
 
 for command in (
     *(demo, audit, compare, diagnose, report, attest, verify),
-    *(watch, replay, plan, theory, selftest),
+    *(watch, replay, plan, theory, selftest, museum),
 ):
     app.command(cls=Command)(command)
 app.command(cls=Command, name="check-results")(check_results)

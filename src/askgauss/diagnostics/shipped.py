@@ -80,9 +80,11 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
     )
     said = f"weights stayed as they were from each step to the next.{declared}"
     if facts.between:
+        last = facts.between_first > facts.steps > 0
+        when = "after the last" if last else f"before step {facts.between_first:,}"
         said = (
-            f"{facts.between:,} times weights had changed since the step before, first before step "
-            f"{facts.between_first:,} in {facts.between_tensor}.{declared}"
+            f"{facts.between:,} times weights had changed since the step before, first {when} in "
+            f"{facts.between_tensor}.{declared}"
         )
     return fact(
         "weights between steps",
@@ -151,9 +153,7 @@ def _trained(facts: WeightFacts) -> Finding:
     elif still:
         said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
     elif len(dead) == facts.tensors:
-        said = (
-            "nothing was learned: no record's gradient reached any tensor, noise alone moved them."
-        )
+        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
     elif dead:
         said = (
             f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "
@@ -285,7 +285,7 @@ def _coverage(facts: StepFacts) -> Finding:
 def _divisor(facts: StepFacts) -> Finding:
     name = "divisor"
     if facts.divided == 0:
-        return not_run(name, "a step of a single process, watched at some coordinates")
+        return not_run(name, "a step that was watched at some coordinates")
     wrong = facts.divisor_step > 0
     said = f"all {facts.divided:,} steps divided by the stated number of records."
     if facts.uneven:

@@ -109,6 +109,7 @@ def _contribution(context: Context) -> Finding:
         "seen.",
         tolerable=abs(mean / expected - 1.0) < TOLERANCE,
         sees=f"a contribution {max(NOTICED * error / expected, TOLERANCE):.1%} above the clip norm",
+        visible=NOTICED * error / expected,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from askgauss import _plain
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
 from askgauss.integrations._opacus_run import clipped_sum, noise_by_parameter
 from askgauss.integrations._opacus_versions import (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
 )
+from askgauss.integrations._ranks import told_by_all
 from askgauss.integrations._shards import divided_by, is_sharded, local
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepFacts, StepWitness
-from askgauss.witness.steps import resolve
+from askgauss.witness.steps import over_ranks, resolve
 
 __all__ = ["ClipWitness"]
 
@@ -44,9 +48,12 @@ class ClipWitness:
         names: Names of parameters, by their identity.
         share: The share of steps to look at, beside the first.
         seed: Root of the choice.
+        world: Number of ranks, which tell each other what they found in every step they look at.
     """
 
-    def __init__(self, optimizer: Any, names: dict[int, str], share: float, seed: int) -> None:
+    def __init__(
+        self, optimizer: Any, names: dict[int, str], share: float, seed: int, world: int = 1
+    ) -> None:
         self._optimizer = optimizer
         self._names = names
         self._seed = seed
@@ -61,6 +68,8 @@ class ClipWitness:
             recomputed=self._ghost,
             unchecked=unchecked if noise_by_parameter(optimizer) else "",
         )
+        self._world = world
+        self._ranks: list[StepFacts] = []
         self._count = 0
         self._stand_in: StandIn | None = None
         self._aside = False
@@ -71,11 +80,28 @@ class ClipWitness:
 
     @property
     def facts(self) -> StepFacts:
-        """What was found so far."""
-        return self._witness.facts
+        """What was found so far, by all ranks."""
+        own = self._witness.facts
+        if not self._ranks:
+            return own
+        divisors = {
+            name: getattr(own, name)
+            for name in ("divided", "least_divisor", "most_divisor", "divisor_step", "uneven")
+        }
+        return replace(over_ranks(self._ranks), divisor_spacing=own.divisor_spacing, **divisors)
 
-    def load(self, facts: StepFacts | None) -> None:
-        """Go on from the facts of a checkpoint."""
+    def load(self, facts: StepFacts | None, rank: int = 0) -> None:
+        """Go on from the facts of a checkpoint, which are those of all ranks."""
+        if facts is not None and rank > 0:
+            # The first one tells the others what they had found.
+            facts = replace(
+                self._witness.facts,
+                divided=facts.divided,
+                least_divisor=facts.least_divisor,
+                most_divisor=facts.most_divisor,
+                divisor_step=facts.divisor_step,
+                uneven=facts.uneven,
+            )
         self._witness.load(facts)
 
     def attach(self, steps: int) -> None:
@@ -305,8 +331,16 @@ class ClipWitness:
 
     def finish(self) -> None:
         """The step is over."""
+        told = self._world > 1 and self._is_due()
         self._count += 1
         self._forget()
+        if told:
+            text = json.dumps(_plain.to_plain(self._witness.facts))
+            device = self._optimizer.params[0].device
+            heard = told_by_all(text, self._world, device)
+            self._ranks = [
+                _plain.from_plain(StepFacts, json.loads(item), "witness") for item in heard
+            ]
 
     def _silent(self, parameter: nn.Parameter) -> bool:
         """Whether a noisy sum is the sum before the noise, in all of a tensor or in part of it."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
+from askgauss.sampling.recognising import Recogniser
 from askgauss.sampling.testing import SchemeSums
 
 __all__ = ["LoaderWatch"]
@@ -37,16 +38,21 @@ class LoaderWatch:
         self._queue: list[NDArray[np.int64]] = []
         self._class: type | None = None
         self._sums: SchemeSums | None = None
+        self._recogniser: Recogniser | None = None
+        self._steps = 0
         self._lost = ""
         # Steps on batches of an iteration that had begun before anybody listened.
         self._missed, self._begun = 0, False
         self._by_coins = isinstance(scheme, Poisson)
-        if self._sampler is None or scheme is None or self._records is None:
+        if self._sampler is None or self._records is None:
             self._lost = "the loader was not shown, or does not say what it draws from"
         elif world > 1:
             self._lost = "each of several processes draws batches of its own"
         else:
-            self._sums = SchemeSums(scheme, records=self._records)
+            if scheme is not None:
+                self._sums = SchemeSums(scheme, records=self._records)
+            if isinstance(scheme, (Poisson, type(None))):
+                self._recogniser = Recogniser(self._records)
 
     @property
     def records(self) -> int | None:
@@ -59,6 +65,11 @@ class LoaderWatch:
         if self._lost or self._sums is None or self._sums.step == 0:
             return None
         return DrawnBatches.of(self._sums)
+
+    @property
+    def found(self) -> Scheme | None:
+        """The scheme that the batches show, where it is another than Poisson sampling."""
+        return None if self._lost or self._recogniser is None else self._recogniser.found
 
     def notes(self) -> list[str]:
         """Why batches that were seen are not judged, if so."""
@@ -112,20 +123,32 @@ class LoaderWatch:
         Never stops a training: a batch that is missing, or of something else than indices, ends
         the watch with the reason.
         """
-        if self._lost or self._sums is None:
+        if self._lost:
             return
+        self._steps += 1
         if batches != 1:
             self._lost = f"a step is made of {batches} batches"
         elif not self._queue and not self._begun and self._by_coins:
             # Batches of coins say as much without those before them.
             self._missed += 1
         elif not self._queue:
-            self._lost = f"step {self._sums.step + 1} trained on a batch that it did not draw"
+            self._lost = f"step {self._steps} trained on a batch that it did not draw"
         else:
-            try:
-                self._sums.add(self._queue.pop(0))
-            except AskGaussError as error:
-                self._lost = str(error).rstrip(".")
+            self._add(self._queue.pop(0))
+
+    def _add(self, batch: NDArray[np.int64]) -> None:
+        assert self._records is not None
+        try:
+            if self._sums is None:
+                indices = SchemeSums.checked(batch, self._records)
+            else:
+                indices = self._sums.indices(batch)
+                self._sums.add(indices)
+        except AskGaussError as error:
+            self._lost = str(error).rstrip(".")
+            return
+        if self._recogniser is not None:
+            self._recogniser.add(indices)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to go on from."""
@@ -145,6 +168,10 @@ class LoaderWatch:
             for name, value in arrays.items()
             if name.startswith(_PREFIX) and name != _MISSED
         }
+        if self._recogniser is not None and steps:
+            # What it had kept before the checkpoint is not in there.
+            self._recogniser.give_up()
+        self._steps = steps
         missed = np.asarray(arrays.get(_MISSED, 0))
         if missed.size != 1 or missed.dtype.kind not in "iu" or int(missed.item()) < 0:
             raise FileFormatError(f"Expected {_MISSED} to be a count, got {missed!r}.")
@@ -153,8 +180,11 @@ class LoaderWatch:
         if not found:
             self._lost = self._lost or "those before the checkpoint were not kept"
             return
-        sums = SchemeSums.from_arrays(self._sums.scheme, found)
-        if sums.step + int(missed.item()) != steps or sums.records != self._records:
+        if SchemeSums.records_in(found) != self._records:
+            self._lost = "those before the checkpoint are of other records"
+            return
+        sums = SchemeSums.from_arrays(self._sums.scheme, found, records=self._records)
+        if sums.step + int(missed.item()) != steps:
             self._lost = "those before the checkpoint are of other steps"
             return
         self._sums, self._missed = sums, int(missed.item())

@@ -115,10 +115,12 @@ class RecordedSteps(Restartable):
     def _after_noise(self) -> None:
         step, places = self._step, self._places
         assert step is not None
-        # Where ranks are reduced later, the sum that is divided is not the one that is seen here.
         noisy, alone = None, self._world == 1 or self._sharded
-        if places is not None and alone:
+        if places is not None:
             noisy = places.read([_gradient(item) for item in self._parameters])
+            if not alone:
+                # What is divided is the sum over all ranks, and they are reduced later.
+                torch.distributed.all_reduce(noisy)
         noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
         if self._seeds is None and self._rank == 0:

@@ -78,6 +78,7 @@ class RecordedRun(RecordedSteps):
             tensors=self._names,
             batches=batches,
             accounted_scheme=accounted,
+            found_scheme=self._loader.found,
             records=self._loader.records,
             exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
             precision=tuple(
@@ -191,7 +192,7 @@ class RecordedRun(RecordedSteps):
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
             self._shadow.load(progress.moves)
-        self._witness.load(progress.witness)
+        self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
         self._seeds = progress.seeds

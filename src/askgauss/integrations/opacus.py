@@ -285,7 +285,9 @@ class CanaryAudit(RecordedRun):
             )
         self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
         named = run.parameter_names(optimizer, self._parameters, self._whole, model)
-        self._witness = ClipWitness(optimizer, named, witness, self._canaries.root_seed)
+        self._witness = ClipWitness(
+            optimizer, named, witness, self._canaries.root_seed, self._world
+        )
         self._clip_count = ClipCountWatch(optimizer, self._world)
         self._weights = ""
         self._accumulated = set()
@@ -415,7 +417,7 @@ class CanaryAudit(RecordedRun):
         if self._probe is not None:
             self._probe.stop()
         if self._shadow is not None:
-            self._shadow.detach()
+            self._shadow.detach(finished=kind is None)
         self._witness.detach()
         self._clip_count.detach()
         self._loader.deafen()

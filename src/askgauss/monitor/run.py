@@ -453,10 +453,29 @@ class Monitor:
         self._course.extend(self._steps, evidence, self._tally.noise_sums())
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
+            self._find_onset(bets, cause)
             self._sound(cause, bets.evidence(cause), self._words(cause, noise))
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
+
+    def _find_onset(self, bets: Bets, cause: str) -> None:
+        """Where the fault seems to have begun: what is said of it is measured from there on."""
+        rate = self._rate
+
+        def weigh(freedom: float, square: float, signal: tuple[float, float, float]) -> float:
+            count, total, opportunities = signal
+            if cause == "contribution":
+                return (total - count) / math.sqrt(max(count, 1.0))
+            if cause == "sampling rate" and rate is not None:
+                return (count - rate * opportunities) / math.sqrt(max(opportunities, 1.0))
+            if cause != "noise" or not square < freedom:
+                return 0.0
+            # The likelihood of the noise that was measured, over that of what is declared.
+            share = max(square / freedom, 1e-300)
+            return -0.5 * freedom * (math.log(share) + 1.0 - share)
+
+        self._tally.narrow(weigh, bets.weakest_tensor() if cause == "noise" else None)
 
     def _count_declared(self, noise: float | None) -> None:
         known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
