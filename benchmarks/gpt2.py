@@ -16,7 +16,7 @@ RECORDS, BATCH, TOKENS, STEPS = 2048, 2, 32, 4
 
 
 def rows() -> Iterator[tuple[str, str]]:
-    """Blocks of steps with and without the audit take turns; memory is the highest that either needs."""
+    """Blocks of steps with and without the audit take turns; memory is the highest of either."""
     warnings.simplefilter("ignore")
     model, optimizer, loader = _private_gpt2()
     from askgauss.integrations.opacus import CanaryAudit
