@@ -66,7 +66,8 @@ class Trial:
         if self.clipping == "adaptive":
             return versions.AdaClipDPOptimizer is not versions.Missing
         if self.mode == "ghost":
-            return versions.DPOptimizerFastGradientClipping is not versions.Missing
+            # The first release left both passes of the loss to the loop.
+            return versions.DPLossFastGradientClipping is not versions.Missing
         return True
 
 
