@@ -117,7 +117,7 @@ def test_figures_speak_to_those_who_cannot_see_them(pages, name):
 def test_every_section_shows_something_or_says_why_not(pages, name):
     shown = pages[name].count("<figure") - 1  # the axis
     missing = pages[name].count('class="missing"')
-    assert shown + missing == 10
+    assert shown + missing == 11
     for reason in re.findall(r'class="missing"><b>[^<]*:</b> ([^<]*)<', pages[name]):
         assert len(reason) > 10
         assert "\n" not in reason
