@@ -71,7 +71,7 @@ def _row(item: Shown) -> str:
     cells = (
         f"[{exhibit.name}](#{exhibit.name})",
         exhibit.library,
-        f"{_label(exhibit.broken)}{', ' if exhibit.broken else ''}{state}",
+        f"{exhibit.broken[0].label}, {state}" if exhibit.broken else state,
         exhibit.title,
         *(_number(broken[name]) for name in ("claimed", "bound", "true")),
         finding,

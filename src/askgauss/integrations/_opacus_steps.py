@@ -208,11 +208,13 @@ class RecordedSteps(Restartable):
         optimizer = self._optimizer
         mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
         divisor = float(optimizer.expected_batch_size * batches) if mean else 1.0
+        scale = divisor * (self._world if mean or self._sharded else 1)
         self._step = _Step(
             clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            divisor=divisor,
-            scale=divisor * (self._world if mean or self._sharded else 1),
+            # Sums that are shared out were divided by the ranks before their noise.
+            divisor=divisor if self._sharded else scale,
+            scale=scale,
             clean=clean,
             batches=batches,
         )
