@@ -152,7 +152,7 @@ def rival(package: str, path: Path) -> list[Row]:
         )
         printed = done.stdout
         if done.returncode:
-            late = done.stderr.strip().splitlines()[-1][:200]
+            late = (done.stderr.strip().splitlines() or ["it was killed"])[-1][:200]
     except subprocess.TimeoutExpired as stopped:
         printed = (stopped.stdout or b"").decode()
         late = f"the next method took longer than {PATIENCE} s, and was stopped"
