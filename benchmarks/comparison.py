@@ -36,7 +36,7 @@ EPSILONS = (1.0, 4.0, 8.0)
 CANARIES, LEAKS = 2000, 10
 NULL_CANARIES, NULLS = 400, 40
 NULL = "null"
-BUDGET = 45  # seconds of processor time a method
+BUDGET = 20  # seconds of processor time a method
 PATIENCE = 3600  # seconds a package, however busy the machine is
 INTRODUCTION = """# Beside other tools
 
