@@ -36,7 +36,7 @@ EPSILONS = (1.0, 4.0, 8.0)
 CANARIES, LEAKS = 2000, 10
 NULL_CANARIES, NULLS = 400, 40
 NULL = "null"
-BUDGET = 45  # seconds of processor time a method
+BUDGET = 20  # seconds of processor time a method
 PATIENCE = 3600  # seconds a package, however busy the machine is
 INTRODUCTION = """# Beside other tools
 
@@ -152,7 +152,7 @@ def rival(package: str, path: Path) -> list[Row]:
         )
         printed = done.stdout
         if done.returncode:
-            late = done.stderr.strip().splitlines()[-1][:200]
+            late = (done.stderr.strip().splitlines() or ["it was killed"])[-1][:200]
     except subprocess.TimeoutExpired as stopped:
         printed = (stopped.stdout or b"").decode()
         late = f"the next method took longer than {PATIENCE} s, and was stopped"

@@ -108,7 +108,9 @@ def facts():
         {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
         MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},
         MOVED | {"regraded": 3}, {"between": 2, "between_first": 5, "between_tensor": "a"},
-        {"declared": 4}, {"bare": ("a",)}, {"bare_moved": ("a", "b")},
+        {"declared": 4}, {"bare": ("a",)}, {"bare_moved": ("a", "b")}, {"tensors": 2},
+        {"tensors": 2, "unmoved": ("a",)}, {"tensors": 2, "unmoved": ("a", "b")},
+        {"tensors": 2, "unreached": ("a",)}, {"tensors": 2, "unreached": ("a", "b")},
     ):  # fmt: skip
         yield {"weights": replace(SOUND_WEIGHTS, **changes)}
     for changes in (
@@ -195,7 +197,9 @@ def undecided():
     silent = {"watch_values": np.zeros_like(sound.watch_values)}
     gram = np.eye(sound.kept.size)
     alike = {"gram": np.where(gram == 0.0, 0.9, gram)}
-    for changes in (silent, {"gram": gram}, alike):
+    sizes = np.random.default_rng(4).integers(60, 100, sound.number_of_steps).astype(float)
+    sized = {"steps": replace(sound.steps, batch_size=sizes)}
+    for changes in (silent, {"gram": gram}, alike, sized):
         found += transcript_checks(replace(sound, **changes), CLAIM)
     return [*found, *methods_own(sound)]
 
