@@ -41,7 +41,7 @@ from askgauss.simulation import (
     simulate_scores,
 )
 from askgauss.transcript import SeedProbe
-from askgauss.witness import ProbeFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, ProbeFacts, RoundFacts, StepFacts, WeightFacts
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
@@ -147,6 +147,12 @@ def facts():
         "accounted": ((1.6, 0.2, 40),), "accounted_steps": 40, "accounted_epsilon": 2.4,
         "epsilon_reads": ((1e-5, 2.0, 40),), "outside": ("a", "b"), "outside_moved": ("a",),
     }  # fmt: skip
+    counted = ClipCountFacts(
+        releases=40, shown=40, read=40, square=40.0, deviation=5.0, noise_multiplier=1.6
+    )
+    for told in ((), ((1.6, 0.2, 40),), ((1.8, 0.2, 40),)):
+        for changes in ({}, {"square": 0.0}, {"square": 4.0}, {"read": 0}):
+            yield {"clip_count": replace(counted, **changes), "accounted": told}
     for claim in (CLAIM, replace(CLAIM, epsilon=1.0)):
         yield {"commitment": commit(seed=1, member=np.ones(4, dtype=bool), claim=claim)}
 
