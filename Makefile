@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 WORKERS ?= 2
+# Of the audits that `make calibration` counts; sections that a stopped call left are kept.
+SCALE ?= 1
+# Runs of every fault, and audits of every correct run, that `make faults` counts.
+RUNS ?= 100
+AUDITS ?= 300
 
 # One core a worker: numerical libraries that also spawn threads only slow each other down.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor final faults flower fuzz kills comparison museum release docs clean
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -27,7 +32,7 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
 	$(PIP) torch==2.13.0
-	$(PIP) --editable ".[opacus,jax,sklearn,paper,ray,test,docs,dev]"
+	$(PIP) --editable ".[opacus,lightning,transformers,jax,keras,sklearn,paper,ray,test,docs,dev]"
 	touch $@
 
 run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: verdict and report
@@ -54,30 +59,42 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
-clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs: no exact check may alarm
-	$(BIN)/python -m benchmarks.clean_runs 300
+clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alarm; rewrites docs/clean-runs.md
+	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks
 
-calibration: $(VENV)/all.stamp  ## the full coverage grid; rewrites docs/calibration.md
-	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --output docs/calibration.md
+calibration: $(VENV)/all.stamp  ## the full coverage grid, an hour of CPU; rewrites docs/calibration.md
+	$(BIN)/python -m tests.calibration.full --workers $(WORKERS) --scale $(SCALE) --resume --output docs/calibration.md
 
 monitor: $(VENV)/all.stamp  ## how soon a monitor alarms, and how rarely by mistake: the tables of docs/monitor.md
 	$(BIN)/python -m tests.calibration.monitor_cells
+
+mechanisms: $(VENV)/all.stamp  ## any mechanism: broken ones found, correct ones not; the tables of docs/any-mechanism.md
+	$(BIN)/python -m tests.calibration.mechanism_cells --broken --audits 20 --table
+	$(BIN)/python -m tests.calibration.mechanism_cells --audits 1000 --table 30 100 300
+	$(BIN)/python -m tests.calibration.final_cells
 
 final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
 	$(BIN)/askgauss data fetch fashion-mnist
 	$(BIN)/python -m benchmarks.final_models
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
-	$(BIN)/python -m tests.faults.table --output docs/faults.md
+	$(BIN)/python -m tests.faults.table --workers $(WORKERS) --runs $(RUNS) --audits $(AUDITS) --output docs/faults.md
 
 # Flower wants an older typer than the command line has, so that it lives apart.
 .venvs/flower/stamp:
 	$(PYTHON) -m venv .venvs/flower
 	.venvs/flower/bin/python -m pip install --quiet flwr==1.41.0 "numpy>=2.0" "scipy>=1.14" dp-accounting==0.6.0
 	touch $@
+
+opacus-versions: $(VENV)/all.stamp  ## every minor release of Opacus from 1.4 on, tried; rewrites docs/opacus-versions.md
+	$(BIN)/python -m benchmarks.opacus_versions --output docs/opacus-versions.md
+
+lora: $(VENV)/all.stamp  ## what an audit costs a GPT-2 of 124 million parameters that trains by LoRA
+	$(PIP) transformers peft
+	$(BIN)/python -m benchmarks.gpt2
 
 flower: $(VENV)/all.stamp .venvs/flower/stamp  ## audit Flower's released strategies, in an environment of their own
 	$(BIN)/python -m pytest tests/integrations/test_flower.py
@@ -101,6 +118,9 @@ kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and wh
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
+
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,10 +1,18 @@
-"""Pages that mkdocs builds from the program: the command reference."""
+"""What mkdocs takes from the program: its version on every page, and the command reference."""
 
 from __future__ import annotations
 
 from typing import Any
 
 _SHARED = ("--config", "--debug", "--quiet", "--help", "--version")
+
+
+def on_config(config: Any) -> Any:
+    """Say at the foot of every page which version it is of."""
+    from askgauss import __version__
+
+    config["copyright"] = f"askgauss {__version__}"
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

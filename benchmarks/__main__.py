@@ -17,6 +17,7 @@ NAMES = (
     "jax_audit",
     "monitor",
     "replay",
+    "trainers",
     "scatter",
 )
 

@@ -1,17 +1,24 @@
 """Clean Opacus runs of many kinds: how often an exact check, or the verdict, alarms. None may.
 
-python -m benchmarks.clean_runs 300
+python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
+import dataclasses
 import io
 import itertools
+import os
+import random
+import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
+from askgauss.integrations import _ranks
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status, Verdict
 
@@ -49,41 +57,77 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 MODES = ("hooks", "functorch", "ghost")
 PARTS = (None, 5)
+# One run in six is of two processes.
+RANKS = 2
 # A network, how hard it is clipped, and how its loss is put together.
 SETTINGS = ((16, 1.0, "mean"), (8, 0.05, "sum"))
 
 
-def one_run(
-    kind: tuple[str, str, str, int | None, tuple[int, float, str]], seed: int, distributed: bool
-) -> tuple[set[str], Verdict | None]:
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One way to train."""
+
+    optimizer: str
+    schedule: str
+    mode: str
+    physical: int | None
+    setting: tuple[int, float, str]
+    distributed: bool
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """The rows of the table that a run of this kind counts in."""
+        return (
+            ("optimizer", self.optimizer),
+            ("schedule", self.schedule),
+            ("per-example gradients", self.mode),
+            ("batches", "whole" if self.physical is None else "in virtual steps"),
+            ("clip norm", f"{self.setting[1]:g}, losses by their {self.setting[2]}"),
+            ("processes", "2, DDP over gloo" if self.distributed else "1"),
+        )
+
+
+def kinds(runs: int) -> list[Kind]:
+    """What each of so many runs is: every kind once, then every kind again in another order."""
+    every = list(itertools.product(OPTIMIZERS, SCHEDULES, MODES, PARTS, SETTINGS))
+    chance = random.Random(0)
+    rounds = [chance.sample(every, len(every)) for _ in range(-(-runs // len(every)))]
+    mixed = itertools.islice(itertools.chain.from_iterable(rounds), runs)
+    return [Kind(*item, distributed=seed % 6 == 5) for seed, item in enumerate(mixed)]
+
+
+def one_run(kind: Kind, seed: int, rank: int = 0) -> tuple[set[str], Verdict | None]:
     """Train once with the audit attached; the checks that failed, and the verdict."""
-    optimizer_name, schedule, mode, physical, (hidden, clip_norm, reduction) = kind
+    hidden, clip_norm, reduction = kind.setting
     torch.manual_seed(seed)
     data = TensorDataset(torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % CLASSES)
     model: nn.Module = nn.Sequential(
         nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES)
     )
-    if distributed:
+    if kind.distributed:
         from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 
         model = DifferentiallyPrivateDistributedDataParallel(model)
     engine = PrivacyEngine()
     made = engine.make_private(
         module=model,
-        optimizer=OPTIMIZERS[optimizer_name](model.parameters()),
-        data_loader=DataLoader(data, batch_size=BATCH),
+        optimizer=OPTIMIZERS[kind.optimizer](model.parameters()),
+        data_loader=DataLoader(data, batch_size=BATCH * (RANKS if kind.distributed else 1)),
         criterion=nn.CrossEntropyLoss(reduction=reduction),
         noise_multiplier=1.0,
         max_grad_norm=clip_norm,
         loss_reduction=reduction,
-        grad_sample_mode=mode,
+        grad_sample_mode=kind.mode,
     )
     model, optimizer, loader = made[0], made[1], made[-1]
     criterion: Any = made[2] if len(made) == 4 else nn.CrossEntropyLoss(reduction=reduction)
-    scheduler = SCHEDULES[schedule](optimizer)
-    with CanaryAudit(optimizer, data_loader=loader, model=model, seed=seed, witness=0.25) as audit:
+    scheduler = SCHEDULES[kind.schedule](optimizer)
+    torch.manual_seed(1000 * seed + rank)
+    audit = CanaryAudit(optimizer, data_loader=loader, model=model, seed=seed, witness=0.25)
+    # The digests of so many runs are no news.
+    with contextlib.redirect_stderr(io.StringIO()), audit:
         for _ in range(3):
-            for features, target in _batches(loader, optimizer, physical):
+            for features, target in _batches(loader, optimizer, kind.physical):
                 optimizer.zero_grad()
                 criterion(model(features), target).backward()
                 optimizer.step()
@@ -105,35 +149,101 @@ def _batches(loader: Any, optimizer: Any, physical: int | None) -> Iterator[Any]
         yield from parts
 
 
-def main(runs: int) -> int:
-    """Run so many, and print what alarmed; the number of false alarms."""
+def distributed_runs(runs: int, rank: int, meeting: str) -> Iterator[tuple[int, Any]]:
+    """One rank of every run of several processes."""
+    _ranks.PATIENCE = 3600.0
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    for seed, kind in enumerate(kinds(runs)):
+        if kind.distributed:
+            yield seed, one_run(kind, seed, rank)
+    torch.distributed.destroy_process_group()
+
+
+def all_runs(runs: int) -> Iterator[tuple[int, tuple[set[str], Verdict | None]]]:
+    """The seed of every run, and what came of it."""
+    for seed, kind in enumerate(kinds(runs)):
+        if not kind.distributed:
+            yield seed, one_run(kind, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = (Path(folder) / "meeting").as_uri()
+        command = [sys.executable, "-m", "benchmarks.clean_runs", str(runs), "--join", meeting]
+        with subprocess.Popen(command, env=dict(os.environ)) as other:
+            try:
+                yield from distributed_runs(runs, 0, meeting)
+            finally:
+                if other.wait(timeout=600):
+                    raise SystemExit("The second process failed.")
+
+
+def main() -> int:
+    """Run so many, and say what alarmed; the number of false alarms."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=int, nargs="?", default=300)
+    parser.add_argument("--output", type=Path, help="also write a page")
+    parser.add_argument("--join", help="be the second process of the runs that have two")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    kinds = list(itertools.product(OPTIMIZERS, SCHEDULES, MODES, PARTS, SETTINGS))
-    sys.stderr = io.StringIO()  # the digests of so many runs are no news
-    alarms: collections.Counter[str] = collections.Counter()
+    if given.join:
+        for _ in distributed_runs(given.runs, 1, given.join):
+            pass
+        return 0
+    every = kinds(given.runs)
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    alarms: collections.Counter[tuple[str, str]] = collections.Counter()
+    checks: collections.Counter[str] = collections.Counter()
     verdicts: collections.Counter[str] = collections.Counter()
-    one_process = ("file://" + tempfile.mkdtemp() + "/meeting", 0, 1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=one_process[0], rank=one_process[1], world_size=one_process[2]
-    )
-    for seed in range(runs):
-        kind = kinds[(seed * 37) % len(kinds)]
-        failed, verdict = one_run(kind, seed, distributed=seed % 6 == 5)
-        alarms.update(failed)
-        verdicts[str(None if verdict is None else verdict.value)] += 1
+    for done, (seed, (failed, verdict)) in enumerate(all_runs(given.runs), start=1):
+        kind = every[seed]
+        counts.update(kind.rows)
+        checks.update(failed)
+        verdicts["none" if verdict is None else verdict.value] += 1
+        if failed & EXACT:
+            alarms.update(kind.rows)
         for name in failed & EXACT:
             print(f"run {seed} {kind}: {name}", flush=True)
-        if (seed + 1) % 50 == 0:
-            print(f"{seed + 1} runs: {dict(verdicts)}, {dict(alarms)}", flush=True)
-    torch.distributed.destroy_process_group()
-    false = sum(count for name, count in alarms.items() if name in EXACT)
-    print(
-        f"{runs} clean runs of {min(runs, len(kinds))} kinds: {false} false alarms of exact checks"
-    )
-    print("verdicts:", dict(verdicts), "  warnings and failures of any check:", dict(alarms))
-    return false
+        if done % 25 == 0:
+            print(f"{done} runs: {dict(verdicts)}, {dict(checks)}", flush=True)
+    page = _page(given.runs, counts, alarms, checks, verdicts)
+    print(page)
+    if given.output is not None:
+        given.output.write_text(page, encoding="utf-8")
+    return sum(count for name, count in checks.items() if name in EXACT)
+
+
+def _page(
+    runs: int,
+    counts: collections.Counter[tuple[str, str]],
+    alarms: collections.Counter[tuple[str, str]],
+    checks: collections.Counter[str],
+    verdicts: collections.Counter[str],
+) -> str:
+    false = sum(count for name, count in checks.items() if name in EXACT)
+    different = len(set(kinds(runs)))
+    told = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
+    others = [f"{count} {name}" for name, count in sorted(checks.items()) if name not in EXACT]
+    lines = [
+        "# Clean runs",
+        "",
+        "Correct Opacus runs of 24 steps each, audited with a quarter of the steps looked at.",
+        "The exact checks involve no chance, so that none of them may ever alarm:",
+        f"{', '.join(sorted(EXACT))}.",
+        "Written by `make clean-runs`.",
+        "",
+        f"- {runs} runs of {different} kinds: **{false}** false alarms of exact checks.",
+        f"- Verdicts: {told}.",
+        "- Warnings and failures of checks by chance, or of what is not built to pass: "
+        f"{', '.join(others) or 'none'}.",
+        "",
+        "| what | setting | runs | with an alarm of an exact check |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {what} | {which} | {counts[what, which]} | {alarms[what, which]} |"
+        for what, which in sorted(counts)
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    raise SystemExit(bool(main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)))
+    raise SystemExit(bool(main()))

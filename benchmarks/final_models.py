@@ -19,6 +19,7 @@ from askgauss import final
 from askgauss.accounting import dpsgd_noise_multiplier
 from askgauss.canaries import DiracCanaries
 from askgauss.paper import data as image_sets
+from benchmarks.conv_training import ConvTraining, worst_conv_start
 
 EPSILON, DELTA = 10.0, 1e-5
 CLAIM = ag.PrivacyClaim(epsilon=EPSILON, delta=DELTA)
@@ -53,26 +54,38 @@ def _worst_start(features: Array, labels: Array, runs: int, pool: Any) -> Iterat
     # The direction that varies least in public data, as long as an image.
     centred = features[public] - features[public].mean(axis=0)
     target = 10.0 * np.linalg.svd(centred, full_matrices=False)[2][-1]
-    began = time.process_time()
-    start = final.worst_start(
-        (features[public], labels[public]), classes=CLASSES, target=target, target_label=0
-    )
-    training = final.FullBatchTraining(
-        start=start,
-        target=target,
-        target_label=0,
-        steps=STEPS,
-        noise_multiplier=_full_batch_noise(),
-        learning_rate=0.005,
-    )
+    common = {
+        "target": target,
+        "target_label": 0,
+        "steps": STEPS,
+        "noise_multiplier": _full_batch_noise(),
+        "learning_rate": 0.005,
+    }
+
+    def linear() -> final.Training:
+        start = final.worst_start(
+            (features[public], labels[public]), classes=CLASSES, target=target, target_label=0
+        )
+        return final.FullBatchTraining(start=start, **common)
+
+    def convolutional() -> final.Training:
+        start = worst_conv_start(features[public], labels[public], target, 0)
+        return ConvTraining(start=start, **common)
+
     records = features[:PRIVATE], labels[:PRIVATE]
-    scores = final.trained_scores(training, records, runs=runs, pool=pool)
-    seconds = time.process_time() - began
-    title = f"worst-case start, {PRIVATE:,} records, {STEPS} steps, {runs:,} models a world"
-    for auditor in (ag.GaussianDP(), ag.GaussianShift(), ag.ClopperPearson()):
-        result = ag.audit(scores, claim=CLAIM, auditor=auditor)
-        yield f"{title}, {auditor.name}", f"epsilon >= {result.epsilon_lower:.2f} of {EPSILON:g}"
-    yield title, f"{seconds:.0f} s of one core"
+    for name, make, models in (
+        ("softmax regression", linear, runs),
+        ("convolutional network", convolutional, runs // 2),
+    ):
+        began = time.monotonic()
+        scores = final.trained_scores(make(), records, runs=models, pool=pool)
+        seconds = time.monotonic() - began
+        title = f"worst-case start, {name}, {models:,} models a world"
+        for auditor in (ag.GaussianDP(), ag.GaussianShift(), ag.ClopperPearson()):
+            result = ag.audit(scores, claim=CLAIM, auditor=auditor)
+            told = f"epsilon >= {result.epsilon_lower:.2f} of {EPSILON:g}"
+            yield f"{title}, {auditor.name}", told
+        yield title, f"{seconds:.0f} s by the clock"
 
 
 class SoftmaxRun:
@@ -87,6 +100,7 @@ class SoftmaxRun:
         self.before = self.weights.ravel().copy()
         self.velocity = np.zeros(self.weights.size)
         self.backgrounds: list[Array] = []
+        self.snapshots: dict[int, Array] = {}
 
     def train(
         self,
@@ -97,12 +111,13 @@ class SoftmaxRun:
         divisor: float = 1.0,
         momentum: float = 0.0,
         seed: int = 0,
+        keep: Iterable[int] = (),
     ) -> None:
-        """Noisy steps with the canaries in them."""
+        """Noisy steps with the canaries in them; ``keep`` are the steps to keep snapshots of."""
         generator = np.random.default_rng(seed)
         inputs = np.concatenate([features, np.ones((len(features), 1), features.dtype)], axis=1)
         lengths = np.linalg.norm(inputs, axis=1)
-        for rate in learning_rates:
+        for step, rate in enumerate(learning_rates, 1):
             batch = np.flatnonzero(generator.random(len(inputs)) < self.rate)
             logits = inputs[batch] @ self.weights.T
             errors = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -119,13 +134,17 @@ class SoftmaxRun:
             self.backgrounds.append(background)
             self.velocity = momentum * self.velocity + released / divisor
             self.weights -= rate * self.velocity.reshape(self.weights.shape)
+            if step in keep:
+                self.snapshots[step] = self.weights.ravel().astype(np.float32)
 
-    def weight_scores(self, linear: final.LinearFilter) -> ag.CanaryScores:
-        """Scores of the first and the last weights alone."""
+    def weight_scores(
+        self, linear: final.LinearFilter, after: Array | None = None
+    ) -> ag.CanaryScores:
+        """Scores of the first and the last weights alone, or of a sum of snapshots."""
         background = linear.weights @ np.array(self.backgrounds) if self.known else None
         return final.weight_scores(
             self.before,
-            self.weights.ravel(),
+            self.weights.ravel() if after is None else after,
             self.canaries,
             filter=linear,
             clip_norm=1.0,
@@ -152,23 +171,30 @@ def _one_run(features: Array, labels: Array) -> Iterator[tuple[str, str]]:
     yield name, f"{seconds:.1f} s of one core"
 
 
-SCHEDULES: dict[str, tuple[Callable[[int], Array], float]] = {
-    "plain": (lambda steps: np.full(steps, 0.5), 0.0),
-    "momentum 0.9": (lambda steps: np.full(steps, 0.05), 0.9),
+# Learning rates, momentum, and the steps after which a snapshot is kept.
+SCHEDULES: dict[str, tuple[Callable[[int], Array], float, tuple[int, ...]]] = {
+    "plain": (lambda steps: np.full(steps, 0.5), 0.0, (1000,)),
+    "momentum 0.9": (lambda steps: np.full(steps, 0.05), 0.9, (1000,)),
     "a tenth from the middle on, momentum 0.9": (
         lambda steps: 0.05 * np.where(np.arange(steps) < steps // 2, 1.0, 0.1),
         0.9,
+        (500, 1000),
     ),
-    "cosine": (lambda steps: 0.25 * (1.0 + np.cos(np.pi * np.arange(steps) / steps)), 0.0),
+    "cosine": (
+        lambda steps: 0.25 * (1.0 + np.cos(np.pi * np.arange(steps) / steps)),
+        0.0,
+        # Closer together where the rate falls faster than it is large.
+        (160, 306, 438, 556, 660, 750, 826, 889, 938, 972, 993, 1000),
+    ),
 }
 
 
 def _snapshots(features: Array, labels: Array) -> Iterator[tuple[str, str]]:
-    """DP-SGD on 6,000 records: two snapshots against the summed scores of the same run."""
+    """DP-SGD on 6,000 records: snapshots against the summed scores of the same run."""
     records, steps, rate = 6000, 1000, 0.08
     noise = dpsgd_noise_multiplier(epsilon=8.0, delta=DELTA, sampling_rate=rate, steps=steps)
     width = features.shape[1]
-    for name, (schedule, momentum) in SCHEDULES.items():
+    for name, (schedule, momentum, kept) in SCHEDULES.items():
         for known in (True, False):
             canaries = DiracCanaries(
                 present=1000, absent=5000, dimension=CLASSES * (width + 1), seed=1
@@ -183,17 +209,29 @@ def _snapshots(features: Array, labels: Array) -> Iterator[tuple[str, str]]:
                 divisor=divisor,
                 momentum=momentum,
                 seed=2,
+                keep=kept,
             )
-            linear = final.sgd_filter(rates, divisor=divisor, momentum=momentum)
-            bounds = [
-                ag.audit(scores, delta=DELTA, auditor=ag.GaussianShift()).epsilon_lower
-                for scores in (run.weight_scores(linear), run.recorder.transcript().scores())
+            filters = [
+                final.sgd_filter(rates[:end], divisor=divisor, momentum=momentum) for end in kept
             ]
-            yield (
-                f"two snapshots, {name}, background {'known' if known else 'unknown'}",
-                f"{bounds[0]:.3f}, summed scores {bounds[1]:.3f}: {bounds[0] / bounds[1]:.3f}; "
-                f"{linear.effective_steps:.0f} of {steps:,} steps count",
-            )
+            summed = _shift_bound(run.recorder.transcript().scores())
+            # The last one alone, and all of them.
+            for chosen in {len(kept) - 1: None, 0: None}:
+                linear, after = final.joined_snapshots(
+                    filters[chosen:], [run.snapshots[end] for end in kept[chosen:]]
+                )
+                found = _shift_bound(run.weight_scores(linear, after))
+                carried = linear.epsilon_at(delta=DELTA, noise_multiplier=noise, sampling_rate=rate)
+                yield (
+                    f"{1 + len(kept) - chosen} snapshots, {name}, background "
+                    f"{'known' if known else 'unknown'}",
+                    f"{found:.3f} of {carried:.3f} that they carry, summed scores {summed:.3f}: "
+                    f"{found / summed:.3f}; {linear.effective_steps:.0f} of {steps:,} steps count",
+                )
+
+
+def _shift_bound(scores: ag.CanaryScores) -> float:
+    return ag.audit(scores, delta=DELTA, auditor=ag.GaussianShift()).epsilon_lower
 
 
 def _hidden_state() -> Iterator[tuple[str, str]]:
@@ -225,21 +263,12 @@ def _hidden_state() -> Iterator[tuple[str, str]]:
         )
 
 
-def _ray_pool(function: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
-    import ray
-
-    ray.init(ignore_reinit_error=True, include_dashboard=False)
-    remote = ray.remote(function)
-    found: list[Any] = ray.get([remote.remote(part) for part in parts])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=2000, help="models of each world")
-    parser.add_argument("--ray", action="store_true", help="train them over Ray")
+    parser.add_argument("--ray", default="local", help="address of a Ray cluster to train on")
     given = parser.parse_args()
-    for what, measured in rows(given.runs, _ray_pool if given.ray else map):
+    for what, measured in rows(given.runs, final.ray_pool(given.ray)):
         print(f"{what:90} {measured}", flush=True)
 
 

@@ -116,11 +116,13 @@ def test_provenance_goes_through_json_and_names_no_host(tmp_path, monkeypatch):
     path.write_bytes(b"abc")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setenv("GITHUB_SHA", "f" * 40)
-    found = provenance(file=path, command=["askgauss", "audit", "run 1.npz"])
+    typed = ["askgauss", "audit", "/home/ada/p-42/run 1.npz", "--html=C:\\ada\\x.html"]
+    found = provenance(file=path, command=[*typed, "--auditor", "a:B", "--epsilon", "8"])
     assert found.sha256 == hashlib.sha256(b"abc").hexdigest() == file_digest(path)
     assert found.audited == "2023-11-14T22:13:20Z"
     assert found.commit == "f" * 40
-    assert found.command == "askgauss audit 'run 1.npz'"
+    told = "askgauss audit 'run 1.npz' --html=x.html --auditor a:B --epsilon 8"
+    assert found.command == told
     assert "folder" not in str(found)
     result = with_provenance(samples.consistent(), found)
     again = ag.AuditResult.from_json(result.to_json())

@@ -82,6 +82,14 @@ class TestRows:
             "one-run (selection=UnionBound(candidates=16, seed=0), two_sided=False)",
         ]
 
+    def test_the_area_under_the_curve_stands_beside_the_bounds(self):
+        table = compare(SCORES, delta=1e-5, auditors=[ag.OneRun()])
+        middle, low, high = table.area
+        pairs = SCORES.present[:, None] - SCORES.absent[None, :]
+        assert middle == pytest.approx((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
+        assert low < middle < high
+        assert f"area under the curve {middle:.3f} ({low:.3f} to {high:.3f})" in str(table)
+
     def test_there_is_no_best(self):
         """Which of many bounds to believe is settled before looking, not here."""
         public = {name for name in dir(Comparison) if not name.startswith("_")}
@@ -92,6 +100,7 @@ class TestRows:
             "delta",
             "confidence",
             "claim",
+            "area",
             "to_dict",
             "to_json",
             "to_markdown",
@@ -153,7 +162,8 @@ class TestArguments:
         [
             ({}, "exactly one of claim and delta, got neither"),
             ({"claim": CLAIM, "delta": 1e-5}, "got both"),
-            ({"delta": 0.0}, "delta"),
+            ({"delta": -0.1}, "delta"),
+            ({"delta": 1.0}, "delta"),
             ({"delta": 1e-5, "confidence": 0.3}, "confidence"),
             ({"delta": 1e-5, "auditors": []}, "at least one of auditors"),
             ({"delta": 1e-5, "auditors": [ag.OneRun]}, "an auditor such as OneRun"),

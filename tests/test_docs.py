@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import askgauss as ag
+from askgauss.auditors import auditor_types
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,3 +37,25 @@ def test_the_pieces_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatc
     for block in blocks(page, "python"):
         exec(block, names)
     assert names["result"].verdict is ag.Verdict.CONSISTENT
+
+
+def rows(page):
+    """The cells of every table row on a page that begins with a name in code."""
+    lines = (ROOT / page).read_text().splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| `")
+    ]
+
+
+def test_what_methods_assume_is_said_in_one_way():
+    """The level on either page is what results print."""
+    kinds = {kind.__name__: kind for kind in auditor_types().values()}
+    told = {re.match(r"`(\w+)`", row[0])[1]: row[2] for row in rows("docs/methods.md")}
+    for name, level in told.items():
+        assert level == kinds[name]().assumption.value, name
+    front = {re.match(r"`(\w+)`", row[0])[1]: row[-1] for row in rows("README.md")}
+    compared = {name: level for name, level in front.items() if name in kinds}
+    assert len(compared) >= 10
+    assert compared == {name: told[name] for name in compared}

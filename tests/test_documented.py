@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -21,9 +22,8 @@ ALL = "\n".join([*DOCS.values(), (ROOT / "README.md").read_text(encoding="utf-8"
 INSIDE = {"cli", "paper", "stats", "integrations", "mechanisms", "witness", "replay", "federated"}
 
 
-def hooks():
-    place = ROOT / ".ci" / "mkdocs_hooks.py"
-    spec = importlib.util.spec_from_file_location("mkdocs_hooks", place)
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -38,13 +38,32 @@ def leaves(group, path=()):
 
 
 def test_the_command_reference_has_every_command_and_option():
-    page = hooks().commands()
+    page = script("mkdocs_hooks").commands()
     for path, command in leaves(typer.main.get_command(app)):
         assert f"## askgauss {' '.join(path)}\n" in page
         section = page.split(f"## askgauss {' '.join(path)}\n")[1].split("\n## ")[0]
         for parameter in command.params:
             if parameter.param_type_name == "option" and "--help" not in parameter.opts:
                 assert f"`{parameter.opts[0]}`" in section, (path, parameter.opts)
+
+
+def test_every_page_says_its_version():
+    assert script("mkdocs_hooks").on_config({})["copyright"] == f"askgauss {ag.__version__}"
+
+
+def test_versions_stand_beside_each_other_and_the_newest_leads(tmp_path, capsys):
+    docs = script("versioned_docs")
+    for version in ("0.9.1", "0.10.0", "0.2.0"):
+        (tmp_path / version).mkdir()
+        docs.publish(tmp_path, version)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert [item["version"] for item in listed] == ["0.10.0", "0.9.1", "0.2.0"]
+    assert [item["aliases"] for item in listed] == [["latest"], [], []]
+    assert 'url=0.10.0/"' in (tmp_path / "index.html").read_text()
+    # One that somebody took away is listed no more.
+    (tmp_path / "0.9.1").rmdir()
+    docs.publish(tmp_path, "0.10.0")
+    assert "0.9.1" not in (tmp_path / "versions.json").read_text()
 
 
 @pytest.mark.parametrize("name", sorted({*ag.__all__, *plots.__all__}))
@@ -77,6 +96,14 @@ def test_every_public_module_is_in_the_reference():
 def test_the_reference_is_led_by_what_people_use():
     first = DOCS["api.md"].split(":::", 1)[1].split("\n")[0]
     assert first.strip() == "askgauss.integrations.opacus"
+
+
+def test_no_page_has_two_sections_of_one_name():
+    for name, text in DOCS.items():
+        headings = re.findall(
+            r"^## (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M
+        )
+        assert len(headings) == len(set(headings)), name
 
 
 def test_every_page_is_in_the_menu():

@@ -19,6 +19,7 @@ import pytest
 import askgauss as ag
 from askgauss import _files, _plain
 from askgauss._archives import Archive
+from askgauss.cli.runs import Run, RunFolder
 from askgauss.exceptions import FileFormatError
 from askgauss.inputs import load_audit_input
 
@@ -67,7 +68,7 @@ def test_arrays_of_any_order_and_byte_order_come_back():
     np.testing.assert_array_equal(found["b"], odd["b"])
     stream = io.BytesIO()
     np.savez(stream, a=odd["a"])
-    np.testing.assert_array_equal(Archive(stream).read("a").array, odd["a"])
+    np.testing.assert_array_equal(Archive(stream).read("a"), odd["a"])
 
 
 def test_no_single_byte_can_change():
@@ -220,6 +221,13 @@ def test_private_files_are_their_owners_alone(umask, tmp_path):
         recorder.save(tmp_path / "checkpoint.npz")
         recorder.transcript().save(tmp_path / "transcript.npz")
         ag.audit(scores, delta=1e-5, auditor=ag.OneRun()).to_json(tmp_path / "result.json")
+        claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+        run = Run(command="demo", claim=claim, options={}, seed=1, steps=5, versions={})
+        RunFolder(tmp_path).write(run)
+        report = ag.replay(
+            lambda data, replay: replay.public("x", 1), [1, 2, 3], leave_out=0, steps=1
+        )
+        report.to_json(tmp_path / "replay.json")
     finally:
         os.umask(before)
     for path in tmp_path.iterdir():

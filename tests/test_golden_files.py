@@ -11,7 +11,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.cli.runs import RunFolder as CommandFolder
-from askgauss.exceptions import UnprotectedFileWarning
+from askgauss.exceptions import FileFormatError, UnprotectedFileWarning
 from askgauss.inputs import load_audit_input
 from askgauss.linear_recorder import LinearRecorder
 from askgauss.linear_transcript import TreePlan
@@ -47,6 +47,21 @@ def test_scores_and_transcripts(name, shown, tmp_path):
         np.testing.assert_array_equal(numbers, content[key])
     found.save(tmp_path / "again.npz")
     assert repr(load_audit_input(tmp_path / "again.npz")) == shown
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.float32, np.str_])
+def test_a_first_checkpoint_with_noise_of_another_type_is_refused(kind, tmp_path):
+    """What came later is told from it, before the parts themselves are looked at."""
+    shutil.copy(FIRST / "steps", tmp_path / "steps")
+    recorder = ag.Recorder(
+        CANARIES, sampling_rate=0.5, noise_multiplier=1.0, store=tmp_path / "steps"
+    )
+    with np.load(FIRST / "recorder.npz") as content:
+        arrays = dict(content)
+    arrays["rows.noise_multiplier"] = arrays["rows.noise_multiplier"].astype(kind)
+    np.savez(tmp_path / "recorder.npz", **arrays)
+    with unprotected, pytest.raises(FileFormatError, match=r"rows\.noise_multiplier"):
+        recorder.load(tmp_path / "recorder.npz")
 
 
 def test_a_run_goes_on_from_its_first_checkpoint_and_store(tmp_path):

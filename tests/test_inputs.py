@@ -16,9 +16,14 @@ import pytest
 
 import askgauss as ag
 from askgauss.diagnostics import diagnose
-from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
+from askgauss.exceptions import (
+    AskGaussError,
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+)
 from askgauss.inputs import load_audit_input
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.simulation import simulate_dpftrl
 
 
@@ -137,7 +142,7 @@ HOSTILE = {
     "JSON of somebody": (b'{"a": 1}', "found 'a'"),
     "a foreign npz": (_archive({"score.npy": MEMBER}), "expected the columns"),
     "a result": (b'{"kind": "askgauss-result", "schema": 1}', "askgauss report"),
-    "a checkpoint": (_archive({"askgauss.npy": _header(kind="askgauss-recorder")}), "checkpoint"),
+    "a checkpoint": (_archive({"askgauss.npy": _header(kind="askgauss-demo")}), "checkpoint"),
     "a later kind": (_archive({"askgauss.npy": _header(kind="later")}), "update askgauss"),
     "a kind that is a list": (_archive({"askgauss.npy": _header(kind=[1])}), "update askgauss"),
     "a header that is a list": (_archive({"askgauss.npy": _array("|u1", "(2,)", b"[]")}), "update"),
@@ -213,6 +218,47 @@ def test_a_step_store_is_told_as_such(tmp_path):
     for source in (path, io.BytesIO(path.read_bytes())):
         with pytest.raises(FileFormatError, match="step store: audit the transcript"):
             load_audit_input(source)
+
+
+def recorded(steps):
+    canaries = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)
+    recorder, draw = ag.Recorder(canaries, sampling_rate=0.5), np.random.default_rng(0)
+    for _ in range(steps):
+        recorder.sample()
+        recorder.observe(draw.normal(size=40), background=0.0)
+    return recorder
+
+
+def test_a_checkpoint_of_a_finished_run_is_its_transcript(tmp_path):
+    path, recorder = tmp_path / "audit.npz", recorded(5)
+    recorder.save(path)
+    for source in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(FileFormatError, match=r"checkpoint.*save\(path, finished=True\)"):
+            load_audit_input(source)
+    recorder.save(path, finished=True)
+    for source in (path, io.BytesIO(path.read_bytes())):
+        assert _bytes(load_audit_input(source)) == _bytes(recorder.transcript())
+    # It is a checkpoint still.
+    again = recorded(0)
+    again.load(path)
+    assert again.steps == 5
+    with pytest.raises(RecordingError):
+        recorded(0).save(path, finished=True)
+
+
+def test_so_is_one_of_correlated_noise(tmp_path):
+    canaries = ag.DiracCanaries(present=3, absent=3, dimension=20, seed=0)
+    recorder = ag.LinearRecorder(canaries, TreePlan(steps=4, estimator="plain", release="prefixes"))
+    draw = np.random.default_rng(0)
+    for _ in range(4):
+        recorder.sample()
+        recorder.observe(draw.normal(size=6), background=np.zeros(6))
+    path = tmp_path / "audit.npz"
+    recorder.save(path)
+    with pytest.raises(FileFormatError, match="finished=True"):
+        load_audit_input(path)
+    recorder.save(path, finished=True)
+    assert isinstance(load_audit_input(path), LinearTranscript)
 
 
 def test_no_damage_to_a_file_brings_any_other_error(transcript):

@@ -48,6 +48,40 @@ def test_a_part_is_fine_only_if_a_deciding_check_ran():
     assert scope["noise scale"].smallest == "noise 1% below the claim"
 
 
+def test_a_check_without_power_tests_nothing():
+    """A fault of a third of the claim has to show for its part to count as tested."""
+    blind = replace(finding("noise scale", Status.PASS, "noise 60% below the claim"), visible=0.6)
+    (part, *_) = scope_of((blind,), ("noise",))
+    assert part.status == "not tested"
+    assert part.met
+    assert "noise 60% below the claim" in part.how_to_test
+    (part, *_) = scope_of((replace(blind, visible=0.2),), ("noise",))
+    assert part.status == "fine"
+
+
+def test_green_needs_a_sampler_tested_with_power():
+    """Loud canaries show the claim sharply and the rate of so few draws hardly at all."""
+    draw = np.random.default_rng(0)
+    canaries = ag.DiracCanaries(present=12, absent=3000, dimension=4000, seed=1)
+    recorder = ag.Recorder(canaries, noise_multiplier=0.5, poisson=True)
+    present = np.flatnonzero(canaries.member)
+    for _ in range(40):
+        planted = present[draw.random(present.size) < 0.1]
+        released = 0.5 * draw.standard_normal(canaries.size)
+        released[planted] += 1.0
+        recorder.observe(released, background=0.0, planted=planted)
+    transcript = recorder.transcript()
+    facts = replace(transcript.facts, exercised=("sampler", "sum", "noise"))
+    claim = ag.PrivacyClaim(
+        epsilon=60.0, delta=1e-5, noise_multiplier=0.5, sampling_rate=0.1, steps=40
+    )
+    result = ag.audit(replace(transcript, facts=facts), claim=claim)
+    part = next(part for part in result.scope if part.name == "sampler")
+    assert part.status == "not tested"
+    assert part in untested(result.scope)
+    assert result.verdict is not Verdict.CONSISTENT
+
+
 def test_a_part_canaries_did_not_meet_is_not_tested_whatever_ran():
     scope = scope_of((finding("contribution", Status.PASS),), ("noise",))
     part = next(part for part in scope if part.name == "clipping")

@@ -13,6 +13,7 @@ import askgauss as ag
 from askgauss.cli.app import app
 from askgauss.commitment import Commitment, commit
 from askgauss.exceptions import FileFormatError
+from askgauss.replay import join
 from askgauss.transcript import Transcript
 from askgauss.verification import verify
 
@@ -177,3 +178,39 @@ def test_digests_hide_and_bind():
     assert not one.claims(None)
     with pytest.raises(FileFormatError, match="statement"):
         Commitment(digest="", nonce="", statement="[]").claim  # noqa: B018
+
+
+def _leaking(data, replay):
+    replay.public("number of records", len(data))
+
+
+def _silent(data, replay):
+    replay.public("number of steps", 5)
+
+
+@pytest.mark.parametrize("training", [_leaking, _silent])
+def test_findings_of_a_replay_are_checked_against_its_report(
+    training, result, transcript, tmp_path
+):
+    report = ag.replay(training, list(range(20)), leave_out=3, steps=1)
+    joined = join(result, report)
+    assert (joined.verdict is ag.Verdict.VIOLATION) == (training is _leaking)
+    without = verify(joined, transcript)
+    assert statuses(without)["replay"] == "not checked"
+    assert without.holds
+    assert statuses(verify(joined, transcript, report))["replay"] == "holds"
+    other = ag.replay(_silent if training is _leaking else _leaking, list(range(20)), leave_out=3)
+    assert statuses(verify(joined, transcript, other))["replay"] == "fails"
+    hidden = replace(joined, findings=result.findings)
+    assert not verify(hidden, transcript, report).holds
+    assert "replay" not in statuses(verify(result, transcript))
+    names = [str(tmp_path / name) for name in ("result.json", "run.npz", "replay.json")]
+    joined.to_json(names[0])
+    transcript.save(names[1])
+    report.to_json(names[2])
+    told = CliRunner().invoke(app, ["verify", *names[:2], "--replay", names[2]])
+    assert told.exit_code == 0, told.output
+    assert "holds replay" in told.output
+    told = CliRunner().invoke(app, ["verify", *names[:2]])
+    assert told.exit_code == 0
+    assert "not checked replay" in told.output

@@ -1,4 +1,4 @@
-"""What every rival is asked, in its own environment: ``python calls.py PACKAGE scores.npz``.
+"""What every rival is asked, in an environment of its own: ``calls.py PACKAGE scores.npz SECONDS``.
 
 Prints a line of JSON a method: its bounds on the sets of scores, or the error it ended in. Needs
 numpy and the package, nothing of askgauss.
@@ -102,27 +102,34 @@ PACKAGES = {
 }
 
 
-def main(package: str, path: str) -> None:
-    """Answer for every set of scores in the file."""
+def main(package: str, path: str, budget: str) -> None:
+    """Answer for the sets of scores in the file, a set of each kind in turn.
+
+    A method is asked for no more sets once it has taken so many seconds of processor time.
+    """
     from importlib import metadata
 
     sets = np.load(path)
     delta, error = float(sets["delta"]), float(sets["error"])
+    kinds = [str(kind) for kind in sets["kinds"]]
     version = metadata.version(package)
     for name, method in PACKAGES[package]():
-        row: dict[str, object] = {"method": name, "leak": [], "null": [], "problem": ""}
-        started = time.perf_counter()
-        try:
-            for kind in ("leak", "null"):
-                for score, member in zip(
-                    sets[f"{kind}_score"], sets[f"{kind}_member"], strict=True
-                ):
-                    row[kind].append(method(score, member.astype(bool), delta, error))  # type: ignore[attr-defined]
-        except Exception as problem:  # noqa: BLE001  whatever a package does is its answer
-            row["problem"] = f"{type(problem).__name__}: {problem}"[:200]
-        row["seconds"] = time.perf_counter() - started
+        bounds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        problem, started = "", time.process_time()
+        most = max(len(sets[f"{kind}_score"]) for kind in kinds)
+        turns = [(i, kind) for i in range(most) for kind in kinds if i < len(sets[f"{kind}_score"])]
+        for index, kind in turns:
+            if time.process_time() - started > float(budget):
+                break
+            score, member = sets[f"{kind}_score"][index], sets[f"{kind}_member"][index]
+            try:
+                bounds[kind].append(method(score, member.astype(bool), delta, error))
+            except Exception as raised:  # noqa: BLE001  whatever a package does is its answer
+                problem = f"{type(raised).__name__}: {raised}"[:200]
+                break
+        row = {"method": name, "bounds": bounds, "problem": problem, "version": version}
         # At once, so that what is done is known if the next takes too long.
-        print(json.dumps(row | {"version": version}), flush=True)
+        print(json.dumps(row | {"seconds": time.process_time() - started}), flush=True)
 
 
 if __name__ == "__main__":

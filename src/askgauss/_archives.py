@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Archive", "Content", "write"]
+__all__ = ["Archive", "write"]
 
 # Unpacked, a file may take this much whatever its size; beyond it only so many times its size.
 _PLAIN_BYTES = 1 << 28
@@ -63,20 +63,13 @@ class _Member:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """An array as a file holds it, and the SHA-256 of the member's bytes."""
-
-    array: NDArray[Any]
-    sha256: str
-
-    def described(self) -> dict[str, Any]:
-        """What a header says of this member."""
-        return {
-            "dtype": self.array.dtype.newbyteorder("<").str,
-            "shape": list(self.array.shape),
-            "sha256": self.sha256,
-        }
+def _described(array: NDArray[Any], sha256: str) -> dict[str, Any]:
+    """What a header says of a member."""
+    return {
+        "dtype": array.dtype.newbyteorder("<").str,
+        "shape": list(array.shape),
+        "sha256": sha256,
+    }
 
 
 class Archive:
@@ -110,15 +103,23 @@ class Archive:
         """Bytes of an array with its header."""
         return self._members[name].size
 
-    def read(self, name: str) -> Content:
+    def read(self, name: str, listed: Any = None) -> NDArray[Any]:
         """One array; every byte of its member is read and checked.
+
+        Args:
+            name: Its name.
+            listed: What a header says of it, as `write` gives it: type, shape and SHA-256, which
+                then stands in for the checksum of the zip. None where there is no such header.
 
         Raises:
             FileFormatError: It is damaged, or no plain array of numbers, flags or text.
         """
-        bytes_ = _MemberBytes(self._stream, self._members[name], name)
+        bytes_ = _MemberBytes(self._stream, self._members[name], name, digested=listed is not None)
         array = _read_array(bytes_, name)
-        return Content(array, bytes_.finish())
+        found = bytes_.finish()
+        if listed is not None and listed != _described(array, found):
+            raise _damaged(name, "is not what the header says")
+        return array
 
     def _check_places(self, start: int) -> None:
         """Members fill the file up to the directory, each after the one before."""
@@ -236,9 +237,9 @@ def _check_local(stream: IO[bytes], name: str, member: _Member) -> int:
 
 
 class _MemberBytes:
-    """The bytes of one member in turn, unpacked, counted and checked."""
+    """The bytes of one member in turn, unpacked, counted, and digested or checked."""
 
-    def __init__(self, stream: IO[bytes], member: _Member, name: str) -> None:
+    def __init__(self, stream: IO[bytes], member: _Member, name: str, *, digested: bool) -> None:
         # The header before it was compared with the directory, so that its length is known.
         stream.seek(member.offset + _LOCAL.size - 4)
         skipped = sum(struct.unpack("<2H", stream.read(4)))
@@ -247,7 +248,8 @@ class _MemberBytes:
         self._stream, self._member, self._name = stream, member, name
         self._packed = member.packed
         self._unpacker = zlib.decompressobj(-15) if member.method == _DEFLATED else None
-        self._checksum, self._digest = 0, hashlib.sha256()
+        self._checksum = 0
+        self._digest = hashlib.sha256() if digested else None
 
     def take(self, count: int) -> bytes:
         """So many bytes."""
@@ -266,8 +268,10 @@ class _MemberBytes:
             filled = self._stream_into(part) if self._unpacker is None else self._unpack_into(part)
             if filled != len(part):
                 raise _damaged(self._name)
-            self._checksum = zlib.crc32(part, self._checksum)
-            self._digest.update(part)
+            if self._digest is None:
+                self._checksum = zlib.crc32(part, self._checksum)
+            else:
+                self._digest.update(part)
         self.left -= len(target)
 
     def _stream_into(self, part: memoryview) -> int:
@@ -293,7 +297,7 @@ class _MemberBytes:
         return filled
 
     def finish(self) -> str:
-        """The SHA-256 of a member that was read to its end, and whose checksum fits."""
+        """The SHA-256 of a member that was read to its end; without one its checksum must fit."""
         if self._unpacker is not None and not self.left:
             # The end of the packed bytes may still be ahead; nothing but it.
             rest = self._unpacker.unconsumed_tail + self._stream.read(self._packed)
@@ -303,9 +307,13 @@ class _MemberBytes:
                 raise _damaged(self._name) from error
             if more or not self._unpacker.eof or self._unpacker.unused_data:
                 raise _damaged(self._name)
-        if self.left or self._checksum != self._member.checksum:
+        if self.left:
             raise _damaged(self._name)
-        return self._digest.hexdigest()
+        if self._digest is not None:
+            return self._digest.hexdigest()
+        if self._checksum != self._member.checksum:
+            raise _damaged(self._name)
+        return ""
 
 
 def _read_array(source: _MemberBytes, name: str) -> NDArray[Any]:
@@ -381,4 +389,4 @@ def _write_member(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> d
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
         digesting = _Digesting(member)
         np.lib.format.write_array(digesting, array, version=(1, 0), allow_pickle=False)
-    return Content(array, digesting.digest.hexdigest()).described()
+    return _described(array, digesting.digest.hexdigest())

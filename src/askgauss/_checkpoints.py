@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from askgauss import _files
 
-__all__ = ["Checkpointed"]
+__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "enclosed"]
+
+# Of an Opacus audit; named here since whoever audits files reads it too, without torch.
+OPACUS_KIND = "askgauss-opacus-audit"
+OPACUS_SCHEMA = 2
+
+# What a checkpoint of a finished run holds beside its state: the transcript, as a file of its own.
+TRANSCRIPT = "transcript"
+
+
+class _Saved(Protocol):
+    def save(self, target: io.BytesIO) -> None: ...
+
+
+def enclosed(transcript: _Saved) -> NDArray[np.uint8]:
+    """A transcript as one array of a checkpoint, so that the checkpoint can be audited."""
+    held = io.BytesIO()
+    transcript.save(held)
+    return np.frombuffer(held.getvalue(), dtype=np.uint8)
 
 
 class Checkpointed(ABC):
@@ -25,10 +47,26 @@ class Checkpointed(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, whole or not at all."""
+    @abstractmethod
+    def transcript(self) -> Any:
+        """What was released about each canary."""
+
+    def save(self, path: str | os.PathLike[str], *, finished: bool = False) -> None:
+        """Write a checkpoint, whole or not at all.
+
+        Args:
+            path: Where to.
+            finished: Whether the run has ended: the checkpoint then holds its transcript too, and
+                ``askgauss audit`` reads it. Others are refused, for they say nothing of the steps
+                to come.
+
+        Raises:
+            RecordingError: There is nothing to audit in a run that is said to have ended.
+        """
         state = self.state_dict()
         plain = {"state": state.pop("state")}
+        if finished:
+            state[TRANSCRIPT] = enclosed(self.transcript())
         _files.write_arrays(path, self._checkpoint_kind, self._checkpoint_schema, state, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -40,4 +78,5 @@ class Checkpointed(ABC):
         """
         kind, schema = self._checkpoint_kind, self._checkpoint_schema
         arrays, content = _files.read_arrays(path, kind, schema)
+        arrays.pop(TRANSCRIPT, None)
         self.load_state_dict({**arrays, "state": content.get("state")})

@@ -96,9 +96,9 @@ def _remove_leftovers(target: Path) -> None:
                     Path(entry).unlink()
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """UTF-8 text, whole or not at all."""
-    with atomic_write(path) as stream:
+def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False) -> None:
+    """UTF-8 text, whole or not at all; where it is private, for its owner only."""
+    with atomic_write(path, private=private) as stream:
         stream.write(text.encode("utf-8"))
 
 
@@ -207,15 +207,19 @@ def read_arrays(
         names = [name for name in archive.names if name != _HEADER]
         # The first files list nothing: then each array is only what its own checksum says.
         listed = content["schema"] > 1 or members is not None
-        if listed and (not isinstance(members, dict) or {*members} != {*names}):
+        if not listed:
+            members = dict.fromkeys(names)
+        elif not _lists(members, names):
             raise FileFormatError("It holds other arrays than its header lists: it was damaged.")
-        arrays = {}
-        for name in names:
-            found = archive.read(name)
-            if listed and members[name] != found.described():
-                raise FileFormatError(f"Its {name} is not what the header says: it was damaged.")
-            arrays[name] = found.array
+        arrays = {name: archive.read(name, members[name]) for name in names}
     return arrays, content
+
+
+def _lists(members: Any, names: list[str]) -> bool:
+    """Whether a header says something of each of these arrays, and of no other."""
+    if not isinstance(members, dict) or {*members} != {*names}:
+        return False
+    return all(isinstance(item, dict) for item in members.values())
 
 
 def read_kind(stream: IO[bytes], name: str) -> str | None:
@@ -243,7 +247,7 @@ def _header(archive: _archives.Archive) -> bytes:
         )
     if archive.size(_HEADER) > _HEADER_BYTES:
         raise FileFormatError("Its header is too large to be one of ours.")
-    array = archive.read(_HEADER).array
+    array = archive.read(_HEADER)
     if array.dtype != np.uint8 or array.ndim != 1:
         raise FileFormatError("Its header is no text.")
     return array.tobytes()

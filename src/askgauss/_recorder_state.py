@@ -41,7 +41,7 @@ def with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
     ):
         return state
     steps = len(rows)
-    declared = np.asarray(state.get("rows.noise_multiplier", ()))
+    declared = part_of(state, "rows.noise_multiplier", np.empty(0), steps)
     # In other units where the noise followed a schedule: then nobody can tell any more.
     same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
     like = np.empty(size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from askgauss import power
+from askgauss.claims import PrivacyClaim
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
 
 __all__ = ["Advice", "advice"]
@@ -13,6 +13,8 @@ __all__ = ["Advice", "advice"]
 # Canaries are drawn by coins: asked for a little more than enough, enough is what comes out.
 _WANTED = 0.9
 _ALTERNATIVE = 1.25
+# Canaries that add less than this, in clip norms, are not what a record may be at worst.
+_WHOLE = 0.99
 
 _MAINTAINER = "whoever maintains the training code"
 _AUDITOR = "whoever runs the audit"
@@ -127,8 +129,8 @@ def _inconclusive(result: AuditResult) -> Advice:
     if enough and unseen:
         names = " and ".join(part.name for part in unseen)
         return Advice(
-            meaning=f"Nothing speaks against the claim, but no check spoke of the {names}. Treat "
-            "the claim as untested.",
+            meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
+            "power. Treat the claim as untested.",
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
             actor=_AUDITOR,
         )
@@ -139,22 +141,58 @@ def _inconclusive(result: AuditResult) -> Advice:
             "and sampling_rate= of the scores.",
             actor=_AUDITOR,
         )
-    factor = power.needed_factor(result, power=_WANTED) if result.power is not None else None
-    if factor is None or factor <= 1.0:
+    weak = next((item for item in result.findings if _too_weak(item)), None)
+    if result.power is None and weak is not None:
         return Advice(
-            meaning=meaning,
-            action=f"How many canaries would be enough for {result.auditor.name} is not known: "
-            "audit the transcript with the default method, or observe more steps.",
+            meaning="Nothing speaks against the claim, but canaries added less to a step than a "
+            "record may. Treat the claim as untested.",
+            action=f"{weak.remedy} Or plant canaries of a whole clip norm: "
+            "CanaryAudit(optimizer, ...) without ExampleCanaries does.".strip(),
             actor=_AUDITOR,
         )
-    present, absent = (math.ceil(factor * count) for count in (result.present, result.absent))
+    return _more_canaries(result, claim, meaning)
+
+
+def _too_weak(finding: Finding) -> bool:
+    return finding.check == "contribution" and (finding.measured or 1.0) < _WHOLE
+
+
+def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Advice:
+    """How many canaries would be enough; where no number is, what would."""
+    run = result.metadata.get("run", {})
+    needed = power.needed_canaries(result, power=_WANTED)
+    if needed is None:
+        room, name = run.get("places"), result.auditor.name
+        if result.power is None:
+            action = f"{name} does not say what it would notice: audit with the default method."
+        elif room is not None and name == "subsampled-gaussian":
+            action = (
+                f"This model has room for {room:,} canaries, one a parameter, and no number of "
+                "them is enough for this claim. Use ExampleCanaries, which are records and take no "
+                "room, or train with a smaller sampling rate, at which fewer canaries do."
+            )
+        else:
+            action = (
+                f"Not even {power.LARGEST_SIMULATED:,} present and as many absent canaries are "
+                f"enough for {name} at this claim: audit with the default method, from the "
+                "transcript where there is one."
+            )
+        return Advice(meaning=meaning, action=action, actor=_AUDITOR)
+    present, absent = needed
+    if (present, absent) == (result.present, result.absent):
+        action = "Audit again with another seed: these numbers of canaries are enough on average."
+        return Advice(meaning=meaning, action=action, actor=_AUDITOR)
+    if run.get("fair_coins"):
+        count = max(2 * present, 2 * absent)
+        said = f"{count:,} canaries, each present by a fair coin (CanaryAudit(..., canaries={count}"
+        said += "); DiracCanaries(count=...) is the same)"
+    else:
+        said = f"{present:,} present and {absent:,} absent canaries (CanaryAudit(..., "
+        said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
     return Advice(
         meaning=meaning,
-        action=f"Train again with {present:,} present and {absent:,} absent canaries "
-        f"(CanaryAudit(..., present={present}, absent={absent}); DiracCanaries takes the same): "
-        f"such an audit notices a true epsilon of {number(_ALTERNATIVE * claim.epsilon)} nine "
-        "times in ten. Where the model has no room for so many, observe more steps or use "
-        "ExampleCanaries.",
+        action=f"Train again with {said}: such an audit notices a true epsilon of "
+        f"{number(_ALTERNATIVE * claim.epsilon)} nine times in ten.",
         actor=_AUDITOR,
         present=present,
         absent=absent,

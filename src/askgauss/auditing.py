@@ -113,10 +113,10 @@ def audit(
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    _validate.probability(delta=level)
+    method = as_auditor(auditor) if auditor is not None else _default(data)
+    method.check_delta(level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    method = as_auditor(auditor) if auditor is not None else _default(data)
     declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
     given = data
     if isinstance(data, LinearTranscript) or (
@@ -373,13 +373,16 @@ def _decide(
             f"{number(ceiling)}."
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
-    power = auditor.power(
-        evidence,
-        epsilon=claim.epsilon,
-        true_epsilon=_ALTERNATIVE * claim.epsilon,
-        delta=claim.delta,
-        error=share,
-    )
+    # At delta 0 there is no Gaussian mechanism to ask the question of.
+    power = None
+    if claim.delta > 0.0:
+        power = auditor.power(
+            evidence,
+            epsilon=claim.epsilon,
+            true_epsilon=_ALTERNATIVE * claim.epsilon,
+            delta=claim.delta,
+            error=share,
+        )
     # Power is that of canaries that add a whole clip norm, the most a record may.
     weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
     unseen = untested(scope)
@@ -393,7 +396,7 @@ def _decide(
         return Verdict.INCONCLUSIVE, reason, None
     if unseen and power is not None and power >= _ENOUGH_POWER:
         names = " and ".join(part.name for part in unseen)
-        reason = f"{nothing}, but no check spoke of {names}: {unseen[0].how_to_test}."
+        reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."
         return Verdict.INCONCLUSIVE, reason, power
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     reason = (

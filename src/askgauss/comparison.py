@@ -38,6 +38,7 @@ from askgauss.results import (
     whole_percent,
 )
 from askgauss.scores import CanaryScores
+from askgauss.stats.meaning import area_interval
 from askgauss.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Comparison:
         delta: The delta the bounds are stated at.
         confidence: Each bound by itself is above the truth in at most 1 - confidence of audits.
         claim: What was claimed, if anything.
+        area: Area under the curve of the scores, its lower and its upper limit at the confidence,
+            for independent canaries of any law; None where scores are not finite.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -100,6 +103,7 @@ class Comparison:
     delta: float
     confidence: float
     claim: PrivacyClaim | None = None
+    area: tuple[float, float, float] | None = None
 
     def _cells(self) -> list[tuple[str, ...]]:
         head = ("method", "epsilon >=", "of claim", "ceiling", "seconds", "assuming")
@@ -119,6 +123,9 @@ class Comparison:
 
     def _heading(self) -> str:
         claimed = "" if self.claim is None else f"; claimed {self.claim}"
+        if self.area is not None:
+            middle, low, high = self.area
+            claimed += f"; area under the curve {middle:.3f} ({low:.3f} to {high:.3f})"
         return (
             f"{self.present:,} present and {self.absent:,} absent canaries, delta {self.delta:g}, "
             f"confidence {self.confidence:g} each{claimed}"
@@ -279,7 +286,16 @@ def compare(
         delta=level,
         confidence=confidence,
         claim=claim,
+        area=_area(data, confidence),
     )
+
+
+def _area(data: CanaryScores | Transcript, confidence: float) -> tuple[float, float, float] | None:
+    try:
+        scores = data if isinstance(data, CanaryScores) else data.scores()
+    except AskGaussError:
+        return None  # every row says what is wrong with them
+    return area_interval(scores.present, scores.absent, confidence=confidence)
 
 
 def _methods(auditors: Iterable[Auditor[Any] | str] | None) -> list[Auditor[Any]]:
@@ -299,7 +315,7 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    _validate.probability(delta=level)
+    _validate.within(0.0, 1.0, closed="left", delta=level)
     return level
 
 

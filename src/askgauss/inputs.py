@@ -17,6 +17,7 @@ from typing import IO, TypeAlias
 
 import numpy as np
 
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
 from askgauss._files import Source, read_arrays, read_kind
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
@@ -59,10 +60,14 @@ _OTHERS = {
 _CHECKPOINT = (
     "It is a checkpoint to go on from, taken while the run was recorded. Where the run has ended, "
     'write what it released: audit.transcript().save("transcript.npz"), or audit.save() after the '
-    "with block."
+    "with block; of a recorder of your own, recorder.save(path, finished=True)."
 )
 # A checkpoint that was written after the run holds its transcript, as a file of its own.
-_HOLDS_TRANSCRIPT = {"askgauss-opacus-audit": 2}
+_HOLDS_TRANSCRIPT = {
+    OPACUS_KIND: OPACUS_SCHEMA,
+    "askgauss-recorder": 2,
+    "askgauss-linear-recorder": 2,
+}
 # Files of a run that hold something else.
 _NEVER = ("run.json", "result.json", "checkpoint.npz", "config.json", "environment.json")
 _TABLES = (".csv", ".tsv", ".parquet", ".json", ".npz")
@@ -185,13 +190,14 @@ def _load(source: Path | io.BytesIO, name: str) -> AuditInput:
     return _READERS[kind].load(source)
 
 
-def _held_transcript(stream: IO[bytes], kind: str, name: str) -> Transcript:
+def _held_transcript(stream: IO[bytes], kind: str, name: str) -> Transcript | LinearTranscript:
     """The transcript in a checkpoint that was written after the run."""
     arrays, _ = read_arrays(stream, kind, _HOLDS_TRANSCRIPT[kind])
-    held = arrays.get("transcript")
+    held = arrays.get(TRANSCRIPT)
     if held is None or held.dtype != np.uint8:
         raise FileFormatError(f"Cannot read {name} as scores or a transcript. {_CHECKPOINT}")
-    return Transcript.load(io.BytesIO(held.tobytes()))
+    reader = LinearTranscript if kind == "askgauss-linear-recorder" else Transcript
+    return reader.load(io.BytesIO(held.tobytes()))
 
 
 def _advice(kind: str) -> str:

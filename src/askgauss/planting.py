@@ -11,6 +11,7 @@ from askgauss import _validate
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
+from askgauss.sampling.recognising import Recogniser
 from askgauss.sampling.testing import SchemeSums
 
 __all__ = ["Planting"]
@@ -40,6 +41,7 @@ class Planting:
         self.records: int | None = records if own is None else own
         self._batches: SchemeSums | None = None
         self._plantings: SchemeSums | None = None
+        self._recogniser: Recogniser | None = None
 
     # ------------------------------------------------------------------------------ own draws
 
@@ -118,7 +120,11 @@ class Planting:
             assert self.scheme is not None
             if self._batches is None:
                 self._batches = SchemeSums(self.scheme, records=self.records)
+                if isinstance(self.scheme, Poisson) and self.records is not None:
+                    self._recogniser = Recogniser(self.records)
             self._batches.add(batch)
+            if self._recogniser is not None:
+                self._recogniser.add(batch)
         # Under Poisson sampling the sums of the transcript say as much.
         if own_coin or self.scheme is None or isinstance(self.scheme, Poisson):
             return
@@ -136,6 +142,11 @@ class Planting:
     def batches(self) -> DrawnBatches | None:
         """What the training's batches say of the scheme."""
         return None if self._batches is None else DrawnBatches.of(self._batches)
+
+    @property
+    def found(self) -> Scheme | None:
+        """The scheme that the training's batches show, where it is another than the declared."""
+        return None if self._recogniser is None else self._recogniser.found
 
     @property
     def plantings(self) -> DrawnBatches | None:
@@ -168,9 +179,10 @@ class Planting:
             if not content or self.scheme is None:
                 found.append(None)
                 continue
-            sums = SchemeSums.from_arrays(self.scheme, content)
-            seen = (self.records, None) if name == "batches" else (None, self._present.size)
-            if sums.step != steps or (sums.records, seen[1] and sums.seen) != seen:
+            records = self.records if name == "batches" else None
+            sums = SchemeSums.from_arrays(self.scheme, content, records=records)
+            part = None if name == "batches" else self._present.size
+            if sums.step != steps or part not in (None, sums.seen):
                 raise FileFormatError(
                     f"Expected {name} of the checkpoint to be those of {steps} steps of this run, "
                     f"got {sums.step} of {sums.records or sums.seen} records."
@@ -181,6 +193,8 @@ class Planting:
     def take(self, sums: tuple[SchemeSums | None, SchemeSums | None]) -> None:
         """Go on from what `read_sums` gave."""
         self._batches, self._plantings = sums
+        # What was kept to recognise a scheme is in no checkpoint.
+        self._recogniser = None
 
 
 def _integers_as_text(state: Any) -> Any:

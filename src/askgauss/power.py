@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,16 +14,31 @@ from scipy.special import ndtri
 from askgauss import _validate, accounting
 from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
-from askgauss.auditors.gaussian_scores import GaussianRectangle, GaussianShift, PairEvidence
+from askgauss.auditors.carried_shift import pair_of_mechanism
+from askgauss.auditors.gaussian_scores import (
+    EllipsoidEvidence,
+    GaussianRectangle,
+    GaussianShift,
+    PairEvidence,
+)
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
+from askgauss.diagnostics.figures.resized import resized
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult, Verdict, number
-from askgauss.scores import GroupMoments
+from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
 from askgauss.simulation.simulate import simulate_scores
 from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
-__all__ = ["ENOUGH", "Plan", "needed_factor", "smallest_leak", "solve"]
+__all__ = [
+    "ENOUGH",
+    "LARGEST_NEEDED",
+    "LARGEST_SIMULATED",
+    "Plan",
+    "needed_canaries",
+    "smallest_leak",
+    "solve",
+]
 
 ENOUGH = 0.8
 """An audit with this power against 1.25 times the claim is strong enough for CONSISTENT."""
@@ -32,7 +48,11 @@ _AUDITS = 200
 _MOST = 10**9
 _MOST_SIMULATED = 10**6
 _LARGEST_RATIO = 1e4
-_LARGEST_FACTOR = 2.0**14
+# Canaries of a kind that are thought of as a next step; as many as simulated audits have.
+LARGEST_NEEDED = 10**7
+LARGEST_SIMULATED = 20_000
+# Simulated audits of one size, of which the weakest counts.
+_GATHERED = 4
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
 # Chances closer to 0 or 1 are taken for this, which has a probit.
@@ -201,44 +221,138 @@ def smallest_leak(result: AuditResult, *, power: float = ENOUGH) -> float | None
     return found if found is not None and math.isfinite(found) else None
 
 
-def needed_factor(result: AuditResult, *, power: float = ENOUGH) -> float | None:
-    """How many times the canaries an audit like this one needs to notice 1.25 times the claim.
+def needed_canaries(result: AuditResult, *, power: float = ENOUGH) -> tuple[int, int] | None:
+    """The fewest canaries with which an audit like this one notices 1.25 times the claim.
+
+    The smaller group grows first, then both alike, within the room that the model has. For methods
+    that model the scores the evidence at hand is scaled; for the others it is gathered anew from a
+    few simulated audits of that size, always the same ones.
 
     Args:
         result: An audit with a claim.
         power: How likely it should notice.
 
     Returns:
-        A factor for the number of canaries, present and absent alike; at most 1 where there are
-        enough, and None where no number of them is, or where the method does not say.
+        Numbers of present and of absent canaries; those of the audit where they are enough. None
+        where no number of them is, or where the method does not say how likely it notices.
     """
-    from askgauss.diagnostics.figures.resized import resized
-
-    claim, auditor = result.claim, result.auditor
-    if claim is None:
+    claim = result.claim
+    if claim is None or result.power is None or min(result.present, result.absent) < 1:
         return None
     tested = any(finding.p_value is not None for finding in result.findings)
-    error = result.gate_error / 2 if tested else result.gate_error
+    run = result.metadata.get("run", {})
+    like = _Like(
+        auditor=result.auditor,
+        evidence=result.evidence,
+        present=result.present,
+        absent=result.absent,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        error=result.gate_error / 2 if tested else result.gate_error,
+        confidence=result.confidence,
+        room=run.get("places"),
+        fair_coins=run.get("fair_coins"),
+    )
+    try:
+        return _needed(like, power)
+    except TypeError:  # evidence of somebody else's that cannot be told from another in time
+        return _needed.__wrapped__(like, power)
 
-    def enough(factor: float) -> bool:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Like:
+    """An audit, and what audits of other sizes would be like."""
+
+    auditor: Auditor[Any]
+    evidence: Any
+    present: int
+    absent: int
+    epsilon: float
+    delta: float
+    error: float
+    confidence: float
+    room: int | None
+    fair_coins: bool | None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the evidence at hand tells that of another size."""
+        return isinstance(self.evidence, (PairEvidence, StepEvidence, EllipsoidEvidence))
+
+    def numbers(self, least: int) -> tuple[int, int]:
+        """Numbers of canaries of which the smaller is at least this, and that there is room for."""
+        present, absent = max(self.present, least), max(self.absent, least)
+        return present, absent if self.room is None else max(min(absent, self.room - present), 2)
+
+    def chance(self, least: int, audits: int) -> float:
+        """How likely such an audit notices 1.25 times the claim; the least of so many audits."""
+        present, absent = self.numbers(least)
+        if self.scaled:
+            factors = present / self.present, absent / self.absent
+            return self._power(resized(self.evidence, *factors))
+        gathered = self._simulated(present, absent, audits)
+        return min(self._power(evidence) for evidence in gathered)
+
+    def _power(self, evidence: Any) -> float:
+        auditor, epsilon, delta = self.auditor, self.epsilon, self.delta
+        if auditor.ceiling(evidence, delta=delta, confidence=1.0 - self.error) <= epsilon:
+            return 0.0
         found = auditor.power(
-            resized(result.evidence, factor),
-            epsilon=claim.epsilon,
-            true_epsilon=_ALTERNATIVE * claim.epsilon,
-            delta=claim.delta,
-            error=error,
+            evidence,
+            epsilon=epsilon,
+            true_epsilon=_ALTERNATIVE * epsilon,
+            delta=delta,
+            error=self.error,
         )
-        return found is not None and found >= power
+        return 0.0 if found is None else float(found)
 
-    low, high = 0.5, 1.0
-    while not enough(high):
-        if high >= _LARGEST_FACTOR:
-            return None
-        low, high = high, 2.0 * high
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    def _simulated(self, present: int, absent: int, audits: int) -> Iterator[Any]:
+        """What audits of so many canaries gather, from sound runs and from leaking ones in turn.
+
+        Methods choose where to cut from the scores, and so notice more in one run than in the next.
+        """
+        carrier = ScoreMetadata(
+            steps=getattr(self.evidence, "steps", None),
+            sampling_rate=getattr(self.evidence, "sampling_rate", None),
+            carried_shift=getattr(self.evidence, "carried_shift", None),
+            noise="gaussian",
+            fair_coins=self.fair_coins,
+        )
+        member = np.arange(present + absent) < present
+        for index, generator in enumerate(np.random.default_rng(0).spawn(audits)):
+            true = self.epsilon * (_ALTERNATIVE if index % 2 else 1.0)
+            pair = pair_of_mechanism(carrier, true, self.delta)
+            score = generator.standard_normal(member.size)
+            score[member] += pair.added(present, generator)
+            order = generator.permutation(member.size)
+            data = CanaryScores(score=score[order], member=member[order], metadata=carrier)
+            yield self.auditor.gather(data, delta=self.delta, confidence=self.confidence)
+
+
+@functools.lru_cache(maxsize=64)
+def _needed(like: _Like, power: float) -> tuple[int, int] | None:
+    """The fewest canaries, to a twentieth, or to one where they are few."""
+    if not like.scaled and like.auditor.reads != "scores":
+        return None
+    low = min(like.present, like.absent)
+    most = LARGEST_NEEDED if like.scaled else LARGEST_SIMULATED
+    if like.room is not None:
+        most = min(most, like.room // 2)
+    if low > most or like.chance(most, 1) < power:
+        return None
+    if like.chance(low, _GATHERED) >= power:
+        return like.numbers(low)
+    # From below: the larger an audit, the longer it takes to simulate.
+    high = min(2 * low, most)
+    while high < most and like.chance(high, _GATHERED) < power:
+        low, high = high, min(2 * high, most)
+    while high - low > max(1, high // 20):
+        middle = (low + high) // 2
+        if like.chance(middle, _GATHERED) >= power:
+            high = middle
+        else:
+            low = middle
+    return like.numbers(high)
 
 
 def _power(plan: Plan) -> float:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import IO
 
 from askgauss._version import __version__
@@ -36,7 +36,7 @@ class Provenance:
         file: Name of the file that was audited, without its folder; empty where there was none.
         sha256: Its digest.
         audited: When, in UTC.
-        command: The command line, as it was typed.
+        command: The command line, as it was typed but for the folders of files.
         commit: The commit of the sources it was run in, where those tell.
         environment: Versions, the operating system and the kind of processor.
     """
@@ -67,7 +67,7 @@ def provenance(
     Args:
         file: The file that was audited; only its name is kept.
         sha256: Its digest, where it is known; read from the file if not given.
-        command: The command line.
+        command: The command line; of paths only the last part is kept.
         commit: The commit of the sources; looked for in the environment of a CI job and in the
             working folder if not given.
 
@@ -82,10 +82,20 @@ def provenance(
         file="" if path is None else path.name,
         sha256=sha256 or "",
         audited=_now(),
-        command=shlex.join(command),
+        command=shlex.join(map(_without_folder, command)),
         commit=_commit() if commit is None else commit,
         environment=_environment(),
     )
+
+
+def _without_folder(argument: str) -> str:
+    """An argument that names a file, or an option that does, without where it lies."""
+    option, equals, value = "", "", argument
+    if argument.startswith("-"):
+        option, equals, value = argument.partition("=")
+    # Of either kind of system: folders tell names of people and of projects.
+    name = PureWindowsPath(value).name if {*value} & {"/", "\\"} else ""
+    return f"{option}{equals}{name}" if name else argument
 
 
 def with_provenance(result: AuditResult, source: Provenance) -> AuditResult:

@@ -19,7 +19,6 @@ from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
-    UnsupportedError,
 )
 from askgauss.monitor import Monitor, ObservedStep, monitor_of
 from askgauss.planting import Planting
@@ -158,15 +157,10 @@ class Recorder(Checkpointed):
             "watch_values": Rows.empty(np.float64, 0),
         }
         self._monitor = monitor_of(monitor)
-        if self._monitor is not None and not isinstance(scheme, (Poisson, type(None))):
-            raise UnsupportedError(
-                f"A monitor composes steps by Poisson sampling, got sampling={scheme!r}. Leave out "
-                "monitor=, and audit the transcript."
-            )
         # What is kept of a very long run thins out; what is watched does not.
         self._monitored = self._kept
         if self._monitor is not None:
-            self._monitor.attach(canaries, self._monitored, sampling_rate=self._sampling_rate)
+            self._monitor.attach(canaries, self._monitored, sampling=scheme)
 
     @property
     def steps(self) -> int:
@@ -182,6 +176,11 @@ class Recorder(Checkpointed):
     def run(self) -> str:
         """The identity of the run, drawn when it is begun and kept through checkpoints."""
         return self._run
+
+    @property
+    def clip_norm(self) -> float:
+        """Norm of one planted canary, where `observe` is not given another."""
+        return self._clip_norm
 
     @property
     def kept(self) -> NDArray[np.int64]:
@@ -536,6 +535,7 @@ class Recorder(Checkpointed):
                 self._facts(self._background, self._own_coin),
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
+                found_scheme=self._planting.found,
                 exercised=("sampler",) if self._planting.meets_the_sampler else (),
             ),
             **rows,
@@ -557,6 +557,7 @@ class Recorder(Checkpointed):
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._planting.records,
+            places=self._canaries.places,
             seed=self._canaries.root_seed,
             run=self._run,
         )

@@ -112,6 +112,8 @@ class Finding:
         remedy: What to do next.
         sees: The smallest fault this check would have noticed with probability .8, in words, such
             as "noise 1.2% below the claim"; empty where the check did not run.
+        visible: The size of that fault as a share of what it is compared with; None where any fault
+            shows, or where the part of the training does not rest on the check alone.
     """
 
     check: str
@@ -125,6 +127,7 @@ class Finding:
     p_value: float | None = None
     remedy: str = ""
     sees: str = ""
+    visible: float | None = None
 
     def __str__(self) -> str:
         return one_line(f"[{self.status.value}] {self.check}: {self.summary}")
@@ -229,7 +232,7 @@ class AuditResult:
         Raises:
             NotDefinedError: The method does not define it.
         """
-        _validate.probability(delta=delta)
+        self.auditor.check_delta(delta)
         return self.auditor.epsilon_lower(self.evidence, delta=delta, confidence=self.confidence)
 
     def p_value(self, *, epsilon: float) -> float:
@@ -443,7 +446,7 @@ def _check_ranges(result: AuditResult) -> None:
     try:
         _validate.within(0.5, 1, confidence=result.confidence)
         _validate.within(0, 0.5, gate_error=result.gate_error)
-        _validate.probability(delta=result.delta)
+        result.auditor.check_delta(result.delta)
         _validate.integer(0, present=result.present, absent=result.absent)
         if result.claim is not None and result.claim.delta != result.delta:
             raise _validate.fail("delta", result.delta, f"to be the claim's {result.claim.delta}")

@@ -11,6 +11,10 @@ __all__ = ["scope_of", "untested"]
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
+# A check tests its part with power if a fault of a third of what is claimed, in noise, contribution
+# or rate, shows four times in five. An audit whose own test has power measures them to about 5 %,
+# and the check, which shares its error with many others, then sees a fault of a quarter.
+_WITH_POWER = 1.0 / 3.0
 # A part in words has room for the smallest faults of so many of its checks.
 _MOST_FAULTS = 2
 
@@ -23,7 +27,7 @@ class _Kind:
         name: What it is called.
         passed: The word for it among the parts canaries went through; empty where canaries do not
             go through it, and other facts tell.
-        deciding: Checks of which one must have run for the part to count as tested.
+        deciding: Checks of which one must have run, with power, for the part to count as tested.
         others: More checks of the part: a failure of theirs breaks it too.
         exact: Checks of the run's own records, which test the part whether or not canaries went
             through it.
@@ -51,6 +55,7 @@ _KINDS = (
             "noise by coordinate",
             "noise by step",
             "noise drift",
+            "noise and batch size",
             "noise precision",
             "noise extremes",
             "noise where planted",
@@ -61,6 +66,7 @@ _KINDS = (
             "noise by level",
             "noise coverage",
             "noise norm",
+            "noise of the clipping count",
         ),
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
@@ -127,6 +133,7 @@ _KINDS = (
         name="accountant",
         passed="",
         deciding=("accounted epsilon",),
+        others=("accounting of the clipping count",),
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(
@@ -140,7 +147,7 @@ _KINDS = (
         name="trained parameters",
         passed="",
         deciding=("parameters outside the optimizer",),
-        others=("trained parameters without canaries",),
+        others=("trained parameters without canaries", "weights that never train"),
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )
@@ -169,11 +176,14 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
         return Part(name=kind.name, status="broken")
     went = not kind.passed or kind.passed in exercised
     looked = any(item.check in kind.exact for item in ran)
-    if not looked and (not went or not any(item.check in kind.deciding for item in ran)):
+    deciding = [item for item in ran if item.check in kind.deciding]
+    if not looked and (not went or not any(_with_power(item) for item in deciding)):
+        how = kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES
+        weak = [item.sees for item in deciding if went and not _with_power(item)]
         return Part(
             name=kind.name,
             status="not tested",
-            how_to_test=kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES,
+            how_to_test=f"take more canaries or steps, since only {weak[0]} shows" if weak else how,
             met=bool(kind.passed) and went,
         )
     # What canaries say of a part that they did not go through is said elsewhere.
@@ -181,6 +191,11 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
     return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
 
 
+def _with_power(finding: Finding) -> bool:
+    """Whether a check that ran would have seen a fault that matters."""
+    return finding.visible is None or finding.visible <= _WITH_POWER
+
+
 def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts that canaries went through and no check spoke of: green is not earned there."""
+    """Parts that canaries went through and no check spoke of with power: no green is earned."""
     return tuple(part for part in scope if part.status == "not tested" and part.met)

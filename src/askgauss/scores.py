@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _files, _plain, _schema, _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
+from askgauss.selection import stream
 
 __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
@@ -213,6 +214,63 @@ class CanaryScores:
                 fair_coins=fair_coins,
                 noise=noise,
             ),
+        )
+
+    def with_fair_coins(self, probability: ArrayLike) -> CanaryScores:
+        """The canaries left when each counts as if a fair coin had made it present.
+
+        Where a canary is present with another probability than a half, one of its two outcomes says
+        more about the coin than about the mechanism; and where that probability goes with what the
+        record is like, the two groups differ though nothing leaks. Importance weights undo both:
+        here a canary that is present with probability p is kept with probability
+        ``min(1, (1 - p) / p)`` if it is, and ``min(1, p / (1 - p))`` if it is not. Given who was
+        kept, coins are fair and independent, and both groups are records alike, so that every
+        auditor is as valid as with fair coins. Chance is drawn from the scores and members: the
+        same input keeps the same canaries.
+
+        Args:
+            probability: Probability with which each canary was made present, by a coin of its own:
+                one number, or one a canary, in (0, 1). It must be known, not estimated from who is
+                present.
+
+        Returns:
+            About ``2 min(p, 1 - p)`` of the canaries.
+
+        Raises:
+            InvalidArgumentError: A probability is outside its range, or there are not as many.
+            ScoresError: Fewer than two canaries are left in a group.
+
+        Examples:
+            >>> scores = CanaryScores.from_groups(present=np.arange(100.0), absent=np.arange(900.0))
+            >>> scores.with_fair_coins(0.1)
+            CanaryScores(present=100, absent=105)
+        """
+        chance = np.asarray(probability, dtype=np.float64)
+        if chance.shape not in ((), self.score.shape):
+            raise _validate.fail(
+                "probability", chance.shape, f"to be one number, or {len(self):,}, one a canary"
+            )
+        if not ((chance > 0.0) & (chance < 1.0)).all():
+            hint = "Leave out canaries that were sure to be present or absent: they show nothing."
+            raise _validate.fail("probability", probability, "in (0, 1)", hint)
+        odds = chance / (1.0 - chance)
+        seed = np.concatenate((self.score, self.member.astype(np.float64)))
+        drawn = stream(None, "known coins", seed).random(len(self))
+        kept = drawn < np.where(self.member, np.minimum(1.0, 1.0 / odds), np.minimum(1.0, odds))
+        left = int(np.count_nonzero(self.member & kept))
+        if min(left, int(np.count_nonzero(kept)) - left) < 2:
+            raise ScoresError(
+                f"Expected at least 2 canaries of each group to be left, got {left} present and "
+                f"{int(np.count_nonzero(kept)) - left} absent of {len(self):,}. Probabilities near "
+                "0 or 1 keep few: take more canaries, or fairer coins."
+            )
+        shift = self.relative_shift
+        return CanaryScores(
+            score=self.score[kept],
+            member=self.member[kept],
+            ids=np.flatnonzero(kept) if self.ids is None else self.ids[kept],
+            relative_shift=None if shift is None else shift[kept],
+            metadata=replace(self.metadata, fair_coins=True),
         )
 
     @property

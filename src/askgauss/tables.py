@@ -129,7 +129,7 @@ def _json(stream: IO[bytes]) -> dict[str, Column]:
 
 def _npz(stream: IO[bytes]) -> dict[str, Column]:
     archive = _archives.Archive(stream)
-    return {name: archive.read(name).array for name in archive.names}
+    return {name: archive.read(name) for name in archive.names}
 
 
 def _parquet(stream: IO[bytes]) -> dict[str, Column]:

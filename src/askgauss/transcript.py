@@ -7,6 +7,7 @@ step has the noise multiplier as its standard deviation, whatever the clip norm 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import IO, Any, Literal
 
@@ -19,7 +20,7 @@ from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
 
 __all__ = ["SILENCE", "CanarySums", "RunFacts", "SeedProbe", "StepSums", "Transcript"]
 
@@ -28,6 +29,7 @@ SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class RunFacts:
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         accounted_scheme: How records are drawn by what the run's accountant assumes.
+        found_scheme: How they are drawn by what the batches show, where that is another scheme
+            than the one that was declared.
         accounted: All that the run's accountant has counted, before the audit too: noise
             multiplier, sampling rate and number of each kind of steps.
         accounted_epsilon: The epsilon that accountant itself says, at the delta of the claim.
@@ -79,6 +83,7 @@ class RunFacts:
         records: Records the training draws its batches from, where that was said.
         batches: The training's batches, held against the scheme.
         plantings: The canaries of the user's sampler, held against it.
+        places: How many canaries of this kind the model has room for, where that is known.
         seed: Root of the canaries' random choices.
         contribution: Mean norm of a canary's own clipped gradient over the observed steps, in clip
             norms; None where canaries are planted with the whole clip norm.
@@ -86,6 +91,8 @@ class RunFacts:
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        clip_count: What was seen of the count by which the clip norm was adapted; None where it
+            was not.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -105,6 +112,7 @@ class RunFacts:
     accounted_steps: int | None = None
     accounted_sampling_rate: float | None = None
     accounted_scheme: Scheme | None = None
+    found_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
     accounted_epsilon: float | None = None
     epsilon_reads: tuple[tuple[float, float, int], ...] = ()
@@ -118,12 +126,14 @@ class RunFacts:
     records: int | None = None
     batches: DrawnBatches | None = None
     plantings: DrawnBatches | None = None
+    places: int | None = None
     seed: int | None = None
     contribution: float | None = None
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
+    clip_count: ClipCountFacts | None = None
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -150,12 +160,12 @@ class RunFacts:
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate <= 1.0:
                 raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
-        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "seed")
+        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "places", "seed")
         for name in (*counts, "noise_multiplier", "contribution"):
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        for part in (self.weights, self.witness, self.rounds):
+        for part in (self.weights, self.witness, self.rounds, self.clip_count):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):
@@ -394,11 +404,24 @@ class Transcript:
         """
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
         facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
-        return cls.from_arrays(_with_derived(arrays), facts)
+        whole = _with_derived(arrays)
+        return cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]], facts: RunFacts) -> Transcript:
-        """Put a transcript together from the arrays of `arrays`."""
+    def from_arrays(
+        cls,
+        arrays: dict[str, NDArray[Any]],
+        facts: RunFacts,
+        *,
+        derived: Collection[str] = (),
+    ) -> Transcript:
+        """Put a transcript together from the arrays of `arrays`.
+
+        Args:
+            arrays: The arrays.
+            facts: What is known about the run.
+            derived: Those that follow from others and need no check of their own.
+        """
         optional = {"gram", *_LATER}
         check_names(arrays, [name for name in _array_names() if name not in optional], optional)
 
@@ -415,10 +438,10 @@ class Transcript:
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check()
+        transcript._check(derived)
         return transcript
 
-    def _check(self) -> None:
+    def _check(self, derived: Collection[str]) -> None:
         """What a file says fits together; arrays of the recorder always do."""
         self.facts.check()
         sizes = {
@@ -436,15 +459,20 @@ class Transcript:
             raise FileFormatError(
                 f"Expected {missing[0]} beside the other arrays of its time, got none."
             )
-        check_arrays(arrays, _fields_of(**sizes))
+        given = {name: array for name, array in arrays.items() if name not in derived}
+        check_arrays(given, _fields_of(**sizes))
         if np.any(np.diff(self.kept) <= 0):
             raise FileFormatError("Expected kept to name each canary once, in order.")
         if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
             raise FileFormatError("Expected silent and planted_silent of the same steps.")
         planted = self.canaries.planted
-        if planted[~self.member].any():
-            raise FileFormatError("Expected absent canaries never to be planted.")
-        by_tensor = np.bincount(self.tensor, planted, sizes["columns"])
+        by_tensor = np.zeros(sizes["columns"])
+        # In blocks: what is as large as the transcript itself takes longer to have than to count.
+        for start in range(0, planted.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            if planted[block][~self.member[block]].any():
+                raise FileFormatError("Expected absent canaries never to be planted.")
+            by_tensor += np.bincount(self.tensor[block], planted[block], by_tensor.size)
         if not (
             np.array_equal(by_tensor, self.steps.planted.sum(axis=0))
             and np.array_equal(planted[self.kept], self.kept_planted.sum(axis=0))

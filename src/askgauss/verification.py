@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from askgauss._version import __version__
-from askgauss.auditing import audit
+from askgauss.auditing import audit, derived
 from askgauss.exceptions import AskGaussError
 from askgauss.linear_transcript import LinearTranscript
-from askgauss.results import AuditResult, Verdict, number
+from askgauss.replay.joining import with_claim
+from askgauss.replay.report import ReplayReport
+from askgauss.results import AuditResult, Finding, Verdict, number
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
@@ -59,17 +61,23 @@ class Verification:
         return "\n".join([*lines, "", self.conclusion])
 
 
-def verify(result: AuditResult, data: CanaryScores | Transcript | LinearTranscript) -> Verification:
+def verify(
+    result: AuditResult,
+    data: CanaryScores | Transcript | LinearTranscript,
+    replay: ReplayReport | None = None,
+) -> Verification:
     """Check a result against what it was computed from.
 
     Args:
         result: The result.
         data: The transcript, or the scores.
+        replay: The report of the replay that was joined to the result, if one was.
     """
     parts = (
         _same_run(result, data),
         _same_version(result),
         *_computed_again(result, data),
+        *_replayed(result, replay),
         _commitment(result, data),
     )
     return Verification(parts=parts, conclusion=_conclusion(result, parts))
@@ -124,6 +132,11 @@ def _computed_again(
     except AskGaussError as error:
         said = f"the data cannot be audited as the result says: {error}"
         return (_part("bound", False, "", said),)
+    joined = tuple(item for item in result.findings if _of_a_replay(item))
+    if joined:
+        # They are checked by themselves: here, what follows from them.
+        free = again.distribution_free_evidence
+        again = derived(replace(again, findings=(*again.findings, *joined)), lambda: free)
     bound = _part(
         "bound",
         math.isclose(result.epsilon_lower, again.epsilon_lower, rel_tol=_ROUNDING, abs_tol=1e-9)
@@ -153,6 +166,30 @@ def _computed_again(
     good = f"all {len(theirs)} checks came out the same." if same else otherwise
     findings = _part("findings", same, good, otherwise)
     return bound, verdict, findings
+
+
+def _of_a_replay(finding: Finding) -> bool:
+    return finding.check == "replay" or finding.check.startswith("replay: ")
+
+
+def _replayed(result: AuditResult, replay: ReplayReport | None) -> tuple[VerifiedPart, ...]:
+    """Whether findings of a replay are those of the report that was given."""
+    joined = tuple(item for item in result.findings if _of_a_replay(item))
+    if replay is None:
+        told = (
+            f"{len(joined)} findings of the result are of a replay, and taken as they are: give "
+            "its report to check them. A report follows from the training alone."
+        )
+        return (_part("replay", None, told),) if joined else ()
+    wanted = with_claim(replay, result).findings
+    return (
+        _part(
+            "replay",
+            joined == wanted,
+            f"{len(joined)} findings are those of the report.",
+            f"the result has {len(joined)} findings of a replay, and the report gives others.",
+        ),
+    )
 
 
 def _commitment(

@@ -1,7 +1,8 @@
 """The whole calibration; writes docs/calibration.md. Run by ``make calibration``.
 
 Whole audits first: false alarms on every kind of data, power, leaks. Then the bounds of every
-method by themselves, on a grid.
+method by themselves, on a grid. Every section is written to a file of its own once it is counted,
+so that a call that was stopped goes on where it was: ``--resume``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import askgauss
 from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
 from askgauss.linear_transcript import TreePlan
-from tests.calibration import gate, grid, leak_zoo, peers, transcript_cells, verdicts
+from tests.calibration import gate, grid, leak_zoo, peers, powers, transcript_cells, verdicts
 from tests.calibration.grid import Cell, Count, full_grid
 
 ELLIPSOID_CELLS = [
@@ -72,55 +73,38 @@ WHOLE: tuple[tuple[str, str, Any, dict[str, Any]], ...] = (
     *(("examples", name, cell, {}) for name, cell in EXAMPLES.items()),
 )
 
-# Cells whose power is neither none nor whole.
-POWERED: tuple[tuple[str, Any, Any], ...] = (
-    *((f"scores, {cell}", auditor, cell) for auditor, cell in verdicts.POWERED),
-    *(
-        (f"transcript, {cell.name}", None, cell)
-        for cell in (
-            transcript_cells.CELLS[0],
-            transcript_cells.Cell("100 / 400, 100 steps", (1.0,) * 100, 100, 400, 0.1),
-            transcript_cells.Cell("three steps", (1.0,) * 3, 300, 600, 0.3),
-            transcript_cells.Cell("in every step", (5.0,) * 30, 60, 140, 1.0),
-            transcript_cells.Cell(
-                "sampler of the training", (1.0,) * 60, 200, 200, 0.2, own_sampler=True
-            ),
-            transcript_cells.Cell("delta 1e-10", (1.0,) * 60, 80, 140, 0.1, delta=1e-10),
-        )
-    ),
-    ("tree, 64 leaves", None, leak_zoo.TreeRun(present=300, absent=500)),
-    (
-        "tree, prefixes",
-        None,
-        leak_zoo.TreeRun(plan=TreePlan(steps=40, release="prefixes"), present=300, absent=300),
-    ),
-)
-# Audits of each cell, at a scale of 1; audits and leaks where power is compared; audits of a leak.
-AUDITS = {"scores": 500, "transcripts": 200, "trees": 250, "examples": 100}
-POWER_AUDITS = 250
-LEAK_AUDITS = 12
+# Audits of each cell, at a scale of 1; those that take longer than their neighbours get fewer.
+AUDITS = {"scores": 400, "transcripts": 250, "trees": 800, "examples": 1000}
+SLOW = {
+    ("scores", str(verdicts.SAMPLED[13])): 0.25,
+    ("transcripts", "noise that falls"): 0.25,
+}
+# Audits that print their power, and leaks that are held against it.
+POWER_AUDITS, POWER_LEAKS = 200, 1000
+# Audits of a leak, and how many more where one was missed.
+LEAK_AUDITS, MORE_LEAKS = 40, 160
 
 
 def count_whole(index: int, scale: float) -> verdicts.Tally:
     section, name, cell, options = WHOLE[index]
-    audits = math.ceil(scale * AUDITS[section])
+    audits = math.ceil(scale * AUDITS[section] * SLOW.get((section, name), 1.0))
     return verdicts.tally(cell, audits, name=name, seed=1, **options)
 
 
-def count_power(index: int, scale: float) -> verdicts.Tally:
-    name, auditor, cell = POWERED[index]
-    leaks = math.ceil(scale * POWER_AUDITS)
-    return verdicts.tally(cell, 10, name=name, auditor=auditor, leaks=leaks, seed=1)
+def count_power(index: int, scale: float) -> powers.PowerCount:
+    audits, leaks = math.ceil(scale * POWER_AUDITS), math.ceil(scale * POWER_LEAKS)
+    return powers.count(powers.CELLS[index], audits, leaks, seed=1)
 
 
 def count_leak(index: int, scale: float) -> verdicts.Noticed:
     leak = leak_zoo.LEAKS[index]
-    return verdicts.noticed(leak.name, leak.run, math.ceil(scale * LEAK_AUDITS), seed=1)
+    audits, more = math.ceil(scale * LEAK_AUDITS), math.ceil(scale * MORE_LEAKS)
+    return verdicts.noticed(leak.name, leak.run, audits, more, seed=1)
 
 
-def in_parallel(name: str, task: Any, count: int, scale: float, workers: int) -> list[Any]:
+def in_parallel(name: str, task: Any, items: Any, scale: float, workers: int) -> list[Any]:
     with ProcessPoolExecutor(workers) as pool:
-        return told(name, pool.map(partial(task, scale=scale), range(count)), count)
+        return told(name, pool.map(partial(task, scale=scale), items), len(items))
 
 
 def run(
@@ -202,82 +186,134 @@ NOTES = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--scale", type=float, default=0.5, help="of the audits; 1 takes 40 minutes of CPU"
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    workers, scale, started = options.workers, options.scale, time.time()
-    cells = full_grid()
+def whole_section(kind: str, scale: float, workers: int) -> Iterable[str]:
+    items = [index for index, (section, *_) in enumerate(WHOLE) if section == kind]
+    return verdicts.section(*NOTES[kind], in_parallel(kind, count_whole, items, scale, workers))
 
-    def audits(count: int) -> int:
-        return math.ceil(scale * count)
 
-    whole = in_parallel("whole audits", count_whole, len(WHOLE), scale, workers)
-    kinds = [kind for kind, *_ in WHOLE]
-    parts = [
-        *(
-            verdicts.section(
-                *note, [item for item, kind in zip(whole, kinds, strict=True) if kind == name]
-            )
-            for name, note in NOTES.items()
-        ),
-        verdicts.power_section(in_parallel("power", count_power, len(POWERED), scale, workers)),
-        verdicts.leak_section(
-            in_parallel("leaks", count_leak, len(leak_zoo.LEAKS), scale, workers)
-        ),
-        section(
-            "GaussianShift, sampling rate and steps known",
-            "The exact law of the subsampled sum from shift to epsilon.",
-            run(GaussianShift(), cells, audits(600), workers),
-            full=True,
-        ),
-        section(
-            "GaussianShift, sampling rate and steps unknown",
-            "The plain Gaussian shift stands in for the exact law.",
-            run(GaussianShift(), cells, audits(300), workers, law_known=False),
-            full=False,
-        ),
-        section(
-            "GaussianRectangle",
-            "Student-t and chi-square intervals with Bonferroni's correction, variances free. "
-            "Where the Gaussian pair exceeds 1.01 times the exact law the result is INVALID.",
-            run(GaussianRectangle(), cells, audits(200), workers),
-            full=False,
-        ),
-        section(
-            "GaussianEllipsoid",
-            "Bootstrap covariance, 2,000 resamples, variances free.",
-            run(GaussianEllipsoid(seed=0), ELLIPSOID_CELLS, audits(100), workers),
-            full=True,
-        ),
-        peers.section(run_peers(audits(200), workers)),
-    ]
-    used = sum(
+def power_section(scale: float, workers: int) -> Iterable[str]:
+    items = range(len(powers.CELLS))
+    return powers.section(in_parallel("power", count_power, items, scale, workers))
+
+
+def leak_section(scale: float, workers: int) -> Iterable[str]:
+    items = range(len(leak_zoo.LEAKS))
+    return verdicts.leak_section(in_parallel("leaks", count_leak, items, scale, workers))
+
+
+def grid_section(
+    title: str,
+    note: str,
+    auditor: object,
+    audits: int,
+    scale: float,
+    workers: int,
+    *,
+    law_known: bool = True,
+    cells: list[Cell] | None = None,
+    full: bool = False,
+) -> Iterable[str]:
+    cells = full_grid() if cells is None else cells
+    counts = run(auditor, cells, math.ceil(scale * audits), workers, law_known)
+    return section(title, note, counts, full)
+
+
+# In the order of the page; each takes the scale and the workers.
+SECTIONS: dict[str, Callable[[float, int], Iterable[str]]] = {
+    **{kind: partial(whole_section, kind) for kind in NOTES},
+    "power": power_section,
+    "leaks": leak_section,
+    "shift": partial(
+        grid_section,
+        "GaussianShift, sampling rate and steps known",
+        "The exact law of the subsampled sum from shift to epsilon.",
+        GaussianShift(),
+        600,
+        full=True,
+    ),
+    "shift-law-unknown": partial(
+        grid_section,
+        "GaussianShift, sampling rate and steps unknown",
+        "The plain Gaussian shift stands in for the exact law.",
+        GaussianShift(),
+        300,
+        law_known=False,
+    ),
+    "rectangle": partial(
+        grid_section,
+        "GaussianRectangle",
+        "Student-t and chi-square intervals with Bonferroni's correction, variances free. Where "
+        "the Gaussian pair exceeds 1.01 times the exact law the result is INVALID.",
+        GaussianRectangle(),
+        200,
+    ),
+    "ellipsoid": partial(
+        grid_section,
+        "GaussianEllipsoid",
+        "Bootstrap covariance, 2,000 resamples, variances free.",
+        GaussianEllipsoid(seed=0),
+        100,
+        cells=ELLIPSOID_CELLS,
+        full=True,
+    ),
+    "peers": lambda scale, workers: peers.section(run_peers(math.ceil(scale * 200), workers)),
+}
+
+HEAD = f"""# Calibration
+
+What audits say of simulated runs whose truth is known. First whole verdicts: how often
+correct runs alarm and by which check, whether the power that is printed is the power
+there is, and what becomes of leaks. Then how often the bound of every method lies above
+the true epsilon of its pair of scores, by the exact law, at confidence {grid.CONFIDENCE:g} and
+delta {grid.DELTA:g}. Written by `make calibration`; each section says at which scale it was
+counted.
+"""
+
+
+def cpu_seconds() -> float:
+    return sum(
         getattr(resource.getrusage(who), field)
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         for field in ("ru_utime", "ru_stime")
     )
-    lines = [
-        "# Calibration",
-        "",
-        "What audits say of simulated runs whose truth is known. First whole verdicts: how often",
-        "correct runs alarm and by which check, whether the power that is printed is the power",
-        "there is, and what becomes of leaks. Then how often the bound of every method lies above",
-        "the true epsilon of its pair of scores, by the exact law, at confidence "
-        f"{grid.CONFIDENCE:g} and",
-        f"delta {grid.DELTA:g}. Written by `make calibration`.",
-        "",
-        *itertools.chain(*parts),
+
+
+def write_section(name: str, folder: Path, scale: float, workers: int) -> None:
+    """Count one section and write it, complete or not at all."""
+    before = cpu_seconds()
+    lines = list(SECTIONS[name](scale, workers))
+    used = cpu_seconds() - before
+    lines += [
         f"askgauss {askgauss.__version__}, Python {platform.python_version()}, seed 1, scale "
-        f"{scale:g}; {used / 60:.0f} minutes of CPU time, {(time.time() - started) / 60:.0f} "
-        f"minutes on {workers} workers.",
+        f"{scale:g}; {used / 60:.1f} minutes of CPU time.",
         "",
     ]
-    options.output.write_text("\n".join(lines))
+    part = folder / f"{name}.md.part"
+    part.write_text("\n".join(lines))
+    part.replace(folder / f"{name}.md")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of the audits; 1 takes an hour of CPU"
+    )
+    parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--folder", type=Path, default=Path("build/calibration"))
+    parser.add_argument("--resume", action="store_true", help="keep sections counted before")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.sections:
+        if not (options.resume and (options.folder / f"{name}.md").exists()):
+            write_section(name, options.folder, options.scale, options.workers)
+    files = [options.folder / f"{name}.md" for name in SECTIONS]
+    missing = [file.stem for file in files if not file.exists()]
+    if missing:
+        print(f"{options.output} waits for: {', '.join(missing)}", file=sys.stderr)
+        return
+    options.output.write_text("\n".join([HEAD, *(file.read_text() for file in files)]))
 
 
 if __name__ == "__main__":

@@ -429,6 +429,17 @@ def _some_coordinates_never_noised(run: Steps) -> Array:
     return run.noise
 
 
+def _shuffled(run: Steps) -> Array:
+    return np.array([run.generator.permutation(run.noise[0]) for _ in run.noise])
+
+
+def _flipped(run: Steps) -> Array:
+    for step in range(13, run.noise.shape[0]):
+        signs = run.generator.choice([-1.0, 1.0], run.noise.shape[1])
+        run.noise[step] = signs * run.noise[step - 13]
+    return run.noise
+
+
 def _none_where_planted(run: Steps) -> Array:
     return np.where(run.planted, 0.0, run.noise)
 
@@ -578,6 +589,11 @@ def _mixture(run: Steps) -> Array:
 def _rarely_unclipped(run: Steps) -> Array:
     often = run.generator.random(run.shape) < 0.001
     return run.noise + np.where(run.planted, np.where(often, 10.0, 1.0), 0.0)
+
+
+def _one_record_three_times(run: Steps) -> Array:
+    run.contribution[np.flatnonzero(run.planted.any(axis=0))[3]] = 3.0
+    return run.released
 
 
 def _a_few_unclipped(run: Steps) -> Array:
@@ -786,6 +802,8 @@ _NOISE = {
     "faintly negative over 40 lags": _faintly_negative_over_many_lags,
     "anti-correlated steps": _alternating,
     "a pool of 64 noise vectors": _pool_of_vectors,
+    "one noise vector, shuffled in every step": _shuffled,
+    "noise of 13 steps before, with new signs": _flipped,
     "noise with a period of 97": _period,
     "overlapping counters": _overlapping_counters,
     "two coordinates share their noise": _shared_by_two,
@@ -808,6 +826,7 @@ _NOISE = {
 _ADDED = {
     "one planting in a thousand unclipped": _rarely_unclipped,
     "a few records unclipped": _a_few_unclipped,
+    "one record of all counts three times": _one_record_three_times,
     "half of it again in the next step": _carried_over,
     "all of it again 50 steps later": _comes_back_much_later,
     "a record never leaves": _never_leaves,
@@ -880,6 +899,14 @@ LEAKS: tuple[Leak, ...] = (
     Leak(
         "tree: overlapping counters",
         TreeRun(plan=TreePlan(steps=512), present=100, absent=700, fault=_overlapping_nodes),
+    ),
+    Leak(
+        "tree: a tree that restarts draws the first one's noise again",
+        replace(
+            _TREE,
+            plan=TreePlan(steps=64, restart_every=16),
+            fault=lambda right, number, level, index: right(0, level, index),
+        ),
     ),
     Leak(
         "tree: one of four trees with .6 of its noise",

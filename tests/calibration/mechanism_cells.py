@@ -2,13 +2,15 @@
 
     python -m tests.calibration.mechanism_cells --audits 1000 --samples 1000 --only Laplace
 
-prints one line a cell. The numbers in docs/any-mechanism.md are from this command.
+prints one line a cell, and ``--table 30 100 300`` one row a mechanism for these numbers of
+outputs. ``make mechanisms`` prints the tables of docs/any-mechanism.md.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,17 +75,49 @@ def count(case: Case, audits: int, samples: int, gate_error: float = 0.001, seed
     )
 
 
+def table(cases: Iterable[Case], audits: int, sizes: Sequence[int]) -> Iterator[str]:
+    """Alarms, and bounds above the claim, among so many audits of each size; a row each."""
+    titles = [f"{size:,} outputs: alarms, bound above" for size in sizes]
+    yield f"| mechanism, {audits:,} audits | " + " | ".join(titles) + " |"
+    yield "|---" * (len(sizes) + 1) + "|"
+    for case in cases:
+        found = [count(case, audits, size) for size in sizes]
+        cells = [f"{item.alarms}, {item.above}" for item in found]
+        yield f"| {case.name} | " + " | ".join(cells) + " |"
+
+
+def broken_table(cases: Iterable[Case], audits: int, samples: int) -> Iterator[str]:
+    """How many audits of each broken mechanism found it, and after how many outputs."""
+    yield "| broken mechanism | violations | outputs a side, median | most |"
+    yield "|---|---|---|---|"
+    for case in cases:
+        found = count(case, audits, samples)
+        hits = found.verdicts[Verdict.VIOLATION.value]
+        middle, most = np.median(found.samples), max(found.samples)
+        yield f"| {case.name} | {hits} of {audits} | {middle:,.0f} | {most:,} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--audits", type=int, default=100)
     parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--table", type=int, nargs="*", metavar="OUTPUTS", help="rows of a table")
     parser.add_argument("--broken", action="store_true")
     parser.add_argument("--only", default="", help="part of a mechanism's name")
     parser.add_argument("--exact", action="store_true", help="the whole name")
     options = parser.parse_args()
-    for case in BROKEN if options.broken else CORRECT:
-        if options.only == case.name or (not options.exact and options.only in case.name):
-            print(count(case, options.audits, options.samples), flush=True)
+    cases = [
+        case
+        for case in (BROKEN if options.broken else CORRECT)
+        if options.only == case.name or (not options.exact and options.only in case.name)
+    ]
+    lines: Iterable[object] = (count(case, options.audits, options.samples) for case in cases)
+    if options.table is not None and options.broken:
+        lines = broken_table(cases, options.audits, options.samples)
+    elif options.table is not None:
+        lines = table(cases, options.audits, options.table)
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

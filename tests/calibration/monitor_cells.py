@@ -38,6 +38,37 @@ CLEAN = {
         "schedule": lambda step: NOISE * (1.0 + 0.5 * math.cos(step / 50.0)),
     },
 }
+
+
+def every_step(generator: np.random.Generator, runs: int, present: int, step: int) -> NDArray:
+    """How many are planted where every record is in every step."""
+    return np.full(runs, present)
+
+
+def cyclic(generator: np.random.Generator, runs: int, present: int, step: int) -> NDArray:
+    """Of one of four groups of the same size, by a coin of .32."""
+    return generator.binomial(present // 4, 0.32, runs)
+
+
+class BinsOfTwelve:
+    """Balls in twelve bins, thrown anew in every epoch."""
+
+    def __call__(
+        self, generator: np.random.Generator, runs: int, present: int, step: int
+    ) -> NDArray:
+        place = (step - 1) % 12
+        if place == 0:
+            self._counts = generator.multinomial(present, np.full(12, 1 / 12), runs)
+        return self._counts[:, place]
+
+
+# Other declared schemes, whose rate is not watched.
+SCHEMES = {
+    "every record in every step, 100 / 100": {"present": 100, "absent": 100, "drawn": every_step},
+    "cyclic Poisson in 4 groups, 100 / 100": {"present": 100, "absent": 100, "drawn": cyclic},
+    "balls in 12 bins, 100 / 100": {"present": 100, "absent": 100, "drawn": BinsOfTwelve()},
+}
+CLEAN |= SCHEMES
 # Runs that are judged side by side.
 _BATCH = 250
 FAULTS = {
@@ -69,18 +100,21 @@ def largest_evidence(
     contribution: float = 1.0,
     rate: float = 1.0,
     schedule: Callable[[int], float] = lambda step: NOISE,
+    drawn: Callable[[np.random.Generator, int, int, int], NDArray] | None = None,
     show: Callable[[ObservedStep], None] | None = None,
 ) -> NDArray[np.float64]:
     """The largest joint evidence of each of so many runs, judged after every step, in logarithms.
 
     The same bets as the monitor's, written for many runs at once; ``show`` is handed the first
-    run's steps, for a monitor to judge as well.
+    run's steps, for a monitor to judge as well. ``drawn`` says how many canaries a step plants,
+    where that is not by Poisson coins.
     """
     canaries = ag.DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
     size = canaries.size
     layout = Layout(canaries, np.arange(min(256, size)))
     quiet = layout.quiet.size
-    log_weight = Bets(layout, PARTS, RATE)._log_weight[:, np.newaxis]
+    parts = tuple(name for name in PARTS if drawn is None or name != "sampling rate")
+    log_weight = Bets(layout, parts, RATE)._log_weight[:, np.newaxis]
     wealth = np.full((log_weight.size, runs), -np.inf)
     peak = np.full(runs, -np.inf)
     earlier: dict[int, NDArray[np.float64]] = {}
@@ -89,7 +123,10 @@ def largest_evidence(
     for step in range(1, steps + 1):
         declared = schedule(step)
         scale = noise * declared
-        count = generator.binomial(present, RATE * rate, runs)
+        if drawn is None:
+            count = generator.binomial(present, RATE * rate, runs)
+        else:
+            count = drawn(generator, runs, present, step)
         values = scale * generator.normal(size=(runs, quiet))
         rest = scale**2 * generator.chisquare(size - count - quiet)
         square = (values**2).sum(axis=1) + rest
@@ -112,15 +149,15 @@ def largest_evidence(
         if earlier:
             each = [alike(old) for old in earlier.values()]
             like[1] = np.logaddexp.reduce(each) - math.log(len(each))
-        logs = np.concatenate(
-            [
-                e_process.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
-                e_process.sign_log_e(excess, about_one, CONTRIBUTION[:, column]),
-                e_process.rate_log_e(count, present, RATE, ODDS[:, column]),
-                like.reshape(-1, runs),
-            ]
-        )
-        wealth = e_process.advance(wealth, log_weight, step, logs)
+        logs = [
+            e_process.noise_log_e(size - count, square / declared**2, NOISE_BETS[:, column]),
+            e_process.sign_log_e(excess, about_one, CONTRIBUTION[:, column]),
+            e_process.rate_log_e(count, present, RATE, ODDS[:, column]),
+            like.reshape(-1, runs),
+        ]
+        if drawn is not None:
+            del logs[2]
+        wealth = e_process.advance(wealth, log_weight, step, np.concatenate(logs))
         joint = np.logaddexp.reduce(wealth, axis=0)
         peak = np.maximum(peak, np.logaddexp(joint, -math.log(step + 1.0)))
         previous = row
@@ -129,7 +166,8 @@ def largest_evidence(
             kept = np.zeros(min(256, size))
             kept[layout.quiet] = values[0]
             one = [np.array([item[0]]) for item in (count, total, planted_square, square)]
-            show(ObservedStep(*one[:3], np.zeros(1), one[3], kept, declared, True, False))
+            own = drawn is not None
+            show(ObservedStep(*one[:3], np.zeros(1), one[3], kept, declared, True, own))
     return peak
 
 

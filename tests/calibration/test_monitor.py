@@ -7,19 +7,28 @@ import math
 import numpy as np
 import pytest
 
+import askgauss as ag
 from askgauss.monitor import Monitor
-from tests.calibration.monitor_cells import CLEAN, largest_evidence
+from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
+from tests.calibration.monitor_cells import CLEAN, cyclic, every_step, largest_evidence
 from tests.monitor.runs import RATE, claimed
 
 
-def test_many_runs_at_once_are_judged_as_the_monitor_judges_one():
-    import askgauss as ag
-
+@pytest.mark.parametrize(
+    ("sampling", "cell"),
+    [
+        (Poisson(rate=RATE), {}),
+        (EveryStep(), {"drawn": every_step}),
+        (CyclicPoisson(rate=0.32, cycle=4), {"drawn": cyclic}),
+    ],
+    ids=["Poisson", "every step", "cyclic"],
+)
+def test_many_runs_at_once_are_judged_as_the_monitor_judges_one(sampling, cell):
     monitor = Monitor(claim=claimed(), on_alarm=lambda alarm: None)
     canaries = ag.DiracCanaries(present=100, absent=100, dimension=200, seed=0)
-    monitor.attach(canaries, np.arange(200), sampling_rate=RATE)
+    monitor.attach(canaries, np.arange(200), sampling=sampling)
     peaks = largest_evidence(
-        np.random.default_rng(0), 3, 120, present=100, absent=100, show=monitor.observe
+        np.random.default_rng(0), 3, 120, present=100, absent=100, show=monitor.observe, **cell
     )
     assert max(monitor.course().evidence) == pytest.approx(peaks[0] / math.log(10.0), rel=1e-9)
     assert monitor.steps == 120

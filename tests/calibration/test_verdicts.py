@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from tests.calibration import full, leak_zoo, verdicts
+from askgauss.auditors import auditor_types
+from tests.calibration import full, leak_zoo, powers, verdicts
 
 # One leak of each kind of data; ``make calibration`` audits all of them.
 SOME = (
     "transcript: overlapping counters",
     "transcript: less noise where a canary is planted",
     "transcript: noise without its mean",
+    "transcript: one record of all counts three times",
     "sampler: cyclic for Poisson",
     "batches: larger than the rate says",
     "unknown background: no noise",
@@ -58,9 +60,8 @@ def test_without_their_fault_they_do_not_alarm(run):
     assert result.verdict not in ALARMS, result.reason
 
 
-def test_a_tally_counts_alarms_by_cause_and_power():
+def test_a_tally_counts_alarms_by_cause():
     """Of a claim of a tenth of the truth every audit alarms, at either gate."""
-    cell = verdicts.SampledScores(300, 300, 200, 0.1, 4.0)
 
     class Bold(verdicts.SampledScores):
         @property
@@ -69,13 +70,39 @@ def test_a_tally_counts_alarms_by_cause_and_power():
 
     found = verdicts.tally(Bold(300, 300, 200, 0.1, 4.0), 12)
     assert found.alarms == found.strict_alarms == found.causes["test of the claim"] == 12
+    assert found.strict_causes == found.causes
     assert found.too_loud()
-    fair = verdicts.tally(cell, 12, leaks=60)
+    assert found.z > 30
+    fair = verdicts.tally(verdicts.SampledScores(300, 300, 200, 0.1, 4.0), 12)
     assert not fair.too_loud()
     assert not fair.too_high()
-    assert fair.power_is_right()
-    fair.printed = 0.99
-    assert not fair.power_is_right()
+
+
+def test_power_that_is_off_is_noticed():
+    """Power as printed agrees with 60 leaks; one that is made up does not."""
+    case = verdicts.SampledScores(300, 300, 200, 0.1, 4.0)
+    found = powers.count(powers.PowerCell("cell", case), 4, 60)
+    assert found.is_right()
+    assert not replace(found, printed=0.99, spread=0.0).is_right()
+
+
+def test_every_auditor_with_a_verdict_has_a_cell_of_its_power():
+    named = {type(cell.auditor).__name__ for cell in powers.CELLS if cell.auditor is not None}
+    named |= {"SubsampledGaussian"}  # the default of transcripts
+    with_power = {
+        kind.__name__
+        for kind in auditor_types().values()
+        if kind.__module__.startswith("askgauss.")
+        and kind().assumption is not ag.Assumption.ESTIMATE
+    }
+    assert with_power <= named
+
+
+def test_a_leak_that_is_missed_is_audited_more_often():
+    run = leak_zoo.ScoreRun()  # nothing to notice
+    found = verdicts.noticed("none", run, 3, more=4)
+    assert found.audits == found.verdicts.total() == 7
+    assert not found.enough
 
 
 def test_cells_are_distinct():

@@ -169,3 +169,13 @@ def test_idle(privacy_replay):
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     done.assert_outcomes(passed=1, failed=2)
     done.stdout.fnmatch_lines(["*VIOLATION: loss depends on record 7*", "*INCONCLUSIVE: *no step*"])
+
+
+def test_a_configuration_runs_no_code(folder):
+    """Where the records come from is code, which only the command line may name."""
+    (folder / "made.py").write_text("raise SystemExit('imported')")
+    (folder / "options.toml").write_text('[replay]\ndata = "made:data"\n')
+    ran = call(folder, "mine:train", "--leave-out", "3", "--config", "options.toml")
+    assert ran.returncode == 2
+    assert "a file runs no code" in " ".join(ran.stderr.split())
+    assert "imported" not in ran.stderr.replace("to be imported", "")

@@ -77,8 +77,11 @@ def test_a_feed_that_stops_is_said_with_since_when(folder, feed):
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(feed.written))
     assert f"nothing was written since {since}, 10 min ago" in note
     assert follower.look().headline == "no news of the run."
+    # Nobody knows how long a run takes that may have stopped.
+    assert "time left" not in dict(follower.look().lines)
     write_feed(folder, replace(feed, steps=41, declared=((2.576, 41),)))
     assert follower.look().notes == ()
+    assert "time left" in dict(follower.look().lines)
 
 
 def test_patience_grows_with_the_length_of_a_step(folder, feed):

@@ -12,8 +12,9 @@ import askgauss as ag
 from askgauss import accounting
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Missing
+from askgauss.diagnostics.shape_table import shape_table
 from askgauss.scores import ScoreMetadata
-from askgauss.simulation import simulate_dpftrl, simulate_dpsgd, simulate_scores
+from askgauss.simulation import FAULTS, simulate_dpftrl, simulate_dpsgd, simulate_scores
 from askgauss.stats import normality
 from askgauss.stats.gaussian import gdp_mu
 from askgauss.stats.tradeoff import TradeOff
@@ -300,13 +301,45 @@ def test_the_gram_matrix_is_whole_and_within_chance():
     assert shown.chance == pytest.approx(math.sqrt(2 * math.log(2 * 2016) / 300))
 
 
+def test_the_shape_of_the_noise_is_counted_beside_a_gaussian():
+    sound = figures.noise_shape(audited(transcript()))
+    assert sound.share.sum() == pytest.approx(1.0)
+    assert sound.gaussian.sum() == pytest.approx(1.0)
+    assert sound.gaussian == pytest.approx(
+        np.diff(stats.norm.cdf([-np.inf, *sound.edges[1:-1], np.inf]))
+    )
+    # A bin of share p strays by more than 5 of its deviations in fewer than one run of 30,000.
+    strays = np.abs(sound.share - sound.gaussian) / np.sqrt(sound.gaussian / sound.values)
+    assert strays[sound.gaussian * sound.values > 50].max() < 5.0
+    heavy = figures.noise_shape(audited(transcript(fault=FAULTS["laplace-noise"])))
+    middle = np.abs(heavy.edges[:-1] + 0.125) < 0.25
+    tail = np.abs(heavy.edges[:-1] + 0.125) > 3.5
+    for part in (middle, tail):  # a Laplace law has more in the middle and further out
+        assert heavy.share[part].sum() > 1.3 * heavy.gaussian[part].sum()
+
+
+def test_the_shape_is_that_of_each_tensor_by_its_own_scale():
+    run = transcript(canaries="spread")
+    scale = np.array([1.0, 40.0, 1.0, 40.0])[run.watch_tensor]
+    uneven = dataclasses.replace(run, watch_values=run.watch_values * scale)
+    # Of tensors 1 to 3 everything is watched: their scales change nothing.
+    assert np.array_equal(shape_table(uneven).counts, shape_table(run).counts)
+    unknown = dataclasses.replace(run.facts, background="unknown")
+    assert shape_table(run.with_facts(unknown)) is None
+
+
 def test_scores_do_not_tell_of_steps():
     result = audited(
         ag.CanaryScores.from_groups(
             present=ideal_scores(100).present, absent=ideal_scores(100).absent
         )
     )
-    for figure in (figures.noise_by_step, figures.noise_by_tensor, figures.gram):
+    for figure in (
+        figures.noise_by_step,
+        figures.noise_by_tensor,
+        figures.noise_shape,
+        figures.gram,
+    ):
         found = figure(result)
         assert isinstance(found, Missing)
         assert "transcript" in found.reason

@@ -214,3 +214,32 @@ def test_numbers_of_numpy_are_numbers():
     assert other.verdict is one.verdict
     assert other.epsilon_lower == one.epsilon_lower
     assert ag.AuditResult.from_json(other.to_json()).findings == other.findings
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_noise_that_follows_the_size_of_the_batch(follows):
+    """Batches of 2,000 give or take 42: too little to show from step to step, enough to give away.
+
+    A correct run fails for one seed in a thousand; its p-value is below .01 for one in a hundred.
+    """
+    draw = np.random.default_rng(1)
+    canaries = ag.DiracCanaries(present=100, absent=900, dimension=1200, seed=1)
+    recorder = ag.Recorder(canaries, sampling_rate=0.1, noise_multiplier=1.2, records=20_000)
+    for _ in range(150):
+        size = int(draw.binomial(20_000, 0.1))
+        released = 1.2 * (size / 2_000 if follows else 1.0) * draw.standard_normal(canaries.size)
+        released[recorder.sample()] += 1.0
+        recorder.observe(released, background=0.0, batch_size=size)
+    claim = ag.PrivacyClaim(
+        epsilon=6.2, delta=1e-5, noise_multiplier=1.2, sampling_rate=0.1, steps=150
+    )
+    result = ag.audit(recorder.transcript(), claim=claim)
+    item = next(item for item in result.findings if item.check == "noise and batch size")
+    low, high = item.interval
+    assert low < float(follows) < high
+    if follows:
+        assert item.status is Status.FAIL
+        assert result.verdict in (ag.Verdict.INVALID, ag.Verdict.VIOLATION)
+    else:
+        assert item.p_value > 0.01
+        assert result.verdict not in (ag.Verdict.INVALID, ag.Verdict.VIOLATION)

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
+import pkgutil
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.replay.runs import records, training
 from tests.report import samples
 
 import askgauss as ag
-from askgauss import report
+from askgauss import diagnostics, report
+from askgauss.auditors import auditor_types
+from askgauss.commitment import commit
+from askgauss.diagnostics import drawn as drawn_checks
 from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, apply_gate, judged
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
 from askgauss.results import Consequence, Status, Verdict
-from askgauss.simulation import FAULTS, TREE_FAULTS, simulate_dpftrl, simulate_dpsgd
+from askgauss.sampling import (
+    CyclicPoisson,
+    DrawnBatches,
+    FixedSize,
+    Poisson,
+    SchemeSums,
+    Shuffled,
+)
+from askgauss.simulation import (
+    FAULTS,
+    TREE_FAULTS,
+    simulate_dpftrl,
+    simulate_dpsgd,
+    simulate_scores,
+)
+from askgauss.transcript import SeedProbe
+from askgauss.witness import ClipCountFacts, ProbeFacts, RoundFacts, StepFacts, WeightFacts
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
@@ -36,14 +60,15 @@ CLAIM = ag.PrivacyClaim(
 )
 
 
+# Checks that say something only where something is wrong.
+ONLY_WRONG = {"known background", "watched coordinates"}
+
+
 def runs():
     """Sound and broken runs of every kind, small ones."""
     size = {"steps": 40, "sampling_rate": 0.2, "noise_multiplier": 1.6, "present": 40}
     for canaries in ("own coin", "data path", "spread"):
-        try:
-            yield simulate_dpsgd(**size, absent=60, seed=1, canaries=canaries)
-        except ag.InvalidArgumentError:
-            continue
+        yield simulate_dpsgd(**size, absent=60, seed=1, canaries=canaries)
     for fault in FAULTS.values():
         rate = size["sampling_rate"]
         if fault.expected_batch is not None:
@@ -51,9 +76,91 @@ def runs():
         yield simulate_dpsgd(**size | {"sampling_rate": rate}, absent=60, seed=2, fault=fault)
 
 
+def drawn(scheme, declared, seed=3):
+    """Batches of one scheme, held against another."""
+    sums = SchemeSums(declared, records=400)
+    for batch in scheme.draw(np.random.default_rng(seed), 400, 40):
+        sums.add(batch)
+        if sums.broken is not None:
+            break
+    return DrawnBatches.of(sums)
+
+
+# What later parts of a run write down of it, sound and broken.
+SOUND_WEIGHTS = WeightFacts(optimizer="SGD", places=20, steps=40)
+SOUND_STEPS = StepFacts(
+    share=0.1, steps=4, records=40, clipped=30, largest=1.0, off=1e-7, off_allowed=1e-5, off_step=1,
+    divided=40, covered=4,
+)  # fmt: skip
+SOUND_PROBES = ProbeFacts(
+    clients=8, with_nan="finite", zero="finite", heavy=1.0, heavy_error=0.1, spread=1.0,
+    spread_error=0.05, norm_if_above=1.2, norm_if_below=0.8,
+)  # fmt: skip
+MOVED = {"otherwise": 3, "first": 2, "tensor": "head.weight", "excess": 0.4}
+
+
+def facts():
+    """Every kind of fact that an integration adds, as it is and as it should not be."""
+    for probe in (SeedProbe(tried=0), SeedProbe(tried=9, ways=("a", "b"))):
+        yield {"seed_probe": probe}
+    yield {"seed_probe": SeedProbe(tried=9, ways=("a",), found="key(0)")}
+    for changes in (
+        {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
+        MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},
+        MOVED | {"regraded": 3}, {"between": 2, "between_first": 5, "between_tensor": "a"},
+        {"declared": 4}, {"bare": ("a",)}, {"bare_moved": ("a", "b")},
+    ):  # fmt: skip
+        yield {"weights": replace(SOUND_WEIGHTS, **changes)}
+    for changes in (
+        {}, {"share": 0.0}, {"records": 0, "off_step": 0, "unchecked": "ghost clipping"},
+        {"clipped": 0, "largest": 0.4}, {"largest": 3.0, "largest_step": 2, "largest_tensor": "a"},
+        {"largest": 1.005}, {"off": 0.5, "off_tensor": "a"}, {"recomputed": True},
+        {"recomputed": True, "norm_off": -0.4, "norm_step": 1, "norm_tensor": "bias"},
+        {"recomputed": True, "norm_off": 0.4, "norm_step": 1, "norm_tensor": "bias"},
+        {"uncovered": ("a",), "uncovered_step": 1}, {"covered": 0}, {"divided": 0},
+        {"divisor_step": 3, "least_divisor": 0.9, "most_divisor": 1.2},
+        {"divisor_step": 3, "uneven": 5},
+    ):  # fmt: skip
+        yield {"witness": replace(SOUND_STEPS, **changes)}
+    for changes in (
+        {}, {"with_nan": "nan", "zero": "nan"}, {"with_nan": "ValueError", "zero": "ValueError"},
+        {"heavy": 7.0}, {"heavy": None}, {"heavy_refused": "ValueError"}, {"spread": 2.0},
+        {"norm_if_above": 0.8, "norm_if_below": 1.2},
+        {"with_nan": "", "zero": "", "heavy": None, "spread": None, "norm_if_above": None,
+         "unchecked": "probes=True"},
+    ):  # fmt: skip
+        probes = replace(SOUND_PROBES, **changes)
+        for more in ({}, {"adaptive": True, "next_norms": (1.1, 0.9) * 20}, {"reported": 2.0}):
+            yield {"rounds": RoundFacts(fewest=4, most=9, unreleased=2, probes=probes, **more)}
+    poisson, fixed = Poisson(rate=0.2), FixedSize(batch=80, records=400)
+    for declared in (poisson, fixed, Shuffled(batches=5), CyclicPoisson(rate=0.4, cycle=2)):
+        for scheme in (declared, poisson, Poisson(rate=0.4), fixed):
+            yield {"batches": drawn(scheme, declared), "scheme": declared, "records": 400}
+        yield {"scheme": declared, "accounted_scheme": poisson}
+    yield {"accounted": ((1.6, 0.2, 40),), "accounted_steps": 40, "outside": ()}
+    yield {"accounted": ((6.0, 0.2, 40),), "accounted_steps": 40, "accounted_epsilon": 1.0}
+    yield {
+        "accounted": ((0.5, 0.2, 40),), "accounted_steps": 40, "accounted_epsilon": 30.0,
+        "epsilon_reads": ((1e-5, 2.0, 10),), "outside": ("a",),
+    }  # fmt: skip
+    yield {
+        "accounted": ((1.6, 0.2, 40),), "accounted_steps": 40, "accounted_epsilon": 2.4,
+        "epsilon_reads": ((1e-5, 2.0, 40),), "outside": ("a", "b"), "outside_moved": ("a",),
+    }  # fmt: skip
+    counted = ClipCountFacts(
+        releases=40, shown=40, read=40, square=40.0, deviation=5.0, noise_multiplier=1.6
+    )
+    for told in ((), ((1.6, 0.2, 40),), ((1.8, 0.2, 40),)):
+        for changes in ({}, {"square": 0.0}, {"square": 4.0}, {"read": 0}):
+            yield {"clip_count": replace(counted, **changes), "accounted": told}
+    for claim in (CLAIM, replace(CLAIM, epsilon=1.0)):
+        yield {"commitment": commit(seed=1, member=np.ones(4, dtype=bool), claim=claim)}
+
+
 def trees():
     size = {"steps": 32, "noise_multiplier": 3.0, "present": 40, "absent": 80}
     yield simulate_dpftrl(**size, seed=1)
+    yield simulate_dpftrl(**size, seed=1, restart_every=8)
     for fault in TREE_FAULTS.values():
         restart = 8 if fault.restarts else None
         yield simulate_dpftrl(**size, seed=2, restart_every=restart, fault=fault)
@@ -82,7 +189,63 @@ def undecided():
             found += linear_checks(run, claim)
     for scores in score_sets():
         found += score_checks(scores)
-    return found
+    sound = next(iter(runs()))
+    for changes in facts():
+        found += transcript_checks(sound.with_facts(replace(sound.facts, **changes)), CLAIM)
+    silent = {"watch_values": np.zeros_like(sound.watch_values)}
+    gram = np.eye(sound.kept.size)
+    alike = {"gram": np.where(gram == 0.0, 0.9, gram)}
+    for changes in (silent, {"gram": gram}, alike):
+        found += transcript_checks(replace(sound, **changes), CLAIM)
+    return [*found, *methods_own(sound)]
+
+
+def methods_own(run):
+    """What methods say of their own evidence, and what a replay says of the run."""
+    scores = simulate_scores(
+        steps=40, sampling_rate=0.2, noise_multiplier=1.6, present=150, absent=150, seed=1
+    )
+    for method in auditor_types().values():
+        data = run if method.reads == "transcript" else scores
+        yield from audit_of(data, method())
+    for adjacency in ("add-remove", "replace-one"):
+        for train in (training(), training(divisor="batch")):
+            told = ag.replay(train, records(), leave_out=17, adjacency=adjacency)
+            yield from told.findings
+
+
+def audit_of(data, method):
+    return ag.audit(data, delta=1e-5, auditor=method, diagnostics=False).findings
+
+
+def checks_of(*modules):
+    """The names of checks that a module makes, read from its source."""
+    names = set()
+    for module in modules:
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        for function in (item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef)):
+            said = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign):
+                    pairs = [(node.targets[0], node.value)]
+                    if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                        pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
+                    said |= {
+                        name.id: value.value
+                        for name, value in pairs
+                        if isinstance(name, ast.Name) and isinstance(value, ast.Constant)
+                    }
+            for node in ast.walk(function):
+                called = node.func.id if _calls_a_name(node) else ""
+                if called in ("judged", "fact", "not_run", "_odd_update"):
+                    name = node.args[0]
+                    given = name.value if isinstance(name, ast.Constant) else said.get(name.id)
+                    names |= {given} if isinstance(given, str) else set()
+    return names
+
+
+def _calls_a_name(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def decided(finding, p_value, error):
@@ -106,8 +269,24 @@ def every_status():
 
 def test_there_are_findings_of_every_status():
     checks = {item.check for item in undecided()}
-    assert len(checks) > 30
+    assert len(checks) > 60
     assert {item.status for item in every_status()} == set(Status)
+
+
+def test_every_check_is_rendered_as_made_and_as_failed():
+    modules = [
+        importlib.import_module(f"askgauss.diagnostics.{module.name}")
+        for module in pkgutil.iter_modules(diagnostics.__path__)
+    ]
+    made = checks_of(*modules) | set(drawn_checks.SAMPLER_CHECKS)
+    assert len(made) > 60
+    found = {}
+    for finding in every_status():
+        found.setdefault(finding.check, set()).add(finding.status)
+    wrong = {Status.WARN, Status.FAIL}
+    assert not {name for name in made if name not in found}
+    assert not {name for name in made if not found[name] & {Status.PASS, Status.INFO}} - ONLY_WRONG
+    assert not {name for name in made if not found[name] & wrong}
 
 
 @pytest.mark.parametrize("status", [Status.PASS, Status.INFO, Status.WARN, Status.FAIL])
@@ -123,7 +302,7 @@ def test_no_text_contradicts_its_status(status):
             wrong.add(str(finding))
         if status is Status.PASS:
             assert finding.remedy == ""
-        if status is Status.INFO:
+        if status is Status.INFO and finding.p_value is not None:
             assert "One sound run in" in finding.remedy
     assert not wrong
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.exceptions import InvalidArgumentError, RecordingError
+from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
 from askgauss.federated import (
     FEDERATED_FAULTS,
     AuditedAggregator,
@@ -60,6 +60,69 @@ class Mean:
         return sum(
             s * u / max(1.0, np.linalg.norm(u)) for s, u in zip(shares, updates, strict=True)
         )
+
+
+class Noisy(Mean):
+    """The same with noise on the sum; every fault is the caller's wish."""
+
+    def __init__(self, noise, **options):
+        super().__init__(**options)
+        self.noise, self.rng = noise, np.random.default_rng(5)
+
+    def __call__(self, updates, weights):
+        mean = super().__call__(updates, weights)
+        return mean + self.rng.normal(0.0, self.noise, DIMENSION) / len(updates)
+
+
+# ------------------------------------------------------------------------------ while it runs
+
+
+def rounds_of(aggregate, count=30, weights=None):
+    rng = np.random.default_rng(2)
+    for _ in range(count):
+        aggregate(updates_of(rng), weights)
+    return aggregate
+
+
+@pytest.mark.parametrize(
+    ("server", "weights", "cause"),
+    [
+        (lambda: Noisy(0.75 * NOISE), None, "noise"),
+        (lambda: Noisy(NOISE, by_report=True), [1.0] * 11 + [30.0], "contribution"),
+    ],
+    ids=["less noise", "weights"],
+)
+def test_a_monitor_ends_a_broken_run_before_its_mean_is_handed_on(server, weights, cause):
+    # A correct run alarms with probability .001; seeds are fixed.
+    run = audited(server(), noise_multiplier=NOISE, probes=False, monitor=ag.Monitor())
+    with pytest.raises(PrivacyAlarm) as raised:
+        rounds_of(run, weights=weights)
+    alarm = raised.value.alarm
+    assert (alarm.cause, alarm.step) == (cause, run.rounds)
+    assert alarm.epsilon > EveryStep().epsilon(noise_multiplier=NOISE, steps=alarm.step, delta=1e-5)
+    # The round that alarmed is whole, and the result says it.
+    found = {item.check: item for item in run.result(delta=1e-5).findings}
+    assert cause in found["monitor"].summary
+    rounds_of(run, 1, weights)
+
+
+def test_a_monitored_correct_run_goes_through():
+    run = audited(Noisy(NOISE), noise_multiplier=NOISE, probes=False, monitor=True)
+    rounds_of(run, weights=[1.0] * 11 + [30.0])
+    assert run.monitor.alarm is None
+    assert run.monitor.steps == run.rounds == 30
+    assert run.monitor.bound > 0.0
+    assert run.monitor.numbers()["askgauss/alarm"] == 0.0
+
+
+def test_the_round_that_settles_the_weighing_is_not_weighed():
+    """The background that leaves least is chosen there: little noise is no wonder."""
+    run = audited(Noisy(0.0), noise_multiplier=NOISE, probes=False, monitor=True)
+    rng = np.random.default_rng(2)
+    run(updates_of(rng), [1.0] * 11 + [30.0])
+    assert run.monitor.steps == 1
+    with pytest.raises(PrivacyAlarm, match="Step 2: noise"):
+        run(updates_of(rng), [1.0] * 11 + [30.0])
 
 
 # ------------------------------------------------------------------ correct and broken servers

@@ -11,7 +11,7 @@ from scipy import optimize, stats
 
 import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.final import LinearFilter, sgd_filter
+from askgauss.final import LinearFilter, joined_snapshots, sgd_filter
 
 DELTA = 1e-5
 
@@ -113,6 +113,45 @@ def test_equal_steps_of_the_effective_number_never_say_more(name, noise, rate):
     assert law.epsilon_at(delta=DELTA) <= told * (1.0 + 1e-6)
 
 
+def drops(steps=400):
+    """A tenth from the middle on, and a hundredth in the last quarter."""
+    return 0.3 * np.repeat([1.0, 0.1, 0.01], [steps // 2, steps // 4, steps // 4])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
+)
+def test_joined_snapshots_are_the_sum_their_filter_says(options):
+    """Against the weights of a plain loop, with the releases known."""
+    generator = np.random.default_rng(0)
+    rates, at = drops(80), (40, 60, 80)
+    releases, first = generator.normal(size=(80, 7)), generator.normal(size=7)
+    filters = [sgd_filter(rates[:steps], divisor=3.0, **options) for steps in at]
+    snapshots = [
+        one.kept * first - one.weights @ releases[:steps]
+        for one, steps in zip(filters, at, strict=True)
+    ]
+    linear, after = joined_snapshots(filters, snapshots)
+    assert after == pytest.approx(linear.kept * first - linear.weights @ releases, rel=1e-9)
+    # No other sum of the three says more.
+    rows = np.array([np.pad(one.weights, (0, 80 - one.weights.size)) for one in filters])
+    for shares in generator.normal(size=(200, 3)):
+        other = LinearFilter(weights=shares @ rows)
+        assert other.effective_steps <= linear.effective_steps * (1.0 + 1e-9)
+
+
+def test_a_snapshot_at_every_drop_brings_all_steps_back():
+    rates = drops()
+    last = sgd_filter(rates, momentum=0.9)
+    linear, _ = joined_snapshots(
+        [sgd_filter(rates[:steps], momentum=0.9) for steps in (200, 300, 400)], [[0.0]] * 3
+    )
+    assert last.effective_steps < 250
+    assert linear.effective_steps > 0.97 * 400
+    plain, _ = joined_snapshots([sgd_filter(rates[:steps]) for steps in (200, 300, 400)], [[0]] * 3)
+    assert plain.weights == pytest.approx(np.ones(400))
+
+
 def test_steps_that_undo_others_count_with_their_sign():
     back_and_forth = LinearFilter(weights=[1.0, -1.0, 1.0])
     assert back_and_forth.effective_steps == pytest.approx(1.0 / 3.0)
@@ -131,6 +170,10 @@ def test_steps_that_undo_others_count_with_their_sign():
         (lambda: sgd_filter([0.1], weight_decay=-1.0), "weight_decay"),
         (lambda: sgd_filter([0.1]).epsilon_at(delta=2.0, noise_multiplier=1.0), "delta"),
         (lambda: sgd_filter([0.1]).shift(noise_multiplier=0.0), "noise_multiplier"),
+        (lambda: joined_snapshots([], []), "one at least"),
+        (lambda: joined_snapshots([sgd_filter([0.1])], []), "0 snapshots"),
+        (lambda: joined_snapshots([sgd_filter([0.1])], [[math.nan]]), "snapshots"),
+        (lambda: joined_snapshots([sgd_filter([0.1])] * 2, [[1.0], [1.0, 2.0]]), "one model"),
     ],
 )
 def test_bad_input_is_named(call, message):

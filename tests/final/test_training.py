@@ -109,6 +109,17 @@ def test_it_is_a_mechanism_like_any_other(start):
     assert result.verdict is ag.Verdict.VIOLATION
 
 
+def test_the_parts_run_on_ray(start):
+    """A cluster of this machine's own, in a process of its own as a user would."""
+    pytest.importorskip("ray")
+    from askgauss.final import ray_pool
+
+    given = training(start, 1.0, steps=2)
+    here = trained_scores(given, records(40, 3), runs=60)
+    there = trained_scores(given, records(40, 3), runs=60, pool=ray_pool())
+    assert np.array_equal(here.score, there.score)
+
+
 def test_the_parts_may_run_anywhere(start):
     given = training(start, 2.0)
     here = trained_scores(given, records(30, 6), runs=60, seed=3)

@@ -9,7 +9,13 @@ import pytest
 
 import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.final import every_so_often, least_updated, sgd_filter, weight_scores
+from askgauss.final import (
+    every_so_often,
+    joined_snapshots,
+    least_updated,
+    sgd_filter,
+    weight_scores,
+)
 
 DELTA = 1e-5
 
@@ -53,6 +59,44 @@ def test_two_snapshots_are_within_two_percent_of_the_summed_scores(options):
     if not options:
         # The very same sums, in other units and with the rounding of the weights.
         assert scores.score == pytest.approx(transcript.scores().score, abs=1e-9)
+
+
+def test_with_a_snapshot_at_the_drop_a_steep_schedule_is_within_two_percent_as_well():
+    steps, noise, rate = 400, 1.5, 0.1
+    rates = 0.2 * np.where(np.arange(steps) < 200, 1.0, 0.05)
+    canaries = ag.DiracCanaries(present=400, absent=1200, dimension=2500, seed=0)
+    recorder = ag.Recorder(canaries, sampling_rate=rate, noise_multiplier=noise)
+    generator = np.random.default_rng(0)
+    before = generator.normal(size=2500)
+    weights, velocity, kept = before.copy(), np.zeros(2500), []
+    for step in range(steps):
+        released = generator.normal(0.0, noise, 2500)
+        canaries.plant(released, recorder.sample(), 1.0)
+        recorder.observe(canaries.project(released), background=0.0)
+        velocity = 0.9 * velocity + released / 50.0
+        weights = weights - rates[step] * velocity
+        if step + 1 in (200, 400):
+            kept.append(weights.astype(np.float32))
+    filters = [sgd_filter(rates[:end], divisor=50.0, momentum=0.9) for end in (200, 400)]
+    summed = ag.audit(
+        recorder.transcript().scores(), delta=DELTA, auditor=ag.GaussianShift()
+    ).epsilon_lower
+    bounds = []
+    for chosen in (slice(1, 2), slice(0, 2)):
+        linear, after = joined_snapshots(filters[chosen], kept[chosen])
+        scores = weight_scores(
+            before,
+            after,
+            canaries,
+            filter=linear,
+            clip_norm=1.0,
+            sampling_rate=rate,
+            background=[0.0] * 1600,
+        )
+        result = ag.audit(scores, delta=DELTA, auditor=ag.GaussianShift())
+        bounds.append(result.epsilon_lower)
+    assert bounds[0] < 0.8 * summed
+    assert bounds[1] == pytest.approx(summed, rel=0.02)
 
 
 def test_findings_compare_the_noise_and_the_contribution_as_they_do_in_one_step():

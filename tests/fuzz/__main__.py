@@ -21,14 +21,22 @@ from tests.fuzz.subjects import Subject
 fork = multiprocessing.get_context("fork")
 
 
-def work(subject: Subject, count: int, changes: int, folder: Path, answer: Connection) -> None:
+def work(
+    subject: Subject, count: int, changes: int, folder: Path, log: Path | None, answer: Connection
+) -> None:
     """One subject, in this process."""
+
+    def note(failure: str) -> None:
+        if log is not None:
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(f"{failure}\n")
+
     engine.limit_memory(1 << 30)
     place = folder / "number"
-    outcomes = [engine.fuzz(subject, range(count), keep=place.write_text)]
+    outcomes = [engine.fuzz(subject, range(count), keep=place.write_text, note=note)]
     if changes and subject.protected:
         place.write_text("of single bytes")
-        outcomes.append(engine.every_byte(subject, changes))
+        outcomes.append(engine.every_byte(subject, changes, note=note))
     answer.send((outcomes, engine.peak_memory()))
 
 
@@ -41,6 +49,7 @@ def main() -> int:
     )
     parser.add_argument("--part", default="1/1", help="every so manieth subject: 1/4, 2/4, ...")
     parser.add_argument("--only", default="", help="subjects whose name contains this")
+    parser.add_argument("--log", type=Path, help="a file to which each failure is added at once")
     arguments = parser.parse_args()
     inputs, single, failed, most, started = 0, 0, 0, 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -51,7 +60,7 @@ def main() -> int:
         chosen = [item for item in found[first - 1 :: step] if arguments.only in item.name]
         for subject in chosen:
             ours, theirs = fork.Pipe(duplex=False)
-            given = (subject, each, arguments.every_byte, folder, theirs)
+            given = (subject, each, arguments.every_byte, folder, arguments.log, theirs)
             process = fork.Process(target=work, args=given)
             process.start()
             theirs.close()

@@ -92,7 +92,7 @@ def judge(subject: Subject, truth: Any, content: bytes, forged: bool, outcome: O
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         outcome.counts["raw exceptions"] += 1
-        last = traceback.format_exc(limit=-3)
+        last = traceback.format_exc(limit=-8)
         outcome.failures.append(f"{subject.name}: {type(error).__name__}: {error}\n{last}")
     else:
         if answer == truth:
@@ -104,8 +104,15 @@ def judge(subject: Subject, truth: Any, content: bytes, forged: bool, outcome: O
             outcome.failures.append(f"{subject.name}: damage was taken for content")
 
 
-def fuzz(subject: Subject, numbers: range, *, keep: Any = None) -> Outcome:
-    """Judge inputs by their numbers."""
+def fuzz(subject: Subject, numbers: range, *, keep: Any = None, note: Any = None) -> Outcome:
+    """Judge inputs by their numbers.
+
+    Args:
+        subject: What is read.
+        numbers: Which inputs.
+        keep: Told each number before its input is read.
+        note: Told each failure as it occurs.
+    """
     outcome, truth = Outcome(subject.name), _truth(subject)
     for number in numbers:
         content, forged = mutated(subject, number)
@@ -115,10 +122,12 @@ def fuzz(subject: Subject, numbers: range, *, keep: Any = None) -> Outcome:
         judge(subject, truth, content, forged, outcome)
         if len(outcome.failures) > before:
             outcome.failures[-1] = f"[{number}] {outcome.failures[-1]}"
+            if note is not None:
+                note(outcome.failures[-1])
     return outcome
 
 
-def every_byte(subject: Subject, changes: int) -> Outcome:
+def every_byte(subject: Subject, changes: int, *, note: Any = None) -> Outcome:
     """Judge a file with each of its bytes changed in turn, in so many ways."""
     outcome, truth = Outcome(f"{subject.name}, every byte", single=True), _truth(subject)
     for place in range(len(subject.content)):
@@ -128,7 +137,12 @@ def every_byte(subject: Subject, changes: int) -> Outcome:
         for way in ways[:changes]:
             content = bytearray(subject.content)
             content[place] ^= way
+            before = len(outcome.failures)
             judge(subject, truth, bytes(content), False, outcome)
+            if len(outcome.failures) > before:
+                outcome.failures[-1] = f"[byte {place} ^ {way}] {outcome.failures[-1]}"
+                if note is not None:
+                    note(outcome.failures[-1])
     return outcome
 
 

@@ -193,6 +193,54 @@ def forge_archive(content: bytes, generator: np.random.Generator) -> bytes:
     return stream.getvalue()
 
 
+def forge_npz(content: bytes, generator: np.random.Generator) -> bytes:
+    """A plain archive of another content or with another name for it, its checksums in order."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    name = list(arrays)[generator.integers(len(arrays))]
+    arrays |= _changed(name, arrays[name], generator)
+    if generator.random() < 0.2:
+        names = ["steps", "noise", "sampling_rate", "", " SCORE ", "x/../y", "a\nb"]
+        arrays[names[generator.integers(len(names))]] = arrays[name]
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def forge_lines(content: bytes, generator: np.random.Generator) -> bytes:
+    """Text with a cell or a line of it exchanged for something odd."""
+    odd = ["", "nan", "-inf", "1e999", "1e308", "x", '"', "2", "9" * 5000, "0x10", "\u0663", "1_0"]
+    lines = content.decode().splitlines()
+    at = int(generator.integers(len(lines)))
+    cut = "\t" if "\t" in lines[at] else ","
+    cells = lines[at].split(cut)
+    cells[generator.integers(len(cells))] = odd[generator.integers(len(odd))]
+    lines[at] = cut.join(cells * int(generator.choice([1, 1, 1, 2])))
+    return "\n".join(lines).encode()
+
+
+def forge_columns(content: bytes, generator: np.random.Generator) -> bytes:
+    """A whole Parquet table with columns of another kind."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(content))
+    name = table.column_names[generator.integers(table.num_columns)]
+    rows = table.num_rows
+    other: list[list[Any]] = [
+        *([value] * rows for value in (None, "x", b"\xff", [1.0], {"a": 1}, 2, 1e300, "1", "yes")),
+        [10**15 * item for item in range(rows)],
+        [float("nan")] + [0.0] * (rows - 1),
+    ]
+    column = pyarrow.array(other[generator.integers(len(other))])
+    forged = table.set_column(table.column_names.index(name), name, column)
+    if generator.random() < 0.2:
+        forged = forged.append_column(name, column)
+    stream = io.BytesIO()
+    parquet.write_table(forged, stream)
+    return stream.getvalue()
+
+
 def _changed(name: str, array: Any, generator: np.random.Generator) -> dict[str, Any]:
     how = generator.integers(6)
     changed = array.copy()

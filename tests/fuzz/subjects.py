@@ -342,9 +342,9 @@ def make(folder: Path) -> list[Subject]:
         ),
     ]
     from tests.fuzz import documents as others
-    from tests.fuzz import trainings
+    from tests.fuzz import handed, trainings
 
-    made = [*others.make(shop), *trainings.make(shop)]
+    made = [*others.make(shop), *trainings.make(shop), *handed.make(shop)]
     return [*subjects, *made, *_first(shop, archive, documents)]
 
 

@@ -28,6 +28,27 @@ class EveryRankAddsNoise:
         optimizer.add_noise = lambda: DPOptimizer.add_noise(optimizer)
 
 
+def sum_without_clipping(optimizer: DPOptimizer) -> None:
+    """The fault: raw gradients in the sum of this rank."""
+
+    def add_all() -> None:
+        for item in optimizer.params:
+            total = optimizer._get_flat_grad_sample(item).sum(dim=0)
+            item.summed_grad = total if item.summed_grad is None else item.summed_grad + total
+
+    optimizer.clip_and_accumulate = add_all
+
+
+def sum_over_ranks(optimizer: DPOptimizer) -> None:
+    """The fault: the mean over ranks is forgotten."""
+
+    def reduce() -> None:
+        for item in optimizer.params:
+            torch.distributed.all_reduce(item.grad)
+
+    optimizer.reduce_gradients = reduce
+
+
 def distributed_run(rank: int, **options: object) -> Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
@@ -67,6 +88,17 @@ def main(rank: int, world: int, folder: Path) -> None:
     audited("exact-ghost", 3, noise_multiplier=0.0, mode="ghost")
     audited("noisy", 25, noise_multiplier=2.0)
     audited("every-rank", 25, noise_multiplier=2.0, fault=True)
+
+    for name, fault, ranks in (
+        ("unclipped", sum_without_clipping, (1,)),
+        ("summed", sum_over_ranks, (0, 1)),
+    ):
+        run = distributed_run(rank, max_grad_norm=0.05)
+        if rank in ranks:
+            fault(run.optimizer)
+        with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, inject="sum") as audit:
+            run.train(2)
+        audit.transcript().save(folder / f"{name}-{rank}.npz")
 
     weights = []
     for attach in (False, True):

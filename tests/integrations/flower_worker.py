@@ -45,7 +45,9 @@ def main() -> None:
         ):
             made = getattr(place, name.format(kind))(place.FedAvg(), **options)
             key = f"{place.__name__} {kind} {'equal' if examples is equal else 'unequal'}"
-            found[key] = told(run(audited(made, present=50, absent=950), examples, rng), made)
+            monitor = ag.Monitor(on_alarm=lambda alarm: None)
+            strategy = audited(made, present=50, absent=950, monitor=monitor)
+            found[key] = told(run(strategy, examples, rng), made)
     client_side = results.DifferentialPrivacyClientSideFixedClipping(results.FedAvg(), **fixed)
     try:
         audited(client_side)
@@ -118,6 +120,8 @@ def told(strategy, made):
             item.check for item in result.findings if item.status.value in ("fail", "warn")
         ),
         "measured": {item.check: item.measured for item in result.findings},
+        "watched": strategy.monitor.steps,
+        "alarm": None if strategy.monitor.alarm is None else strategy.monitor.alarm.cause,
     }
 
 

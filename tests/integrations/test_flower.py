@@ -59,5 +59,13 @@ def test_the_adaptive_norm_is_named(found, place):
     assert run["measured"]["noise norm"] == pytest.approx(1.0, abs=0.2)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_a_monitor_sees_it_while_it_runs(found, place):
+    """A correct run alarms with probability .001; the noise follows numpy's global seed."""
+    runs = [found[f"{place} {name}"] for name in ("Fixed equal", "Adaptive equal")]
+    assert [run["watched"] for run in runs] == [40, 40]
+    assert [run["alarm"] for run in runs] == [None, "noise"]
+
+
 def test_client_side_clipping_is_refused(found):
     assert "clips at the server" in found["client side"]

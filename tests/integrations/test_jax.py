@@ -21,7 +21,13 @@ from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 from jax_privacy.matrix_factorization import buffered_toeplitz
 
 import askgauss as ag
-from askgauss.exceptions import InvalidArgumentError, RecordingError, UnsupportedError
+from askgauss.diagnostics.figures import course
+from askgauss.exceptions import (
+    InvalidArgumentError,
+    PrivacyAlarm,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.integrations.jax import Audit, claim_of
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
 from tests.integrations import jax_runs as runs
@@ -126,6 +132,55 @@ def test_readings_are_drained_in_blocks():
         states[0] = steps[0](runs.gradient(), states[0])[1]
     with pytest.raises(RecordingError, match="Steps 22 to 22 were overwritten"):
         audit.transcript(states[0])
+
+
+def stepwise(audit, noise, steps=40, every=4):
+    """A run that drains every few steps, up to the alarm if one comes."""
+    wrapped = audit.wrap(runs.gaussian(noise))
+    state, step = wrapped.init(runs.params()), jax.jit(wrapped.update)
+    for number in range(1, steps + 1):
+        _, state = step(runs.gradient(), state)
+        if number % every == 0:
+            audit.drain(state)
+    return state
+
+
+def test_a_monitor_ends_the_run_at_the_drain_after_the_fault():
+    audit = runs.make(buffer=8, monitor=ag.Monitor(claim=runs.claim()))
+    with pytest.raises(PrivacyAlarm, match=r"Step 1: noise .* ends at epsilon"):
+        stepwise(audit, 0.8 * runs.NOISE)
+    alarm = audit.monitor.alarm
+    assert (alarm.cause, alarm.step) == ("noise", 1)
+    assert alarm.epsilon > runs.claim().epsilon
+    # The block was taken over before the alarm was raised.
+    assert audit.monitor.steps == 4
+
+
+def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
+    """An alarm has probability .001 here."""
+    audit, plain = runs.make(buffer=8, monitor=True), runs.make()
+    state = stepwise(audit, runs.NOISE, steps=42)
+    result = audit.result(state, claim=runs.claim())
+    assert audit.monitor.alarm is None
+    # The steps after the last drain as well, and once however often one asks.
+    assert audit.monitor.steps == 42
+    audit.result(state, claim=runs.claim())
+    assert audit.monitor.steps == 42
+    assert course(result).step[-1] == 42
+    unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=runs.claim())
+    assert result.epsilon_lower == unwatched.epsilon_lower
+
+
+def test_an_alarm_in_steps_never_drained_is_in_the_result():
+    audit = runs.make(monitor=True)
+    _, state = runs.scanned(audit.wrap(runs.gaussian(0.8 * runs.NOISE)))
+    result = audit.result(state, claim=runs.claim())
+    assert "Step 1: noise" in next(x.summary for x in result.findings if x.check == "monitor")
+
+
+def test_a_monitor_needs_noise_of_its_own_in_every_step():
+    with pytest.raises(UnsupportedError, match="no monitor with strategy="):
+        runs.make(sampling=EveryStep(), strategy=[1.0, 0.5], monitor=True)
 
 
 def test_a_longer_run_says_what_it_did_not_see():

@@ -15,6 +15,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status
 from tests.integrations.runs import SIZES, make_run
 
 RANKS = 2
@@ -65,11 +66,32 @@ def test_all_ranks_hold_the_same_transcript(folder, name):
     first, second = (transcript(folder, name, rank) for rank in range(RANKS))
     for key, array in first.arrays().items():
         np.testing.assert_array_equal(array, second.arrays()[key], err_msg=key)
-    # Every rank looks at the records it has itself.
-    assert first.facts.witness.steps == second.facts.witness.steps >= 1
+    # Every rank looks at the records it has itself, and they tell each other.
+    assert first.facts.witness.steps >= 1
+    assert first.facts.witness.divided == first.number_of_steps
     assert first.facts.weights.otherwise == first.facts.weights.between == 0
-    first, second = (replace(item.facts, witness=None) for item in (first, second))
+    # The first rank draws the noise, and looks for its seed.
+    first, second = (replace(item.facts, seed_probe=None) for item in (first, second))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("unclipped", "record contributions", "of rank 1"),
+        ("summed", "divisor", "0.5 to 0.5 times"),
+        ("noisy", None, ""),
+    ],
+)
+def test_a_fault_of_any_rank_is_named_by_all_of_them(folder, name, check, words):
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+    for rank in range(RANKS):
+        result = ag.audit(transcript(folder, name, rank), claim=claim)
+        failed = {item.check: item for item in result.findings if item.status is Status.FAIL}
+        exact = {"record contributions", "sum of records", "noise coverage", "divisor"}
+        assert failed.keys() & exact == ({check} if check else set())
+        if check:
+            assert words in failed[check].summary
 
 
 @pytest.mark.parametrize(("name", "copies"), [("noisy", 1), ("every-rank", RANKS)])

@@ -95,12 +95,42 @@ def test_every_batch_is_read_from_the_loader(physical, workers):
     assert next(part for part in result.scope if part.name == "sampler").status == "fine"
 
 
-def test_a_cyclic_sampler_accounted_as_poisson_is_named():
-    """At 48 steps records come back every fourth step only: chance never gives that."""
-    run = with_sampler(make_run(), CyclicSampler(RECORDS, 1 / 8))
+@pytest.mark.parametrize("cycle", [4, 1])
+def test_a_cyclic_sampler_accounted_as_poisson_breaks_the_claim_undeclared(cycle):
+    """At 96 steps records come back every fourth step only: chance never gives that."""
+    run = with_sampler(make_run(), CyclicSampler(RECORDS, 1 / 8, cycle))
+    result = audited(run, 12).result(claim=claim_of(run))
+    if cycle == 1:
+        assert not failed(result) & {*SAMPLER_CHECKS, "accounted sampling"}
+        assert result.verdict is not Verdict.VIOLATION
+        return
+    assert {"sampling in time", "accounted sampling"} <= failed(result)
+    assert result.verdict is Verdict.VIOLATION
+    found = finding(result, "accounted sampling")
+    assert "show cyclic Poisson sampling" in found.summary
+    assert "every 4th step" in found.summary
+    true = CyclicPoisson(rate=0.5, cycle=4).epsilon_lower(
+        noise_multiplier=run.optimizer.noise_multiplier, steps=96, delta=1e-5
+    )
+    assert claim_of(run).epsilon < found.measured <= true
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_loader_that_shuffles_is_named_with_the_epsilon_it_has(shuffle):
+    """In their own order the batches of every epoch are the same, and a record's is known."""
+    run = make_run()
+    run.loader = DataLoader(run.loader.dataset, batch_size=16, shuffle=shuffle)
     result = audited(run, 6).result(claim=claim_of(run))
-    assert "sampling in time" in failed(result)
-    assert result.verdict is Verdict.INVALID
+    found = finding(result, "accounted sampling")
+    if shuffle:
+        assert found.status is Status.WARN
+        assert 0.0 < found.measured < claim_of(run).epsilon
+        assert "show shuffled epochs of 8 batches" in found.summary
+        assert result.verdict is Verdict.INVALID
+    else:
+        assert "rate 1 in every 8th step" in found.summary
+        assert found.measured > claim_of(run).epsilon
+        assert result.verdict is Verdict.VIOLATION
 
 
 @pytest.mark.parametrize("cycle", [4, 1])

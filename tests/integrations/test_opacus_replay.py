@@ -510,6 +510,11 @@ def test_other_optimizers_are_refused_with_a_way_out():
     with pytest.raises(InvalidArgumentError, match="optimizer"):
         ag.replay(train(lambda model: None), records(), leave_out=1)
 
+
+@pytest.mark.parametrize("by", ["the batch", "a constant"])
+def test_adaptive_clipping_that_divides_its_count_by_the_batch_is_named(by):
+    """Opacus adds noise to the count of unclipped records, and none to what it divides it by."""
+
     def adaptive(data, replay):
         model, optimizer, _, loader = private(
             data,
@@ -520,10 +525,32 @@ def test_other_optimizers_are_refused_with_a_way_out():
             min_clipbound=0.01,
             unclipped_num_std=1.0,
         )
-        follow(replay, model=model, optimizer=optimizer, data_loader=loader)
+        if by == "a constant":
+            update = optimizer.update_max_grad_norm
 
-    with pytest.raises(UnsupportedError, match="AdaClip"):
-        ag.replay(adaptive, records(), leave_out=1)
+            def by_a_constant():
+                optimizer.sample_size = 10
+                update()
+
+            optimizer.update_max_grad_norm = by_a_constant
+        follow(replay, model=model, optimizer=optimizer, data_loader=loader)
+        while not replay.finished():
+            replay.look()
+            for features, labels in loader:
+                optimizer.zero_grad()
+                CRITERION(model(features), labels).backward()
+                optimizer.step()
+
+    report = ag.replay(adaptive, records(), leave_out=1)
+    assert report.compared["count of unclipped records"] > 0
+    assert report.moved <= 1.001
+    if by == "a constant":
+        assert report.verdict is ag.Verdict.CONSISTENT, str(report)
+        return
+    assert report.verdict is ag.Verdict.VIOLATION
+    leak = next(item for item in report.leaks if item.name == "clip norm")
+    assert "add-remove" in leak.leak_under
+    assert "replace-one" not in leak.leak_under
 
 
 def test_a_model_that_starts_differently_every_time_is_not_deterministic():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_the_shadow_ends_where_the_whole_optimizer_does():
     with audit:
         run.train(2)
         shadow = audit._shadow
-        ends = torch.cat([item.detach() for item in shadow._small.values()])
+        ends = torch.cat([part.small.detach() for part in shadow._parts])
         real = shadow._places.read(shadow._parameters)
         torch.testing.assert_close(ends, real, rtol=1e-6, atol=1e-8)
 
@@ -268,6 +269,53 @@ def test_a_closure_that_is_handed_on_is_named(handed_on):
         assert result.verdict is not Verdict.VIOLATION
 
 
+def _another_optimizer(run):
+    run.optimizer.original_optimizer = torch.optim.SGD(parameters(run), lr=0.1)
+    run.train()
+
+
+def _without_noise(run):
+    plain = torch.optim.SGD(parameters(run), lr=0.1)
+    for features, target in run.loader:
+        run.optimizer.zero_grad()
+        run.criterion(run.model(features), target).backward()
+        plain.step()
+
+
+def _averaged_weights(run):
+    for item in parameters(run):
+        item.data.mul_(0.9)
+
+
+@pytest.mark.parametrize(
+    "write", [None, _another_optimizer, _without_noise, _averaged_weights, "declared", "raised"]
+)
+def test_weights_that_change_after_the_last_step_are_named(write):
+    """What is in the model when the audit is left is what ships."""
+    run = make_run()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit,
+    ):
+        run.train()
+        if callable(write):
+            write(run)
+        if write == "declared":
+            with audit.postprocessing():
+                _averaged_weights(run)
+        if write == "raised":
+            _averaged_weights(run)
+            raise KeyboardInterrupt
+    result = audit.result(claim=LOOSE)
+    between = finding(result, BETWEEN)
+    if callable(write):
+        assert between.status is Status.FAIL
+        assert "first after the last in" in between.summary
+        assert result.verdict is Verdict.INVALID
+    else:
+        assert between.status is Status.PASS
+
+
 @pytest.mark.parametrize("when", ["never", "in the step", "between", "declared"])
 def test_weights_written_past_the_optimizer_are_named(when):
     run = make_run()
@@ -387,3 +435,58 @@ def test_infinite_gradients_are_no_other_move():
         assert torch.isnan(weights).any()
     facts = audit.transcript().facts.weights
     assert (facts.steps, facts.otherwise) == (9, 0)
+
+
+NEVER = "weights that never train"
+
+
+class Beside(nn.Module):
+    """A network with a second branch, whose output counts as often as ``share`` says."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+        self.main, self.side = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, features):
+        return self.main(features) + self.share * self.side(features)
+
+
+def test_tensors_that_noise_alone_moves_are_named_and_their_twins_are_not():
+    """As adapters that do not reach the output: their weights move, and no record moved them."""
+    sizes = (FEATURES * CLASSES, CLASSES, FEATURES * CLASSES, CLASSES)
+    for share, status in ((0.0, Status.WARN), (1.0, Status.PASS)):
+        run = make_run(model=Beside(share))
+        canaries = ag.DiracCanaries(present=8, absent=40, tensors=sizes, seed=3)
+        audit = audited(run, canaries=canaries)
+        found = finding(audit.result(claim=LOOSE), NEVER)
+        assert found.status is status
+        assert ("side" in found.summary) == (share == 0.0)
+        assert len(audit.transcript().facts.weights.unreached) == (2 if share == 0.0 else 0)
+
+
+def test_a_run_that_trains_nothing_is_invalid():
+    run = make_run()
+    swapped(run, torch.optim.SGD(parameters(run), lr=0.0))
+    result = audited(run).result(claim=LOOSE)
+    assert result.verdict is Verdict.INVALID
+    assert "nothing was trained" in finding(result, NEVER).summary
+    assert finding(audited(make_run()).result(claim=LOOSE), NEVER).status is Status.PASS
+
+
+def test_what_moved_before_a_restart_is_not_forgotten():
+    """Frozen by its learning rate after a restart, and trained before it."""
+    first = make_run()
+    begun = audited(first, epochs=1)
+    state = begun.state_dict()
+    again = make_run()
+    again.model.load_state_dict(first.model.state_dict())
+    again.engine.accountant.load_state_dict(first.engine.accountant.state_dict())
+    swapped(again, torch.optim.SGD(parameters(again), lr=0.0))
+    options = {"canaries": ag.DiracCanaries(present=8, absent=40, tensors=SIZES, seed=3)}
+    audit = CanaryAudit(again.optimizer, data_loader=again.loader, model=again.model, **options)
+    audit.load_state_dict(state)
+    with audit:
+        again.train(1)
+    facts = audit.transcript().facts.weights
+    assert (facts.steps, facts.unmoved, facts.unreached) == (16, (), ())

@@ -133,6 +133,23 @@ def ag_epsilon(*, noise, steps, rate=0.2):
     )
 
 
+def test_a_late_fault_is_measured_from_where_it_began():
+    """After 30 clean steps a fifth less noise: what is said is of the steps since."""
+    alarms = {}
+    for noise in (0.8, 0.9):
+        monitor = quiet()
+        recorder = loop(monitor, 30)
+        loop(monitor, 34, seed=2, noise=noise * SIGMA, recorder=recorder)
+        alarms[noise] = monitor.alarm
+        assert alarms[noise].step > 30
+        measured = float(alarms[noise].summary.split(" is ")[1].split()[0])
+        # Up to where the alarm comes there is little to measure; by chance it looks a bit worse.
+        assert measured == pytest.approx(noise, abs=0.1)
+    # What the rest of the run would leak is by the noise that it has now.
+    whole, half = (ag_epsilon(noise=share * SIGMA, steps=64) for share in (1.0, 0.7))
+    assert whole < alarms[0.8].epsilon < half
+
+
 def test_the_rate_is_watched_where_the_training_samples():
     monitor = quiet(sampling_rate=0.2)
     loop(monitor, 60, planter=poisson(0.4))
@@ -299,7 +316,7 @@ def test_against_plain_loops():
     canaries = ag.DiracCanaries(present=30, absent=50, dimension=80, seed=0)
     monitor = Monitor(claim=claim(sampling_rate=0.3), on_alarm=lambda alarm: None)
     # Without kept canaries there are three parts left.
-    monitor.attach(canaries, np.zeros(0, dtype=np.int64), sampling_rate=None)
+    monitor.attach(canaries, np.zeros(0, dtype=np.int64), sampling=None)
     generator = np.random.default_rng(0)
     steps = []
     for _ in range(6):
@@ -328,7 +345,7 @@ def test_likeness_against_plain_loops():
     """Only absent canaries are kept, and only repeated noise can be watched."""
     canaries = ag.DiracCanaries(present=0, absent=40, dimension=40, seed=0)
     monitor = Monitor(claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5), on_alarm=lambda alarm: None)
-    monitor.attach(canaries, np.arange(40), sampling_rate=None)
+    monitor.attach(canaries, np.arange(40), sampling=None)
     rows = np.random.default_rng(1).normal(0, 3.0, (7, 40))
     rows[5] += 0.4 * rows[2]
     scaled = rows * math.sqrt(40) / np.linalg.norm(rows, axis=1, keepdims=True)

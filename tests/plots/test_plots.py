@@ -27,6 +27,7 @@ NUMBERS = {
     "gram": figures.gram,
     "noise_by_step": figures.noise_by_step,
     "noise_by_tensor": figures.noise_by_tensor,
+    "noise_shape": figures.noise_shape,
     "pit": figures.pit_curves,
     "score_density": figures.score_density,
     "scores": figures.score_curves,

@@ -3,12 +3,15 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 import askgauss as ag
 from askgauss._text import one_line
+from askgauss.diagnostics.summary import Summary
 from askgauss.report import text
 from askgauss.results import number
+from askgauss.sampling import CyclicPoisson, Poisson
 from askgauss.simulation import simulate_scores
 
 
@@ -90,3 +93,24 @@ def test_a_bound_above_the_claim_beside_a_verdict_that_lets_it_pass_is_explained
     for form in (str(result), result.to_json(), result.to_html(), result.to_markdown()):
         assert words[4:] in form
     assert "no evidence" not in str(result)
+
+
+def stated(scheme):
+    """The statement on a run that was recorded and claimed by one scheme."""
+    canaries = ag.DiracCanaries(present=40, absent=60, dimension=400, seed=0)
+    recorder = ag.Recorder(canaries, sampling=scheme, noise_multiplier=1.6)
+    draw = np.random.default_rng(1)
+    for _ in range(40):
+        planted = np.isin(np.arange(100), recorder.sample())
+        recorder.observe(planted + draw.normal(0.0, 1.6, 100), background=0.0)
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, sampling=scheme)
+    result = ag.audit(recorder.transcript(), claim=claim)
+    return " ".join(text.statement(result, Summary.from_metadata(result.metadata).run))
+
+
+@pytest.mark.parametrize("scheme", [Poisson(rate=0.2), CyclicPoisson(rate=0.4, cycle=2)])
+def test_the_statement_names_the_scheme_that_was_claimed_and_the_one_that_was_used(scheme):
+    told = stated(scheme)
+    assert f"from a mechanism with {scheme}." in told
+    assert f"each present one drawn by {scheme}" in told
+    assert "Poisson sampling rate" not in told

@@ -150,6 +150,7 @@ class AdaptiveOneRun(GuessingAuditor):
         True
     """
 
+    pure: ClassVar[bool] = True
     assumption: ClassVar[Assumption] = Assumption.DISTRIBUTION_FREE
 
     groups: tuple[int, ...] | None = None

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from askgauss import _validate
 from askgauss.exceptions import NotDefinedError
 from askgauss.results import Assumption, Finding
 from askgauss.stats import gaussian
@@ -35,6 +36,8 @@ class Auditor(abc.ABC, Generic[Evidence]):
     assumption: ClassVar[Assumption]
     evidence_type: ClassVar[type]
     reads: ClassVar[str] = "scores"
+    # Whether it has something to say at delta 0, where Gaussian noise keeps no claim at all.
+    pure: ClassVar[bool] = False
 
     @classmethod
     def kebab_name(cls) -> str:
@@ -53,6 +56,20 @@ class Auditor(abc.ABC, Generic[Evidence]):
     @abc.abstractmethod
     def epsilon_lower(self, evidence: Evidence, *, delta: float, confidence: float) -> float:
         """The lower bound on epsilon."""
+
+    def check_delta(self, delta: float) -> None:
+        """Refuse a delta that the method has nothing to say about.
+
+        Raises:
+            InvalidArgumentError: It is such a delta.
+        """
+        closed = "left" if self.pure else "neither"
+        hint = (
+            ""
+            if self.pure
+            else "At delta 0 use OneRun(), AdaptiveOneRun(), ClopperPearson() or Bayesian()."
+        )
+        _validate.within(0.0, 1.0, closed=closed, hint=hint, delta=delta)
 
     def epsilon_point(self, evidence: Evidence, *, delta: float) -> float | None:
         """An estimate of epsilon, where the method has one."""

@@ -58,6 +58,7 @@ class Bayesian(ConfusionAuditor):
         True
     """
 
+    pure: ClassVar[bool] = True
     assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
 
     def __post_init__(self) -> None:

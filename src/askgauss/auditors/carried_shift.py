@@ -123,6 +123,14 @@ class ScorePair:
         means, weights, width = self._components()
         return np.asarray(ndtr((scores[..., np.newaxis] - means) / width) @ weights)
 
+    def added(self, count: int, generator: np.random.Generator) -> Array:
+        """What being present adds to the scores of so many canaries, drawn."""
+        means, weights, width = self._components()
+        added = generator.choice(means, size=count, p=weights / weights.sum())
+        if width > 1.0:
+            added = added + math.sqrt(width**2 - 1.0) * generator.standard_normal(count)
+        return np.asarray(added)
+
     def _table(self) -> tuple[Array, Array, Array]:
         """Scores that span both laws, and both distribution functions there."""
         means, _, width = self._components()

@@ -42,6 +42,7 @@ class ClopperPearson(ConfusionAuditor):
         True
     """
 
+    pure: ClassVar[bool] = True
     assumption: ClassVar[Assumption] = Assumption.INDEPENDENT_CANARIES
 
     def epsilon_lower(

@@ -39,6 +39,7 @@ class OneRun(GuessingAuditor):
         True
     """
 
+    pure: ClassVar[bool] = True
     assumption: ClassVar[Assumption] = Assumption.DISTRIBUTION_FREE
 
     def _bound(

@@ -7,6 +7,7 @@ and both kinds are drawn from the same places, so that only membership tells the
 
 Placed canaries are directions themselves. Example canaries are records: the model turns each into
 a gradient, whose direction changes as it trains, and the run's own sampler and clipper plant it.
+Text canaries are records of a language model, of which only the finished model's loss is seen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from askgauss.canaries.base import Canaries, Stream, fresh_seed, random_stream
 from askgauss.canaries.examples import ExampleCanaries, ExampleDataset
 from askgauss.canaries.placed import BlockCanaries, DiracCanaries, PlacedCanaries
+from askgauss.canaries.texts import TextCanaries
 
 __all__ = [
     "BlockCanaries",
@@ -23,6 +25,7 @@ __all__ = [
     "ExampleDataset",
     "PlacedCanaries",
     "Stream",
+    "TextCanaries",
     "fresh_seed",
     "random_stream",
 ]

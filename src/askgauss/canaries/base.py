@@ -86,6 +86,11 @@ class Canaries(abc.ABC):
         return self._seed
 
     @property
+    def places(self) -> int | None:
+        """How many canaries of this kind there is room for; None where there is no such limit."""
+        return None
+
+    @property
     def fair_coins(self) -> bool:
         """Whether every canary was made present by a fair coin of its own."""
         return self.count is not None

@@ -72,6 +72,11 @@ class PlacedCanaries(Canaries):
         return sum(self.tensor_sizes)
 
     @property
+    def places(self) -> int:
+        """How many canaries there is room for: none shares a coordinate with another."""
+        return self.total_dimension
+
+    @property
     @abc.abstractmethod
     def coordinates(self) -> NDArray[np.int64]:
         """Where each canary lies: one coordinate a canary, or one row of them."""
@@ -235,6 +240,11 @@ class BlockCanaries(PlacedCanaries):
                 f"{self.block} in {self.total_dimension} coordinates, got {self.size}. Blocks do "
                 "not overlap: take fewer or smaller ones."
             )
+
+    @property
+    def places(self) -> int:
+        """How many blocks there is room for."""
+        return self.total_dimension // self.block
 
     @functools.cached_property
     def coordinates(self) -> NDArray[np.int64]:

@@ -41,6 +41,8 @@ def apply_file(context: typer.Context, path: Path) -> None:
         _parameter(context.command, key, path): _words(key, value, path)
         for key, value in options.items()
     }
+    for parameter in context.command.params:
+        _check_code(parameter, context.default_map.get(str(parameter.name)), path)
 
 
 def _chain(context: typer.Context) -> list[Any]:
@@ -78,6 +80,18 @@ def _parameter(command: Any, key: str, path: Path) -> str:
     return names[key]
 
 
+def _check_code(parameter: Any, given: str | list[str] | None, path: Path) -> None:
+    """Refuse what would have a module imported: that is for whoever types the command to say."""
+    named = [given] if isinstance(given, str) else given or []
+    takes_code = parameter.name == "auditor" or "MODULE" in (parameter.metavar or "")
+    for value in named:
+        if takes_code and ":" in value:
+            raise InvalidArgumentError(
+                f"Expected {parameter.name!r} in {str(path)!r} to be a name, got {value!r}: a file "
+                "runs no code. Give what is to be imported on the command line."
+            )
+
+
 def _known(key: str, names: list[str], what: str, path: Path) -> None:
     if key in names:
         return
@@ -92,11 +106,6 @@ def _known(key: str, names: list[str], what: str, path: Path) -> None:
 
 def _words(key: str, value: Any, path: Path) -> str | list[str]:
     """A value as it would stand on the command line, so that it is read the same way."""
-    if key == "auditor" and isinstance(value, str) and ":" in value:
-        raise InvalidArgumentError(
-            f"Expected 'auditor' in {str(path)!r} to be a name, got {value!r}: a file runs no "
-            "code. Give module:Class on the command line."
-        )
     if isinstance(value, list):
         return [str(_words(key, item, path)) for item in value]
     if isinstance(value, bool):

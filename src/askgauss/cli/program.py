@@ -220,7 +220,8 @@ class Program(TyperGroup):
             message: str = error.format_message()  # type: ignore[attr-defined]
             end = "" if message.endswith((".", "?", "!")) else "."
             note(f"{message}{end} Try '{path} --help'.", always=True)
-        except typer.Abort:
+        except (typer.Abort, KeyboardInterrupt):
+            # The latter where Ctrl-C came before or after what catches it.
             code = ExitCode.INTERRUPTED
         except typer.Exit as error:
             code = error.exit_code

@@ -110,9 +110,9 @@ class RunFolder:
         return run
 
     def write(self, run: Run) -> None:
-        """Write ``run.json``, whole or not at all."""
+        """Write ``run.json``, whole or not at all; it holds the seed, so for its owner only."""
         text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(run))
-        _files.write_text(self.description, text + "\n")
+        _files.write_text(self.description, text + "\n", private=True)
 
     def update(self, **changes: Any) -> Run:
         """Change what ``run.json`` says."""

@@ -129,7 +129,7 @@ class Follower:
         return View(
             headline=_headline(feed, stale),
             tone=_tone(feed, stale),
-            lines=tuple(_lines(feed, spent)),
+            lines=tuple(_lines(feed, spent, stale)),
             parts=tuple(_parts(feed)),
             notes=tuple(notes),
             feed=feed,
@@ -154,14 +154,16 @@ def _tone(feed: Feed, stale: bool) -> Tone:
     return "muted" if stale else "good"
 
 
-def _lines(feed: Feed, spent: float | None) -> list[tuple[str, str]]:
+def _lines(feed: Feed, spent: float | None, stale: bool) -> list[tuple[str, str]]:
     planned = f" of {feed.planned:,}" if feed.planned else ""
     lines = [("step", f"{feed.steps:,}{planned}")]
     left = feed.seconds_left
-    if left is not None:
+    if left is not None and not stale:
         lines.append(("time left", duration(left)))
     told = f"none told; epsilons at delta {feed.level:g}"
     lines.append(("claim", told if feed.claim is None else str(feed.claim)))
+    if feed.sampling is not None:
+        lines.append(("batches", str(feed.sampling)))
     if spent is not None:
         lines.append(("spent", f"epsilon {spent:.3f} by the accountant"))
     if feed.bound is not None:

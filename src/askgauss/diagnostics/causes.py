@@ -68,6 +68,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
             ),
             "values without noise": ("planted noise", "noise shape", "noise scale"),
             "noise drift": ("noise by step", "noise scale"),
+            "noise and batch size": ("noise by step", "noise scale"),
             "noise by step": ("noise extremes", "noise scale"),
             "noise shape": ("noise by step", "noise extremes"),
             "contribution": (

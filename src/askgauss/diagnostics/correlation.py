@@ -80,6 +80,7 @@ def _serial(context: Context) -> Finding:
         tolerable=abs(correlation) < 0.002,
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
         sees=f"a correlation of {max(NOTICED / math.sqrt(pairs), 0.002):.2g} of neighbouring steps",
+        visible=NOTICED / math.sqrt(pairs),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import TOLERANCE
@@ -43,8 +45,27 @@ def committed_claim(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Fin
 
 
 def _least_accounted(facts: RunFacts, claim: PrivacyClaim) -> float:
-    """What the steps that were accounted for leak at least: those of one kind alone."""
-    return max(_leak(*kind, float(claim.delta)) for kind in facts.accounted)
+    """What the steps that were accounted for leak at least: those of one rate, composed."""
+    delta = float(claim.delta)
+    if any(noise <= 0.0 for noise, _, _ in facts.accounted):
+        return max(_leak(*kind, delta) for kind in facts.accounted)
+    by_rate: dict[float, list[tuple[float, int]]] = {}
+    for noise, rate, steps in facts.accounted:
+        by_rate.setdefault(rate, []).append((noise, steps))
+    return max(_leak_together(kinds, rate, delta) for rate, kinds in by_rate.items())
+
+
+def _leak_together(kinds: list[tuple[float, int]], rate: float, delta: float) -> float:
+    """What steps of one rate leak, whose noise differs."""
+    if len(kinds) == 1:
+        return _leak(kinds[0][0], rate, kinds[0][1], delta)
+    noise, steps = zip(*kinds, strict=True)
+    if not 0.0 < rate <= 1.0 or sum(steps) < 1:
+        return 0.0
+    ratios = np.repeat(1.0 / np.asarray(noise, dtype=np.float64), steps)
+    return accounting.schedule_epsilon_lower(
+        signal_to_noise=ratios, sampling_rate=rate, delta=delta
+    )
 
 
 def _leak(noise: float, rate: float, steps: int, delta: float) -> float:

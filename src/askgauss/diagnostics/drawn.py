@@ -30,14 +30,16 @@ _REMEDY = (
 def accounted_sampling(context: Context) -> Iterator[Finding]:
     """Whether batches are drawn by the scheme that was accounted for, where one was named."""
     claimed = None if context.claim is None else context.claim.sampling
-    if any((context.facts.scheme, context.facts.accounted_scheme, claimed)):
+    facts = context.facts
+    if any((facts.scheme, facts.accounted_scheme, facts.found_scheme, claimed)):
         yield _accounted_sampling(context)
 
 
 def _accounted_sampling(context: Context) -> Finding:
     """A fact, no statistics."""
     name, claim = "accounted sampling", context.claim
-    used, accounted = context.facts.drawn_by, context.claimed_scheme
+    found_scheme, accounted = context.facts.found_scheme, context.claimed_scheme
+    used = found_scheme or context.facts.drawn_by
     if used is None or accounted is None:
         return not_run(name, "a scheme, declared to the Recorder and in the claim (sampling=)")
     if used == accounted or (isinstance(used, Poisson) and isinstance(accounted, Poisson)):
@@ -62,7 +64,8 @@ def _accounted_sampling(context: Context) -> Finding:
     return fact(
         name,
         True,
-        f"batches are drawn by {used}, and {accounted} was accounted for{said}.",
+        f"batches {'show' if found_scheme else 'are drawn by'} {used}, and {accounted} was "
+        f"accounted for{said}.",
         consequence=Consequence.BREACH if beyond else Consequence.INFORMS,
         measured=true,
         claimed=None if claim is None else float(claim.epsilon),
@@ -112,7 +115,8 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
         name,
         p_value,
         f"a record is in a batch with probability {rate:.5f}, where {drawn.scheme} has "
-        f"{share:.5f}.{implied}",
+        f"{share:.5f}.",
+        if_wrong=implied.strip(),
         consequence=consequence,
         measured=rate,
         interval=interval,

@@ -525,6 +525,7 @@ def _scale(run: _Run) -> Finding:
         else "More noise than claimed costs accuracy for nothing.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
         sees=f"noise {max(visible, TOLERANCE):.1%} below the claim",
+        visible=visible,
     )
 
 
@@ -602,4 +603,5 @@ def _contribution(run: _Run) -> Finding:
         else "Canaries are scaled down: the bound is lower than it could be.",
         tolerable=abs(mean - 1.0) < TOLERANCE,
         sees=f"a record that adds {1.0 + _FAR * float(errors[0]):.3f} clip norms",
+        visible=_FAR * float(errors[0]),
     )

@@ -35,6 +35,7 @@ def noise_checks(context: Context) -> Iterator[Finding]:
     yield _by_tensor(context)
     yield from value_checks(context)
     yield _drift(context)
+    yield _by_batch(context)
     yield _by_step(context)
     yield _scale(context)
     yield _shape(context)
@@ -101,6 +102,7 @@ def _scale(context: Context) -> Finding:
         "steps, is the clip norm missing from it, or the generator wrong?",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
         sees=f"noise {_smallest(relative.freedom):.1%} below the claim",
+        visible=_smallest(relative.freedom),
     )
 
 
@@ -134,6 +136,7 @@ def _least_noise(context: Context) -> Finding:
         remedy="Less noise than the claim needs: check how the noise multiplier was chosen, and "
         "that it is the one in use.",
         sees=f"noise {_smallest(noise.freedom):.1%} below what the claim needs",
+        visible=_smallest(noise.freedom),
     )
 
 
@@ -302,17 +305,7 @@ def _drift(context: Context) -> Finding:
     name, missing = "noise drift", _cannot_follow(context)
     if missing:
         return not_run(name, missing)
-    square, half = _relative_squares(context), 0.5 * context.others
-    # Logarithms of chi-squares, less their exact means.
-    logs = np.log(square / context.others) - (digamma(half) - np.log(half))
-    variance = polygamma(1, half)
-    weight = 1.0 / variance
-    time = np.linspace(-0.5, 0.5, logs.size)
-    time = time - float((weight * time).sum() / weight.sum())
-    information = float((weight * time**2).sum())
-    slope = float((weight * time * logs).sum()) / information
-    # Half: of the scale, not of the variance.
-    change, error = 0.5 * slope, 0.5 / math.sqrt(information)
+    change, error = _slope(context, np.linspace(-0.5, 0.5, context.others.size))
     low, high = around(change, error)
     p_value, tolerable = 2.0 * float(ndtr(-abs(change / error))), abs(change) < TOLERANCE
     broken, implied = (False, "") if tolerable else _uneven(context, p_value)
@@ -329,6 +322,43 @@ def _drift(context: Context) -> Finding:
         remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it.",
         tolerable=tolerable,
         sees=f"noise that changes by {max(NOTICED * error, TOLERANCE):.1%} along the run",
+    )
+
+
+def _slope(context: Context, along: NDArray[np.float64]) -> tuple[float, float]:
+    """How the logarithm of the noise scale changes along something, and the standard error."""
+    square, half = _relative_squares(context), 0.5 * context.others
+    # Logarithms of chi-squares, less their exact means.
+    logs = np.log(square / context.others) - (digamma(half) - np.log(half))
+    weight = 1.0 / polygamma(1, half)
+    along = along - float((weight * along).sum() / weight.sum())
+    information = float((weight * along**2).sum())
+    # Half: of the scale, not of the variance.
+    slope = 0.5 * float((weight * along * logs).sum()) / information
+    return slope, 0.5 / math.sqrt(information)
+
+
+def _by_batch(context: Context) -> Finding:
+    """Whether the noise follows the size of the batch, which one record changes."""
+    name, missing = "noise and batch size", _cannot_follow(context)
+    if missing:
+        return not_run(name, missing)
+    sizes = context.transcript.steps.batch_size
+    if sizes.size == 0 or not np.isfinite(sizes).all() or sizes.max() == sizes.min():
+        return not_run(name, "batches of different sizes, told by batch_size= or batch=")
+    slope, error = _slope(context, sizes / sizes.mean())
+    return judged(
+        name,
+        2.0 * float(ndtr(-abs(slope / error))),
+        f"a batch 1% above the mean has {slope:+.2f}% more noise, give or take {2 * error:.2g}%.",
+        consequence=Consequence.INVALIDATES,
+        measured=slope,
+        interval=around(slope, error),
+        claimed=0.0,
+        remedy="One record more must not change the noise: scale it by a constant, and divide the "
+        "noisy sum by the expected size of a batch.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"noise that follows {NOTICED * error:.0%} of a batch's excess",
     )
 
 

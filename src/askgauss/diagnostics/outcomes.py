@@ -37,6 +37,7 @@ def judged(
     tolerable: bool = False,
     undermines: Assumption = Assumption.GAUSSIAN_SCORES,
     sees: str = "",
+    visible: float | None = None,
 ) -> Finding:
     """A check with a p-value; the gate decides later whether it failed.
 
@@ -54,6 +55,7 @@ def judged(
         tolerable: The difference is real or not, but too small to matter: it cannot fail.
         undermines: The least a bound must assume for a failure to make it too high.
         sees: The smallest fault it would have noticed, in words.
+        visible: The size of that fault, as a share of what is claimed.
     """
     if tolerable and p_value < SUSPICIOUS:
         if_fine = ", which is too little to matter."
@@ -71,6 +73,7 @@ def judged(
         p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0),
         remedy=remedy,
         sees=sees,
+        visible=visible,
     )
 
 

@@ -84,6 +84,7 @@ def _sampling_rate(context: Context) -> Finding:
         remedy=_RATE_REMEDY,
         tolerable=abs(rate / claimed - 1.0) < TOLERANCE,
         sees=f"a sampling rate {_smallest_rate(claimed, chances):.1%} above the claim",
+        visible=_smallest_rate(claimed, chances),
     )
 
 

@@ -24,6 +24,7 @@ def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
     yield _weights_between_steps(facts)
     yield _closure(facts)
     yield _without_canaries(facts)
+    yield _trained(facts)
 
 
 def moved_by_the_release(facts: WeightFacts) -> Finding:
@@ -79,9 +80,11 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
     )
     said = f"weights stayed as they were from each step to the next.{declared}"
     if facts.between:
+        last = facts.between_first > facts.steps > 0
+        when = "after the last" if last else f"before step {facts.between_first:,}"
         said = (
-            f"{facts.between:,} times weights had changed since the step before, first before step "
-            f"{facts.between_first:,} in {facts.between_tensor}.{declared}"
+            f"{facts.between:,} times weights had changed since the step before, first {when} in "
+            f"{facts.between_tensor}.{declared}"
         )
     return fact(
         "weights between steps",
@@ -129,6 +132,48 @@ def _without_canaries(facts: WeightFacts) -> Finding:
         claimed=0.0,
         remedy="Thaw parameters before the audit is made, so that canaries lie in them too.",
     )
+
+
+def _trained(facts: WeightFacts) -> Finding:
+    """Whether there is a tensor that the run left as it was, or that noise alone moved."""
+    name = "weights that never train"
+    if facts.steps == 0 or facts.tensors == 0:
+        return not_run(name, "a step that was followed to its end")
+    still, dead = facts.unmoved, facts.unreached
+    nothing = len(still) == facts.tensors
+    said = (
+        f"all {facts.tensors:,} tensors that were followed moved, and a record's gradient reached "
+        "each of them."
+    )
+    if nothing:
+        said = (
+            f"nothing was trained: in {facts.steps:,} steps none of the {facts.places:,} weights "
+            "that were followed moved."
+        )
+    elif still:
+        said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
+    elif len(dead) == facts.tensors:
+        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
+    elif dead:
+        said = (
+            f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "
+            f"gradient was seen in any step: {_first(dead)}."
+        )
+    return fact(
+        name,
+        bool(still or dead),
+        said,
+        # What ships is then not what this optimizer was audited for.
+        consequence=Consequence.INVALIDATES if nothing else Consequence.INFORMS,
+        measured=float(len(still or dead)),
+        claimed=0.0,
+        remedy="Look whether the optimizer holds the tensors that the model uses: make it after "
+        "adapters are added and weights are cast or moved, and look at the learning rate.",
+    )
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def step_checks(facts: StepFacts) -> Iterator[Finding]:
@@ -240,7 +285,7 @@ def _coverage(facts: StepFacts) -> Finding:
 def _divisor(facts: StepFacts) -> Finding:
     name = "divisor"
     if facts.divided == 0:
-        return not_run(name, "a step of a single process, watched at some coordinates")
+        return not_run(name, "a step that was watched at some coordinates")
     wrong = facts.divisor_step > 0
     said = f"all {facts.divided:,} steps divided by the stated number of records."
     if facts.uneven:

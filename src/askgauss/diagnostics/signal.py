@@ -109,6 +109,7 @@ def _contribution(context: Context) -> Finding:
         "seen.",
         tolerable=abs(mean / expected - 1.0) < TOLERANCE,
         sees=f"a contribution {max(NOTICED * error / expected, TOLERANCE):.1%} above the clip norm",
+        visible=NOTICED * error / expected,
     )
 
 
@@ -180,10 +181,16 @@ def _even_contribution(context: Context) -> Finding:
     time = time - float((weights * time).sum() / weights.sum())
     trend = float((time * left).sum()) / float((weights * time**2).sum())
     error = scale / math.sqrt(float((weights * time**2).sum()))
-    tests = [_t_p_value(trend, error, freedom), _uneven(left, weights, scale, freedom)]
+    tests = [
+        _t_p_value(trend, error, freedom),
+        _uneven(left, weights, scale, freedom),
+        _oddest(left, weights, scale, freedom),
+    ]
     if (context.schedule == 1.0).all():
         planted = sums.planted.astype(np.float64)
-        tests.append(_uneven(sums.planted_total - mean * planted, planted, scale, freedom))
+        apart = sums.planted_total - mean * planted
+        tests.append(_uneven(apart, planted, scale, freedom))
+        tests.append(_oddest(apart, planted, scale, freedom))
     p_value = min(1.0, len(tests) * min(tests))
     worst = int(np.argmin(tests))
     return judged(
@@ -194,7 +201,9 @@ def _even_contribution(context: Context) -> Finding:
         if_wrong=(
             "",
             "It differs between steps more than the noise explains.",
+            "In one step it differs more than the noise explains.",
             "It differs between canaries more than the noise explains.",
+            "One canary differs more than the noise explains.",
         )[worst],
         consequence=Consequence.INVALIDATES,
         measured=trend,
@@ -216,6 +225,15 @@ def _uneven(
     degrees = float(np.count_nonzero(use)) - 1.0
     statistic = float((sums[use] ** 2 / weights[use]).sum()) / scale**2
     return ratio_p_value(statistic / degrees, degrees, freedom) if degrees >= 1 else 1.0
+
+
+def _oddest(
+    sums: NDArray[np.float64], weights: NDArray[np.float64], scale: float, freedom: float
+) -> float:
+    """The same, by the one that is farthest off: a lone odd one is lost in the sum of squares."""
+    use = weights > 0.0
+    farthest = float((np.abs(sums[use]) / np.sqrt(weights[use])).max())
+    return min(1.0, float(np.count_nonzero(use)) * _t_p_value(farthest, scale, freedom))
 
 
 def _carry_over(context: Context) -> Finding:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
 from askgauss import _plain
+from askgauss.diagnostics.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.exceptions import FileFormatError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores, GroupMoments
@@ -29,6 +30,7 @@ __all__ = [
     "NoiseSummary",
     "RunSummary",
     "ScoreSummary",
+    "ShapeSummary",
     "Summary",
     "TensorSummary",
     "hexagon_centres",
@@ -66,6 +68,7 @@ class RunSummary:
         steps: Steps recorded, or summed into a score.
         sampling_rate: Probability that a present canary is planted in a step.
         sampling: Who decided that.
+        scheme: How records are drawn, in words, where that is not plain Poisson sampling.
         poisson: Whether inclusions are independent.
         clip_norm: Norm of a contribution, in the units of the scores.
         noise_multiplier: The noise multiplier the run says it used.
@@ -75,6 +78,7 @@ class RunSummary:
         accounted_sampling_rate: Sampling rate the run's accountant used.
         unnoised_steps: Optimizer steps taken without noise.
         tensors: Number of tensors.
+        places: How many canaries the model has room for, where that is known.
         exercised: Parts of the training pipeline the canaries went through.
         precision: Number formats met.
         seed: Root of the canaries' random choices in results of old; it opens what noise hides, and
@@ -86,6 +90,7 @@ class RunSummary:
     steps: int | None = None
     sampling_rate: float | None = None
     sampling: str = ""
+    scheme: str = ""
     poisson: bool | None = None
     clip_norm: float | None = None
     noise_multiplier: float | None = None
@@ -95,6 +100,7 @@ class RunSummary:
     accounted_sampling_rate: float | None = None
     unnoised_steps: int = 0
     tensors: int = 0
+    places: int | None = None
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     seed: int | None = None
@@ -195,6 +201,7 @@ class Summary:
     noise: NoiseSummary | None = None
     tensors: TensorSummary | None = None
     gram: GramSummary | None = None
+    shape: ShapeSummary | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
     def to_metadata(self) -> dict[str, Any]:
@@ -203,7 +210,7 @@ class Summary:
             "run": _plain.to_plain(self.run),
             "figures": {
                 name: _to_plain(part)
-                for name in ("scores", "noise", "tensors", "gram")
+                for name in ("scores", "noise", "tensors", "gram", "shape")
                 if (part := getattr(self, name)) is not None
             },
             "environment": dict(self.environment),
@@ -226,6 +233,7 @@ class Summary:
             noise=_from_plain(NoiseSummary, figures.get("noise")),
             tensors=_from_plain(TensorSummary, figures.get("tensors")),
             gram=_from_plain(GramSummary, figures.get("gram")),
+            shape=_from_plain(ShapeSummary, figures.get("shape")),
             environment=tuple(environment.items()),
         )
         summary._check()
@@ -260,6 +268,10 @@ class Summary:
             if not (2 <= gram.size <= GRAM and gram.steps >= 1):
                 raise FileFormatError(f"Expected a Gram matrix of 2 to {GRAM} canaries.")
             _expect(gram.cosines, gram.size * (gram.size - 1) // 2)
+        if (shape := self.shape) is not None:
+            _expect(shape.counts, SHAPE_BINS)
+            if shape.counts.min() < 0.0 or shape.counts.max() == 0.0:
+                raise FileFormatError("Expected numbers of values in the shape of the noise.")
 
 
 def _expect(table: Array, *sizes: int, finite: bool = True) -> None:
@@ -299,13 +311,19 @@ def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
         return Summary(run=_run_of_scores(data), scores=_scores(data), environment=environment)
     scores = _scores(data.scores()) if data.finite and data.auditable else None
     if isinstance(data, LinearTranscript):
-        return Summary(run=_run_of_linear(data), scores=scores, environment=environment)
+        return Summary(
+            run=_run_of_linear(data),
+            scores=scores,
+            shape=shape_table(data) if data.finite else None,
+            environment=environment,
+        )
     return Summary(
         run=_run_of_transcript(data),
         scores=scores,
         noise=_noise(data) if data.finite else None,
         tensors=_tensors(data) if data.finite else None,
         gram=_gram(data) if data.finite else None,
+        shape=shape_table(data) if data.finite else None,
         environment=environment,
     )
 
@@ -330,6 +348,7 @@ def _run_of_transcript(transcript: Transcript) -> RunSummary:
         steps=transcript.number_of_steps,
         sampling_rate=facts.sampling_rate,
         sampling=facts.sampling,
+        scheme="" if facts.scheme is None else _short(f"{facts.scheme}"),
         poisson=facts.poisson,
         clip_norm=1.0,  # scores of a transcript are in units of it
         noise_multiplier=facts.noise_multiplier,
@@ -339,6 +358,7 @@ def _run_of_transcript(transcript: Transcript) -> RunSummary:
         accounted_sampling_rate=facts.accounted_sampling_rate,
         unnoised_steps=facts.unnoised_steps,
         tensors=len(facts.tensors),
+        places=facts.places,
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
         notes=tuple(map(_short, facts.notes[:_NOTES])),
@@ -520,8 +540,8 @@ def _gram(transcript: Transcript) -> GramSummary | None:
     steps, kept = transcript.kept_values.shape
     if steps < _FEWEST_STEPS or kept < 2:
         return None
-    rows = _spread(steps, _GRAM_STEPS)
-    columns = _spread(kept, GRAM)
+    rows = spread(steps, _GRAM_STEPS)
+    columns = spread(kept, GRAM)
     values = transcript.kept_values[rows][:, columns]
     values = values - transcript.kept_planted[rows][:, columns]
     norms = np.sqrt((values**2).sum(axis=0))
@@ -532,11 +552,6 @@ def _gram(transcript: Transcript) -> GramSummary | None:
     return GramSummary(
         size=columns.size, steps=rows.size, cosines=cosines[np.triu_indices(columns.size, 1)]
     )
-
-
-def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """So many indices at most, spread evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 # --- plain ---------------------------------------------------------------------------------------

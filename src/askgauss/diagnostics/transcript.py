@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.clip_count import clip_count_checks
 from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
@@ -43,5 +44,7 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         yield from weight_checks(transcript.facts.weights)
     if transcript.facts.witness is not None:
         yield from step_checks(transcript.facts.witness)
+    if transcript.facts.clip_count is not None and transcript.finite:
+        yield from clip_count_checks(Context(transcript, claim), transcript.facts.clip_count)
     if transcript.facts.rounds is not None:
         yield from round_checks(Context(transcript, claim), transcript.facts.rounds)

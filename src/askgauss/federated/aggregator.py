@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from askgauss import _validate
-from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
-from askgauss.claims import PrivacyClaim
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.probes import probed
-from askgauss.results import AuditResult
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
@@ -23,7 +21,7 @@ from askgauss.witness import ProbeFacts
 __all__ = ["AuditedAggregator"]
 
 
-class AuditedAggregator:
+class AuditedAggregator(AuditedRun[()]):
     """Calls an aggregator as before, with canary clients among its clients.
 
     Canaries send what clients send: an update far above the clip norm, in a direction of their own.
@@ -54,6 +52,8 @@ class AuditedAggregator:
             False for an aggregator that combines them in some way of its own.
         probes: Whether to probe copies of the aggregator.
         seed: Root of the canaries' random choices.
+        monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
+            it to what is declared here. An alarm comes before the mean is handed on.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -74,6 +74,8 @@ class AuditedAggregator:
         Transcript(steps=5, present=20, absent=200, background='known')
     """
 
+    result_ends = True
+
     def __init__(
         self,
         aggregate: Callable[[list[Any], Any], Any],
@@ -89,6 +91,7 @@ class AuditedAggregator:
         background: bool = True,
         probes: bool = True,
         seed: int | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
@@ -109,6 +112,7 @@ class AuditedAggregator:
             weight=canary_weight,
             background=background,
             seed=seed,
+            monitor=monitor_of(monitor),
         )
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._probing = probes
@@ -122,6 +126,11 @@ class AuditedAggregator:
     def rounds(self) -> int:
         """Number of rounds that were released."""
         return self._clients.recorder.steps
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the rounds, if anything does."""
+        return self._clients.recorder.monitor
 
     def _norm(self, aggregate: Any) -> float:
         return float(self._clip_norm(aggregate) if callable(self._clip_norm) else self._clip_norm)
@@ -138,6 +147,7 @@ class AuditedAggregator:
 
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
+            PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
         joined = self._clients.join(updates, weights, clip_norm=self._norm(self._aggregate))
         if self._probing:
@@ -172,24 +182,3 @@ class AuditedAggregator:
             RecordingError: No round has been released.
         """
         return self._clients.transcript(self._probes)
-
-    def result(
-        self,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the rounds so far; the arguments are those of `askgauss.audit`."""
-        return audit(
-            self.transcript(),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
-        )

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries
-from askgauss.exceptions import InvalidArgumentError, RecordingError
+from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
 from askgauss.federated.updates import Form, checked_weights
+from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.sampling import EveryStep, Scheme
 from askgauss.transcript import Transcript
@@ -73,6 +74,7 @@ class CanaryClients:
         weight: What canary clients report; None for the largest weight of their round.
         background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
         seed: Root of the canaries' random choices.
+        monitor: Watches every round.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class CanaryClients:
         weight: float | None = None,
         background: bool = True,
         seed: int | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         scheme = EveryStep() if sampling is None else sampling
         if isinstance(dimension, Sequence):
@@ -98,7 +101,9 @@ class CanaryClients:
         if weight is not None:
             _validate.non_negative(canary_weight=weight)
         self.canaries = canaries
-        self.recorder = Recorder(canaries, sampling=scheme, noise_multiplier=noise_multiplier)
+        self.recorder = Recorder(
+            canaries, sampling=scheme, noise_multiplier=noise_multiplier, monitor=monitor
+        )
         self._known = background and scheme.known_background
         self._divisor, self._weight = divisor, weight
         self._form: Form | None = None
@@ -234,6 +239,7 @@ class CanaryClients:
         Raises:
             RecordingError: No canary joined before.
             InvalidArgumentError: The mean is not like the updates.
+            PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
         now, form = self._round, self._form
         if now is None or form is None:
@@ -245,13 +251,21 @@ class CanaryClients:
         values = form.read(form.parts(mean, "the mean")) * now.divisor
         clean = self._background(values, now)
         watched = values if clean is None else values - clean
-        self.recorder.observe(
-            form.along(values),
-            background=None if clean is None else form.along(clean),
-            clip_norm=now.clip_norm,
-            watch=form.watched(watched),
-            batch_size=now.clients,
-        )
+        try:
+            self.recorder.observe(
+                form.along(values),
+                background=None if clean is None else form.along(clean),
+                clip_norm=now.clip_norm,
+                watch=form.watched(watched),
+                batch_size=now.clients,
+            )
+        except PrivacyAlarm:
+            self._close(now, next_norm)
+            raise
+        self._close(now, next_norm)
+
+    def _close(self, now: _Round, next_norm: float | None) -> None:
+        """Keep what is to be kept of a round that was recorded."""
         count, facts = now.planted.size, self._facts
         self._plantings += count
         mean_share = facts.reported
@@ -283,6 +297,9 @@ class CanaryClients:
                 for other in now.backgrounds
             ]
             self._weighing = int(np.argmin(left)) if np.isfinite(left).all() else 0
+            if self.recorder.monitor is not None:
+                # Of several, the one that leaves least was taken: too little is no evidence here.
+                self.recorder.monitor.pass_over()
         return now.backgrounds[self._weighing]
 
     def transcript(self, probes: ProbeFacts) -> Transcript:

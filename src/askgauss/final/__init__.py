@@ -1,14 +1,18 @@
 """Audits of a finished model: by its weights, by a worst-case start, by its loss on one record."""
 
-from askgauss.final.filters import LinearFilter, sgd_filter
-from askgauss.final.training import FullBatchTraining, trained_scores, worst_start
+from askgauss._ray import ray_pool
+from askgauss.final.filters import LinearFilter, joined_snapshots, sgd_filter
+from askgauss.final.training import FullBatchTraining, Training, trained_scores, worst_start
 from askgauss.final.weights import every_so_often, least_updated, weight_scores
 
 __all__ = [
     "FullBatchTraining",
     "LinearFilter",
+    "Training",
     "every_so_often",
+    "joined_snapshots",
     "least_updated",
+    "ray_pool",
     "sgd_filter",
     "trained_scores",
     "weight_scores",

@@ -8,6 +8,10 @@ gradients it is given, coordinate by coordinate:
 So the difference of two snapshots is one known sum of the releases, and what two snapshots say
 about a canary has an exact law: with Poisson sampling at rate q, clip norm 1 and noise multiplier
 s, the sum of ``weight_t (B_t + s Z_t)`` with B_t a coin of q and Z_t a standard Gaussian.
+
+Of two snapshots this sum is all there is. Of several, every sum of them is a filter too, and the
+one nearest to equal weights says most of the steps together: for filters a_1, ..., a_k, the
+projection of (1, ..., 1) on their span.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from scipy.special import ndtr
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
 
-__all__ = ["LinearFilter", "finite_numbers", "sgd_filter"]
+__all__ = ["LinearFilter", "finite_numbers", "joined_snapshots", "sgd_filter"]
 
 Array = NDArray[np.float64]
 
@@ -220,3 +224,50 @@ def sgd_filter(
         to_weights += weight_decay * gradient
         to_velocity = momentum * velocity
     return LinearFilter(weights=weights, kept=to_weights)
+
+
+def joined_snapshots(
+    filters: Sequence[LinearFilter], snapshots: Sequence[ArrayLike]
+) -> tuple[LinearFilter, Array]:
+    """One filter, and the weights that belong to it, for several snapshots after the first.
+
+    A schedule makes later steps small, and two snapshots then say little of them. One snapshot more
+    at every drop of the learning rate brings them back: the sum of snapshots is taken that weighs
+    all steps as evenly as can be.
+
+    Args:
+        filters: How each snapshot follows from the first and the releases, each from the very first
+            step on: ``sgd_filter(learning_rates[:steps])``.
+        snapshots: The snapshots, flat, in the same order.
+
+    Returns:
+        The filter of the sum, and the sum, to be given to `weight_scores` as ``filter`` and
+        ``after``.
+
+    Raises:
+        InvalidArgumentError: There are none, or not as many of one as of the other, or their sizes
+            differ.
+
+    Examples:
+        >>> rates = [1.0] * 50 + [0.1] * 50
+        >>> filters = [sgd_filter(rates[:steps]) for steps in (50, 100)]
+        >>> linear, _ = joined_snapshots(filters, [[0.0], [0.0]])
+        >>> round(filters[-1].effective_steps, 1), round(linear.effective_steps, 1)
+        (59.9, 100.0)
+    """
+    if not len(filters) or len(filters) != len(snapshots):
+        raise InvalidArgumentError(
+            f"Expected a snapshot for every filter, one at least, got {len(snapshots)} snapshots "
+            f"and {len(filters)} filters."
+        )
+    weights = [finite_numbers("snapshots", snapshot) for snapshot in snapshots]
+    if len({one.size for one in weights}) > 1:
+        sizes = sorted({one.size for one in weights})
+        raise InvalidArgumentError(f"Expected snapshots of one model, got {sizes} numbers.")
+    steps = max(one.weights.size for one in filters)
+    rows = np.array([np.pad(one.weights, (0, steps - one.weights.size)) for one in filters])
+    # Rows of one length: snapshots that moved little are as good as others.
+    lengths = np.linalg.norm(rows, axis=1)
+    shares = np.linalg.lstsq(rows.T / lengths, np.ones(steps))[0] / lengths
+    joined = LinearFilter(weights=shares @ rows, kept=float(shares @ [one.kept for one in filters]))
+    return joined, np.asarray(shares @ np.array(weights))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,7 @@ from askgauss.exceptions import InvalidArgumentError
 from askgauss.final.filters import finite_numbers
 from askgauss.scores import CanaryScores
 
-__all__ = ["FullBatchTraining", "Records", "trained_scores", "worst_start"]
+__all__ = ["FullBatchTraining", "Records", "Training", "trained_scores", "worst_start"]
 
 Floats = NDArray[np.float32]
 # Models that are trained side by side: enough for one large product, few enough for the cache.
@@ -31,6 +31,24 @@ _MARGIN = 30.0
 
 Records = tuple[ArrayLike, ArrayLike]
 """Features, one row a record, and labels from 0."""
+
+
+class Training(Protocol):
+    """A training of one's own whose models are asked for one record's loss."""
+
+    @property
+    def target(self) -> NDArray[Any]:
+        """Features of the record."""
+        ...
+
+    @property
+    def target_label(self) -> int:
+        """Its label."""
+        ...
+
+    def sample(self, data: Records, n: int, seed: int | None = None) -> NDArray[np.float64]:
+        """Minus the loss on the target of ``n`` models, each trained with noise of its own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,7 +226,7 @@ def worst_start(
 
 
 def trained_scores(
-    training: FullBatchTraining,
+    training: Training,
     data: Records,
     *,
     runs: int,
@@ -222,7 +240,8 @@ def trained_scores(
         data: The other records: features and labels.
         runs: Models of each world.
         seed: Root of every random choice.
-        pool: Like `map`: what runs the parts, such as ``ray.util.multiprocessing.Pool().map``.
+        pool: Like `map`: what runs the parts. `ray_pool` runs them on all cores, or on the machines
+            of a Ray cluster.
     """
     _validate.integer(2, runs=runs)
     features, labels = (np.asarray(part) for part in data)
@@ -246,6 +265,6 @@ def trained_scores(
     )
 
 
-def _sampled(part: tuple[FullBatchTraining, Records, int, int]) -> NDArray[np.float64]:
+def _sampled(part: tuple[Training, Records, int, int]) -> NDArray[np.float64]:
     training, data, size, seed = part
     return training.sample(data, size, seed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from askgauss import _plain
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
+from askgauss.integrations._opacus_run import clipped_sum, noise_by_parameter
 from askgauss.integrations._opacus_versions import (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
 )
+from askgauss.integrations._ranks import told_by_all
+from askgauss.integrations._shards import divided_by, is_sharded, local
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepFacts, StepWitness
-from askgauss.witness.steps import resolve
+from askgauss.witness.steps import over_ranks, resolve
 
 __all__ = ["ClipWitness"]
 
@@ -42,14 +48,28 @@ class ClipWitness:
         names: Names of parameters, by their identity.
         share: The share of steps to look at, beside the first.
         seed: Root of the choice.
+        world: Number of ranks, which tell each other what they found in every step they look at.
     """
 
-    def __init__(self, optimizer: Any, names: dict[int, str], share: float, seed: int) -> None:
+    def __init__(
+        self, optimizer: Any, names: dict[int, str], share: float, seed: int, world: int = 1
+    ) -> None:
         self._optimizer = optimizer
         self._names = names
         self._seed = seed
         self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
-        self._witness = StepWitness(share=share, seed=seed, recomputed=self._ghost)
+        self._sharded = is_sharded(optimizer.params)
+        # What the sum over ranks was divided by, where parameters are shared out and it was seen.
+        self.averaged: float | None = None
+        unchecked = "records are clipped inside the backward pass"
+        self._witness = StepWitness(
+            share=share,
+            seed=seed,
+            recomputed=self._ghost,
+            unchecked=unchecked if noise_by_parameter(optimizer) else "",
+        )
+        self._world = world
+        self._ranks: list[StepFacts] = []
         self._count = 0
         self._stand_in: StandIn | None = None
         self._aside = False
@@ -60,11 +80,28 @@ class ClipWitness:
 
     @property
     def facts(self) -> StepFacts:
-        """What was found so far."""
-        return self._witness.facts
+        """What was found so far, by all ranks."""
+        own = self._witness.facts
+        if not self._ranks:
+            return own
+        divisors = {
+            name: getattr(own, name)
+            for name in ("divided", "least_divisor", "most_divisor", "divisor_step", "uneven")
+        }
+        return replace(over_ranks(self._ranks), divisor_spacing=own.divisor_spacing, **divisors)
 
-    def load(self, facts: StepFacts | None) -> None:
-        """Go on from the facts of a checkpoint."""
+    def load(self, facts: StepFacts | None, rank: int = 0) -> None:
+        """Go on from the facts of a checkpoint, which are those of all ranks."""
+        if facts is not None and rank > 0:
+            # The first one tells the others what they had found.
+            facts = replace(
+                self._witness.facts,
+                divided=facts.divided,
+                least_divisor=facts.least_divisor,
+                most_divisor=facts.most_divisor,
+                divisor_step=facts.divisor_step,
+                uneven=facts.uneven,
+            )
         self._witness.load(facts)
 
     def attach(self, steps: int) -> None:
@@ -73,7 +110,7 @@ class ClipWitness:
         self._forget()
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         call = self._accumulate if self._ghost else self._clip
-        if self.facts.share > 0.0:
+        if self.facts.share > 0.0 and not self.facts.unchecked:
             self._stand_in = StandIn(self._optimizer, name, call)
             if self._ghost:
                 listen(self._optimizer, self._before_backward)
@@ -115,19 +152,26 @@ class ClipWitness:
             return
         before = self._sums()
         original()
-        added = [item.grad for item in self._optimizer.params]
-        self._compare_sum(before, added, sum(float(item.norm()) for item in added))
+        if not self._sharded:
+            added = [item.grad for item in self._optimizer.params]
+            self._compare_sum(before, added, sum(float(item.norm()) for item in added))
         self._seen += 1
         self._keep()
 
     def _sums(self) -> list[Tensor | None]:
         return [
-            None if item.summed_grad is None else item.summed_grad.detach().clone()
+            None if (kept := clipped_sum(self._optimizer, item)) is None else local(kept).clone()
             for item in self._optimizer.params
         ]
 
+    def _sum(self, parameter: nn.Parameter) -> Tensor:
+        """The clipped sum, as far as this rank holds it."""
+        kept = clipped_sum(self._optimizer, parameter)
+        assert kept is not None
+        return local(kept).detach()
+
     def _keep(self) -> None:
-        self._after = [item.summed_grad.detach().clone() for item in self._optimizer.params]
+        self._after = [self._sum(item).clone() for item in self._optimizer.params]
 
     def aside(self, call: Callable[[], None]) -> None:
         """Do something that is no part of the run's own step."""
@@ -175,7 +219,7 @@ class ClipWitness:
         """Whether a sum grew by what is expected, to rounding."""
         offs = []
         for item, old, more in zip(self._optimizer.params, before, expected, strict=True):
-            now = item.summed_grad.detach()
+            now = self._sum(item)
             change = now if old is None else now - old
             offs.append(float((change - more.view_as(change)).double().norm()))
         off, allowed = _finite(np.linalg.norm(offs)), self._rounding(size)
@@ -185,7 +229,7 @@ class ClipWitness:
 
     def _rounding(self, size: float) -> float:
         spacing = max(torch.finfo(item.dtype).eps for item in self._optimizer.params)
-        sums = [float(item.summed_grad.detach().norm()) for item in self._optimizer.params]
+        sums = [float(self._sum(item).norm()) for item in self._optimizer.params]
         return _ULPS * spacing * (size + float(np.linalg.norm(sums)))
 
     def _note(self, off: float, allowed: float, offs: Sequence[float]) -> None:
@@ -207,7 +251,7 @@ class ClipWitness:
         """
         params = self._optimizer.params
         changes = [
-            (item.summed_grad if old is None else item.summed_grad - old).detach().double()
+            (self._sum(item) if old is None else self._sum(item) - old).double()
             for item, old in zip(params, before, strict=True)
         ]
         flat = [_flat(row).double() for row in rows]
@@ -234,6 +278,10 @@ class ClipWitness:
 
     def _before_backward(self, look: GhostLook) -> bool:
         """Ghost clipping is about to run: whether to look, and where to put what was found."""
+        if self._sharded:
+            # No rank has the gradient of a record.
+            self.averaged = self.averaged or divided_by(look.module)
+            return False
         if not self._is_due():
             return False
         look.step, look.seed = self.step, self._seed
@@ -251,7 +299,7 @@ class ClipWitness:
             # Whoever replaced the clipping meanwhile left the records where they were.
             self._look([None] * len(self._optimizer.params))
         offs = [
-            float((item.summed_grad.detach() - old).double().norm())
+            float((self._sum(item) - old).double().norm())
             for item, old in zip(self._optimizer.params, self._after, strict=False)
         ]
         if any(offs):
@@ -269,7 +317,7 @@ class ClipWitness:
         if not self._is_due():
             return
         if noise > 0.0:
-            silent = [self._name(item) for item in self._optimizer.params if _silent(item)]
+            silent = [self._name(item) for item in self._optimizer.params if self._silent(item)]
             self._witness.coverage(silent, self.step)
         if self._seen:
             self._witness.looked()
@@ -283,24 +331,34 @@ class ClipWitness:
 
     def finish(self) -> None:
         """The step is over."""
+        told = self._world > 1 and self._is_due()
         self._count += 1
         self._forget()
+        if told:
+            text = json.dumps(_plain.to_plain(self._witness.facts))
+            device = self._optimizer.params[0].device
+            heard = told_by_all(text, self._world, device)
+            self._ranks = [
+                _plain.from_plain(StepFacts, json.loads(item), "witness") for item in heard
+            ]
+
+    def _silent(self, parameter: nn.Parameter) -> bool:
+        """Whether a noisy sum is the sum before the noise, in all of a tensor or in part of it."""
+        kept = clipped_sum(self._optimizer, parameter)
+        if parameter.grad is None or kept is None:
+            return False
+        noisy, clean = local(parameter.grad).detach(), local(kept).detach()
+        if noisy.data_ptr() == clean.data_ptr() or noisy.numel() != clean.numel():
+            return False  # noise added in place leaves nothing to compare with
+        same = int((noisy == clean.view_as(noisy)).sum())
+        if same == noisy.numel():
+            return same > 0
+        # Coarse numbers swallow some of the noise.
+        exact = torch.finfo(noisy.dtype).eps < 1e-6
+        return exact and same >= 2 and same > _SILENT * noisy.numel()
 
     def _name(self, parameter: nn.Parameter) -> str:
         return self._names.get(id(parameter), f"a tensor {tuple(parameter.shape)}")
-
-
-def _silent(parameter: nn.Parameter) -> bool:
-    """Whether a noisy sum is the sum before the noise, in all of a tensor or in a part of it."""
-    noisy, clean = parameter.grad, getattr(parameter, "summed_grad", None)
-    if noisy is None or clean is None or noisy.data_ptr() == clean.data_ptr():
-        return False  # noise added in place leaves nothing to compare with
-    same = int((noisy.detach() == clean.detach().view_as(noisy)).sum())
-    if same == noisy.numel():
-        return True
-    # Coarse numbers swallow some of the noise.
-    exact = torch.finfo(noisy.dtype).eps < 1e-6
-    return exact and same >= 2 and same > _SILENT * noisy.numel()
 
 
 def _finite(value: Any) -> float:

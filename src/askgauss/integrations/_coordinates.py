@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ class CanaryCoordinates:
         canaries: Who is planted where.
     """
 
+    # Whether reading is a call that every rank has to make.
+    collective = False
+
     def __init__(self, tensors: Sequence[Tensor], canaries: DiracCanaries | BlockCanaries) -> None:
         sizes = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
         self._layout = layout = Layout(sizes, canaries)
@@ -39,6 +43,9 @@ class CanaryCoordinates:
             if any(tensor.dtype == torch.float64 for tensor in tensors)
             else torch.float32
         )
+        self._on_host = all(device.type == "cpu" for device in self._devices)
+        ends = np.cumsum([0, *(len(local) for _, local in layout.read_places)]).tolist()
+        self._read_parts = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._heights = torch.zeros(layout.plantable, dtype=self._dtype)
 
     def _on_devices(
@@ -47,6 +54,11 @@ class CanaryCoordinates:
         return [
             (index, torch.from_numpy(local).to(self._devices[index])) for index, local in places
         ]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers of a reading."""
+        return self._dtype
 
     @property
     def width(self) -> int:
@@ -69,11 +81,35 @@ class CanaryCoordinates:
         np.add.at(counts, (np.arange(len(owner))[:, None], owner.reshape(len(owner), -1)), 1.0)
         return np.asarray(np.sqrt(counts / self.width) @ norms)
 
+    def parameter(self, index: int) -> int:
+        """The parameter that a tensor of `places` is of."""
+        return index
+
+    def taken(self, number: int, tensor: Tensor) -> Tensor:
+        """What a tensor like the one of the given place holds there."""
+        return tensor.detach().take(self._read_places[number][1])
+
+    def _held(self, tensors: Sequence[Tensor], index: int) -> Tensor | None:
+        """A tensor to plant in; None where another rank holds it."""
+        return tensors[index].detach()
+
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """What the tensors hold at every canary's and every watched coordinate, one flat tensor."""
+        if self._on_host and all(tensors[i].dtype is self._dtype for i, _ in self._read_places):
+            return self._read_on_host(tensors)
         first = self._devices[0]
-        parts = [tensors[index].take(places).to(first) for index, places in self._read_places]
-        return torch.cat(parts).detach().to(self._dtype)
+        parts = [
+            tensors[index].detach().take(places).to(first) for index, places in self._read_places
+        ]
+        return torch.cat(parts).to(self._dtype)
+
+    def _read_on_host(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The same with numpy's gather, which takes a third of the time for few numbers."""
+        values = np.empty(self._read_parts[-1].stop, self._heights.numpy().dtype)
+        for (index, places), part in zip(self._layout.read_places, self._read_parts, strict=True):
+            flat = tensors[index].detach().numpy().reshape(-1)
+            flat.take(places, out=values[part], mode="clip")
+        return torch.from_numpy(values)
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """What a flat reading, on the host, says about each canary."""
@@ -84,9 +120,20 @@ class CanaryCoordinates:
         return np.asarray(self._layout.watched(values))
 
     def plant(
-        self, tensors: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
+        self,
+        tensors: Sequence[Tensor],
+        planted: NDArray[np.int64],
+        clip_norm: float,
+        only: int | None = None,
     ) -> None:
-        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place."""
+        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place.
+
+        Args:
+            tensors: The tensors.
+            planted: Indices of the canaries.
+            clip_norm: The norm of each.
+            only: Index of the one tensor to change; None for all.
+        """
         layout = self._layout
         ranks, height = layout.ranks[planted], clip_norm / np.sqrt(self.width)
         # Those that are not planted now get a zero: no sorting, and one copy to the device.
@@ -94,8 +141,9 @@ class CanaryCoordinates:
         heights[ranks] = height if layout.signs is None else height * layout.signs[planted]
         parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
         for (index, places), part in zip(self._plant_places, parts, strict=True):
-            tensor = tensors[index].detach()
-            tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
+            tensor = None if only not in (None, index) else self._held(tensors, index)
+            if tensor is not None:
+                tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
         heights[ranks] = 0.0
 
     def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:

@@ -31,6 +31,7 @@ _original: Any = getattr(DPTensorFastGradientClipping, "backward", None)
 class GhostLook:
     """One backward pass of ghost clipping that is looked at."""
 
+    module: Any = None
     witness: StepWitness | None = None
     name: Callable[[nn.Parameter], str] = str
     clip_norm: float = 1.0
@@ -57,7 +58,7 @@ def unlisten(optimizer: Any) -> None:
 
 def _backward(loss: Any) -> None:
     """Stands in for the backward pass of ghost clipping while somebody listens."""
-    look, asked = GhostLook(), _listeners.get(loss.optimizer)
+    look, asked = GhostLook(module=loss.module), _listeners.get(loss.optimizer)
     if asked is None or loss.loss_per_sample.ndim != 1 or not asked(look):
         _original(loss)
         return

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.exceptions import AskGaussError
+from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
-from askgauss.sampling import DrawnBatches, Scheme
+from askgauss.sampling import DrawnBatches, Poisson, Scheme
+from askgauss.sampling.recognising import Recogniser
 from askgauss.sampling.testing import SchemeSums
 
 __all__ = ["LoaderWatch"]
 
 _PREFIX = "loader."
+_MISSED = _PREFIX + "missed"
 
 
 class LoaderWatch:
@@ -36,13 +38,21 @@ class LoaderWatch:
         self._queue: list[NDArray[np.int64]] = []
         self._class: type | None = None
         self._sums: SchemeSums | None = None
+        self._recogniser: Recogniser | None = None
+        self._steps = 0
         self._lost = ""
-        if self._sampler is None or scheme is None or self._records is None:
+        # Steps on batches of an iteration that had begun before anybody listened.
+        self._missed, self._begun = 0, False
+        self._by_coins = isinstance(scheme, Poisson)
+        if self._sampler is None or self._records is None:
             self._lost = "the loader was not shown, or does not say what it draws from"
         elif world > 1:
             self._lost = "each of several processes draws batches of its own"
         else:
-            self._sums = SchemeSums(scheme, records=self._records)
+            if scheme is not None:
+                self._sums = SchemeSums(scheme, records=self._records)
+            if isinstance(scheme, (Poisson, type(None))):
+                self._recogniser = Recogniser(self._records)
 
     @property
     def records(self) -> int | None:
@@ -56,12 +66,22 @@ class LoaderWatch:
             return None
         return DrawnBatches.of(self._sums)
 
+    @property
+    def found(self) -> Scheme | None:
+        """The scheme that the batches show, where it is another than Poisson sampling."""
+        return None if self._lost or self._recogniser is None else self._recogniser.found
+
     def notes(self) -> list[str]:
         """Why batches that were seen are not judged, if so."""
         seen = self._sums is not None and self._sums.step > 0
-        return (
-            [f"the loader's batches are not judged: {self._lost}."] if self._lost and seen else []
-        )
+        if self._lost:
+            return [f"the loader's batches are not judged: {self._lost}."] if seen else []
+        if self._missed:
+            return [
+                f"the batches of {self._missed:,} steps are not judged: the loader had begun to "
+                "draw before the audit was attached."
+            ]
+        return []
 
     def listen(self) -> None:
         """Begin to keep what is drawn."""
@@ -74,6 +94,7 @@ class LoaderWatch:
         def iterate(sampler: Any) -> Iterator[Any]:
             # Of an iteration that was begun before, nothing more will be trained on.
             watch._queue.clear()
+            watch._begun = True
             for batch in own.__iter__(sampler):
                 watch._keep(batch)
                 yield batch
@@ -102,23 +123,39 @@ class LoaderWatch:
         Never stops a training: a batch that is missing, or of something else than indices, ends
         the watch with the reason.
         """
-        if self._lost or self._sums is None:
+        if self._lost:
             return
+        self._steps += 1
         if batches != 1:
             self._lost = f"a step is made of {batches} batches"
+        elif not self._queue and not self._begun and self._by_coins:
+            # Batches of coins say as much without those before them.
+            self._missed += 1
         elif not self._queue:
-            self._lost = f"step {self._sums.step + 1} trained on a batch that it did not draw"
+            self._lost = f"step {self._steps} trained on a batch that it did not draw"
         else:
-            try:
-                self._sums.add(self._queue.pop(0))
-            except AskGaussError as error:
-                self._lost = str(error).rstrip(".")
+            self._add(self._queue.pop(0))
+
+    def _add(self, batch: NDArray[np.int64]) -> None:
+        assert self._records is not None
+        try:
+            if self._sums is None:
+                indices = SchemeSums.checked(batch, self._records)
+            else:
+                indices = self._sums.indices(batch)
+                self._sums.add(indices)
+        except AskGaussError as error:
+            self._lost = str(error).rstrip(".")
+            return
+        if self._recogniser is not None:
+            self._recogniser.add(indices)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to go on from."""
         if self._lost or self._sums is None:
             return {}
-        return {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+        kept = {_PREFIX + name: array for name, array in self._sums.arrays().items()}
+        return kept | ({_MISSED: np.array([self._missed])} if self._missed else {})
 
     def load(self, arrays: dict[str, Any], steps: int) -> None:
         """Go on from `arrays`, after so many steps.
@@ -129,18 +166,28 @@ class LoaderWatch:
         found = {
             name.removeprefix(_PREFIX): value
             for name, value in arrays.items()
-            if name.startswith(_PREFIX)
+            if name.startswith(_PREFIX) and name != _MISSED
         }
+        if self._recogniser is not None and steps:
+            # What it had kept before the checkpoint is not in there.
+            self._recogniser.give_up()
+        self._steps = steps
+        missed = np.asarray(arrays.get(_MISSED, 0))
+        if missed.size != 1 or missed.dtype.kind not in "iu" or int(missed.item()) < 0:
+            raise FileFormatError(f"Expected {_MISSED} to be a count, got {missed!r}.")
         if self._sums is None or (not found and steps == 0):
             return
         if not found:
             self._lost = self._lost or "those before the checkpoint were not kept"
             return
-        sums = SchemeSums.from_arrays(self._sums.scheme, found)
-        if sums.step != steps or sums.records != self._records:
+        if SchemeSums.records_in(found) != self._records:
+            self._lost = "those before the checkpoint are of other records"
+            return
+        sums = SchemeSums.from_arrays(self._sums.scheme, found, records=self._records)
+        if sums.step + int(missed.item()) != steps:
             self._lost = "those before the checkpoint are of other steps"
             return
-        self._sums = sums
+        self._sums, self._missed = sums, int(missed.item())
 
 
 def sampler_of(data_loader: Any) -> Any:

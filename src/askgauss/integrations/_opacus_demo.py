@@ -73,9 +73,10 @@ class OpacusTrainer:
 
     def step(self) -> None:
         """Take one step, as any training loop with Opacus does."""
-        images, labels = next(self._batches)
         with self._audit, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # Drawn where the audit listens, so that the sampler is tested too.
+            images, labels = next(self._batches)
             self._optimizer.zero_grad()
             loss: Any = torch.nn.functional.cross_entropy(self._model(images), labels)
             loss.backward()

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import abc
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from askgauss import _files, _plain, _validate
+from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT, enclosed
+from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
-from askgauss.integrations._audited import AuditedRun
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.transcript import SeedProbe
+from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
 
-__all__ = ["Progress", "Restartable", "read_progress"]
-
-_KIND = "askgauss-opacus-audit"
-_SCHEMA = 2
+__all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +38,31 @@ class Progress:
     moves: WeightFacts | None = None
     witness: StepFacts | None = None
     commitment: Commitment | None = None
+    clip_count: ClipCountFacts | None = None
+    seeds: SeedProbe | None = None
 
 
 def read_progress(checkpoint: Path | None) -> Progress | None:
     """What a checkpoint says, if there is one to go on from."""
     if checkpoint is None or not checkpoint.exists():
         return None
-    _, content = _files.read_arrays(checkpoint, _KIND, _SCHEMA)
+    _, content = _files.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = _plain.from_plain(Progress, content.get("audit"), "audit")
     return progress
 
 
-class Restartable(AuditedRun):
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `Restartable.save` wrote, as `Restartable.load_state_dict` takes it.
+
+    Raises:
+        FileFormatError: It is no such checkpoint.
+    """
+    arrays, content = _files.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays.pop(TRANSCRIPT, None)
+    return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
+
+
+class Restartable(AuditedRun[()]):
     """An audit that can be written down and gone on with."""
 
     _checkpoint: Path | None
@@ -109,16 +119,16 @@ class Restartable(AuditedRun):
         target = self._checkpoint if path is None else Path(path)
         if target is None:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        # Where parameters are shared out, the ranks read the weights together.
+        progress = self._progress()
         if self._rank != 0:
             return
         arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(self._progress())}
+        plain = {"state": arrays.pop("state"), "audit": _plain.to_plain(progress)}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
-            held = io.BytesIO()
-            self.transcript().save(held)
-            arrays["transcript"] = np.frombuffer(held.getvalue(), dtype=np.uint8)
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, plain)
+            arrays[TRANSCRIPT] = enclosed(self.transcript())
+        _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint that `save` wrote.
@@ -127,7 +137,4 @@ class Restartable(AuditedRun):
             RecordingError: It belongs to another run.
             FileFormatError: It is no such checkpoint.
         """
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        arrays.pop("transcript", None)
-        plain = {name: content.get(name) for name in ("state", "audit")}
-        self.load_state_dict({**arrays, **plain})
+        self.load_state_dict(read_state(path))

@@ -31,21 +31,26 @@ from askgauss.integrations._opacus_versions import (
     FSDPOptimizerFastGradientClipping,
     IAccountant,
     UniformWithReplacementSampler,
+    adaclip_gradient_noise,
     history_of,
 )
+from askgauss.integrations._shards import local
 from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
     "OutsideParameters",
     "Sampling",
+    "accumulated",
     "adapts_clipping",
     "audited_parameters",
     "background_known",
     "check_optimizer",
+    "clipped_sum",
     "clips_without_rows",
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
+    "noise_by_parameter",
     "parameter_names",
     "tensor_names",
     "unwrapped",
@@ -74,16 +79,26 @@ def check_optimizer(optimizer: Any, inject: str) -> None:
             f"Expected optimizer to be an Opacus DPOptimizer, got {type(optimizer).__name__}. Pass "
             "the optimizer that PrivacyEngine().make_private(...) returns, not the one it wraps."
         )
-    if isinstance(optimizer, (FSDPOptimizerFastGradientClipping, DistributedPerLayerOptimizer)):
+    if inject == "sample" and noise_by_parameter(optimizer):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} keeps its sums where this audit cannot plant. Use plain "
-            "distributed training, or record the run with askgauss.Recorder."
+            f"{type(optimizer).__name__} clips and adds noise inside the backward pass, where no "
+            "rows can be sent through. Use inject='sum'."
         )
     if inject == "sample" and clips_without_rows(optimizer):
         raise UnsupportedError(
             "Ghost clipping never forms per-example gradients, so inject='sample' has nothing to "
             "plant. Use ExampleCanaries, which go through the loss, or inject='sum'."
         )
+
+
+def noise_by_parameter(optimizer: Any) -> bool:
+    """Whether the optimizer adds noise to one parameter after the other, as gradients come."""
+    return isinstance(optimizer, DistributedPerLayerOptimizer)
+
+
+def accumulated(optimizer: Any) -> int:
+    """How many batches the step that is about to get its noise is made of."""
+    return 1 if noise_by_parameter(optimizer) else int(optimizer.accumulated_iterations)
 
 
 def clips_without_rows(optimizer: Any) -> bool:
@@ -100,6 +115,14 @@ def audited_parameters(optimizer: Any) -> list[nn.Parameter]:
             "returned, found none."
         )
     return parameters
+
+
+def clipped_sum(optimizer: Any, parameter: nn.Parameter) -> torch.Tensor | None:
+    """The sum of clipped gradients of a parameter, wherever this optimizer keeps it."""
+    if isinstance(optimizer, FSDPOptimizerFastGradientClipping):
+        kept: torch.Tensor | None = optimizer.grad_state[parameter]["summed_grad"]
+        return kept
+    return getattr(parameter, "summed_grad", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +396,7 @@ class OutsideParameters:
 
 def _sample(parameter: nn.Parameter) -> torch.Tensor:
     """Some of the values of a parameter, to tell later whether it has moved."""
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 
@@ -389,10 +412,9 @@ def gradient_noise_multiplier(optimizer: Any) -> float:
 
     Adaptive clipping adds more noise to the gradients than the accountant's multiplier says.
     """
-    claimed = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
-    if isinstance(optimizer, AdaClipDPOptimizer) and claimed > 0.0:
-        return float((claimed**-2 - (2.0 * optimizer.unclipped_num_std) ** -2) ** -0.5)
-    return claimed
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        return adaclip_gradient_noise(optimizer)
+    return float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
 
 
 def parameter_names(

@@ -20,23 +20,32 @@ from opacus.utils.uniform_sampler import (
 
 __all__ = [
     "AdaClipDPOptimizer",
+    "AdaptiveGhostEngine",
+    "AdaptiveGhostTensor",
     "BatchSplittingSampler",
     "DPLossFastGradientClipping",
     "DPOptimizer",
     "DPOptimizerFastGradientClipping",
     "DPPerLayerOptimizer",
     "DPTensorFastGradientClipping",
+    "DTensor",
     "DistributedPerLayerOptimizer",
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
     "IAccountant",
+    "Missing",
     "UniformWithReplacementSampler",
+    "adaclip_gradient_noise",
     "history_of",
     "untried",
 ]
 
-# Releases that the tests attach to; of others a note is kept.
-_TRIED = ((1, 0), (1, 6))
+# Releases that `make opacus-versions` attaches to, and those of the museum; of others a note is
+# kept.
+_TRIED = (
+    *("1.4.0", "1.4.1", "1.5", "1.5.4", "1.6.0"),
+    *("1.0.1", "1.1.3", "1.3.0", "1.5.2", "1.5.3"),
+)
 
 
 class Missing:
@@ -50,11 +59,20 @@ def _found(module: str, name: str) -> Any:
         return Missing
 
 
+# Of torch: parameters that ranks share out, which came with 2.5.
+DTensor = _found("torch.distributed.tensor", "DTensor")
 AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
 DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")
 FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")
 DistributedPerLayerOptimizer = _found(
     "opacus.optimizers.ddp_perlayeroptimizer", "DistributedPerLayerOptimizer"
+)
+AdaptiveGhostEngine = _found(
+    "opacus.utils.adaptive_clipping.adaptive_clipping_utils", "PrivacyEngineAdaptiveClipping"
+)
+AdaptiveGhostTensor = _found(
+    "opacus.utils.adaptive_clipping.adaptive_clipping_utils",
+    "DPTensorFastGradientAdaptiveClipping",
 )
 DPLossFastGradientClipping = _found(
     "opacus.utils.fast_gradient_clipping_utils", "DPLossFastGradientClipping"
@@ -79,10 +97,26 @@ def history_of(accountant: Any) -> list[tuple[float, float, int]]:
     return [(float(noise), float(rate), int(steps)) for noise, rate, steps in rows if steps]
 
 
+def adaclip_gradient_noise(optimizer: Any) -> float:
+    """The noise multiplier that adaptive clipping has for the gradients alone.
+
+    The count of unclipped records takes its share of the budget, so that the gradients get more
+    noise than both have together. Before 1.6 that share was taken when the optimizer was made, and
+    the accountant is told the multiplier of the gradients.
+    """
+    stated = float(optimizer.noise_multiplier)
+    if _release() < (1, 6) or stated <= 0.0:
+        return stated
+    return float((stated**-2 - (2.0 * optimizer.unclipped_num_std) ** -2) ** -0.5)
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in opacus.__version__.split(".")[:2] if part.isdigit())
+
+
 def untried() -> str:
-    """A note where this release of Opacus is outside those the audit was tried with, else empty."""
-    release = tuple(int(part) for part in opacus.__version__.split(".")[:2] if part.isdigit())
-    if _TRIED[0] <= release <= _TRIED[1]:
+    """A note where this release of Opacus is not one the audit was tried with, else empty."""
+    if opacus.__version__ in _TRIED:
         return ""
     return (
         f"Opacus {opacus.__version__} is a release this audit was never tried with: compare its "

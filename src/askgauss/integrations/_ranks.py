@@ -11,7 +11,7 @@ import torch
 
 from askgauss.exceptions import RecordingError
 
-__all__ = ["agree", "meet", "shared_nonce"]
+__all__ = ["agree", "meet", "shared_nonce", "told_by_all"]
 
 # Seconds that ranks wait for each other before one says who is missing.
 PATIENCE = 300.0
@@ -39,6 +39,20 @@ def meet(rank: int, world: int) -> None:
             f"Expected an audit on each of {world} ranks, waited {PATIENCE:.0f} seconds for ranks "
             f"{missing}. Make and enter the same CanaryAudit on every rank, not on the first only."
         ) from error
+
+
+def told_by_all(text: str, world: int, device: torch.device) -> list[str]:
+    """What every rank says, in the order of the ranks; all of them have to say something."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    lengths = torch.zeros(world, dtype=torch.int64, device=device)
+    lengths[torch.distributed.get_rank()] = own.numel()
+    torch.distributed.all_reduce(lengths)
+    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
+    padded[: own.numel()] = own
+    heard = [torch.empty_like(padded) for _ in range(world)]
+    torch.distributed.all_gather(heard, padded)
+    parts = zip(heard, lengths.tolist(), strict=True)
+    return [bytes(item[:length].tolist()).decode() for item, length in parts]
 
 
 def shared_nonce(world: int, device: torch.device) -> str:

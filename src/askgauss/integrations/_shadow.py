@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
 
 __all__ = ["Shadow", "acts_elementwise"]
@@ -51,6 +52,15 @@ class _Pending:
     applied: Tensor
 
 
+@dataclass(slots=True)
+class _Part:
+    """Followed places that lie next to each other and are treated alike, as one small parameter."""
+
+    group: int
+    small: nn.Parameter
+    state: dict[str, Any]
+
+
 class Shadow:
     """Follows the weights at some coordinates, and says what moved them otherwise.
 
@@ -80,11 +90,14 @@ class Shadow:
         self._places = places
         looked = places.places
         tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
-        spacing = [torch.finfo(item.dtype).eps for item in self._parameters]
+        spacing = {
+            index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
+            for index, _ in looked
+        }
         self._witness = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
-            precision=np.array(spacing)[tensor],
+            precision=np.array([spacing[index] for index in tensor.tolist()]),
             tensor=tensor,
             names=names,
         )
@@ -95,11 +108,14 @@ class Shadow:
             for item in group["params"]
             if id(item) not in audited
         }
-        self._small: dict[int, nn.Parameter] = {}
+        self._parts: list[_Part] = []
         self._twin: torch.optim.Optimizer | None = None
         self._after: Tensor | None = None
         self._before: Tensor | None = None
         self._read: Tensor | None = None
+        # Which of the followed weights ever moved, and which ever had a gradient of a record.
+        self._moved: Tensor | None = None
+        self._reached: Tensor | None = None
         self._pending: _Pending | None = None
         self._hooks: list[Any] = []
         self._steps: Callable[[], int] = int
@@ -113,6 +129,8 @@ class Shadow:
             name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
         )
         self._witness.bare(tuple(trained), moved)
+        if self._moved is not None and self._reached is not None:
+            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
         return self._witness.facts
 
     @property
@@ -136,9 +154,15 @@ class Shadow:
             optimizer.register_load_state_dict_post_hook(lambda *_: self._forget()),
         ]
 
-    def detach(self) -> None:
-        """Follow no more."""
+    def detach(self, *, finished: bool = True) -> None:
+        """Follow no more; at the end of a run, weights must be as its last step left them.
+
+        Ranks that share parameters out could only look together, and do not.
+        """
         self._judge()
+        if finished and self._after is not None and not self._places.collective:
+            now = self._places.read(self._parameters)
+            self._witness.between(_host(self._after), _host(now), self._steps() + 1)
         self._forget()
         for hook in self._hooks:
             hook.remove()
@@ -156,7 +180,9 @@ class Shadow:
         self._after = None
         self._witness.declare()
 
-    def begin(self, arguments: Any, options: Any, released: Tensor | None) -> None:
+    def begin(
+        self, arguments: Any, options: Any, released: Tensor | None, clean: Tensor | None
+    ) -> None:
         """As the real optimizer begins its step: what it is about to apply, and from where.
 
         Args:
@@ -164,14 +190,17 @@ class Shadow:
             options: Those of the step, by name.
             released: The gradient, read at the places that are followed; None of a step without
                 noise, which is not followed.
+            clean: The clipped sum of the records there, before canaries and noise.
         """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
             self._witness.closure()
         self._before = self._places.read(self._parameters)
-        if self._after is not None:
+        if self._after is not None and not self._equal(self._after, self._before):
             self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
-        if self._witness.facts.unchecked:
+        if clean is not None:
+            self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
+        if self._witness.unchecked:
             return
         self._read = released
         if released is None:
@@ -181,37 +210,40 @@ class Shadow:
             self._make_twin()
 
     def _make_twin(self) -> None:
-        small: dict[int, nn.Parameter] = {}
-        state: dict[Tensor, Any] = {}
-        for index, places in self._places.places:
-            real = self._parameters[index]
-            small[index] = nn.Parameter(real.detach().take(places))
-            kept = self._optimizer.state.get(real)
-            if kept:
-                taken = {name: _taken(value, real, places) for name, value in kept.items()}
-                state[small[index]] = taken
-        self._small = small
+        self._parts = _joined(self._optimizer, self._parameters, self._places)
         self._twin = _copied(self._optimizer)
-        self._twin.state.update(state)
+        self._twin.state.update({part.small: part.state for part in self._parts if part.state})
+
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two readings are the same, where that can be told without waiting for a device.
+
+        Where ranks read together, all of them take the second look.
+        """
+        on_host = one.device.type == "cpu" and not self._places.collective
+        return on_host and torch.equal(one, other)
 
     def _follow(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
         before, read, self._read = self._before, self._read, None
         self._after = self._places.read(self._parameters)
+        if before is not None:
+            changed = before != self._after
+            self._moved = changed if self._moved is None else self._moved | changed
         if self._twin is None or read is None or before is None:
             return
         with torch.no_grad():
             self._step_twin(before, read)
-        expected = torch.cat([item.detach().to(read) for item in self._small.values()])
-        # On the host there is nothing to wait for, and an equal end needs no second look.
-        same = read.device.type == "cpu" and torch.equal(expected, self._after)
+        expected = torch.cat([part.small.detach().to(read) for part in self._parts])
+        if self._equal(expected, self._after):
+            self._witness.moved_alike()
+            return
         self._pending = _Pending(
             step=self._steps(),
             before=before,
             after=self._after,
             expected=expected,
             read=read,
-            applied=read if same else self._applied(),
+            applied=self._applied(),
         )
 
     def _applied(self) -> Tensor:
@@ -225,19 +257,19 @@ class Shadow:
 
     def _step_twin(self, before: Tensor, read: Tensor) -> None:
         assert self._twin is not None
-        sizes = [item.numel() for item in self._small.values()]
-        starts, gradients = (torch.split(values, sizes) for values in (before, read))
-        parts = zip(starts, gradients, self._small.values(), strict=True)
-        for start, gradient, item in parts:
-            item.data = start.to(item.device, item.dtype, copy=True)
-            item.grad = gradient.to(item.device, item.dtype)
-        by_parameter = {id(self._parameters[index]): item for index, item in self._small.items()}
+        sizes = [part.small.numel() for part in self._parts]
+        starts, gradients = before.split_with_sizes(sizes), read.split_with_sizes(sizes)
         # The options of this step: schedules write them into the groups.
         self._twin.param_groups = [
             {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            | {"params": [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]}
+            | {"params": []}
             for group in self._optimizer.param_groups
         ]
+        for start, gradient, part in zip(starts, gradients, self._parts, strict=True):
+            small = part.small
+            small.data = start.to(small.device, small.dtype, copy=True)
+            small.grad = gradient.to(small.device, small.dtype)
+            self._twin.param_groups[part.group]["params"].append(small)
         _plain_step(self._twin)
 
     def _judge(self) -> None:
@@ -323,17 +355,71 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> None:
     step(optimizer)
 
 
-def _taken(value: Any, real: Tensor, places: Tensor) -> Any:
+def _joined(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    places: CanaryCoordinates,
+) -> list[_Part]:
+    """Weights and state at the places that are followed, in as few tensors as treat them alike.
+
+    Classes that are not known here keep one for each of theirs.
+    """
+    known = type(optimizer) in _ELEMENTWISE
+    group_of = {
+        id(item): number
+        for number, group in enumerate(optimizer.param_groups)
+        for item in group["params"]
+    }
+    joined: list[tuple[_Part, Any]] = []
+    for number, (index, _) in enumerate(places.places):
+        real = parameters[places.parameter(index)]
+        kept = optimizer.state.get(real) or {}
+        own = {name for name, value in kept.items() if _by_entry(value, real)}
+        taken = {name: _taken(value, real, places, number) for name, value in kept.items()}
+        weights = places.taken(number, real)
+        part = _Part(group=group_of[id(real)], small=nn.Parameter(weights), state=taken)
+        if joined and known:
+            last, entries = joined[-1]
+            if entries == own and _alike(last, part, own):
+                state = {n: torch.cat([last.state[n], taken[n]]) for n in own}
+                last.small = nn.Parameter(torch.cat([last.small.detach(), weights]))
+                last.state = last.state | state
+                continue
+        joined.append((part, own))
+    return [part for part, _ in joined]
+
+
+def _alike(one: _Part, other: _Part, by_entry: set[str]) -> bool:
+    """Whether an optimizer does the same to two parts, apart from what it keeps by entry."""
+    if one.group != other.group or one.state.keys() != other.state.keys():
+        return False
+    if (one.small.device, one.small.dtype) != (other.small.device, other.small.dtype):
+        return False
+    return all(_same(one.state[n], other.state[n]) for n in one.state if n not in by_entry)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and one.shape == other.shape and bool(torch.equal(one, other))
+    return isinstance(one, _PLAIN) and type(one) is type(other) and one == other
+
+
+def _by_entry(value: Any, real: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == real.shape and value.dim() > 0
+
+
+def _taken(value: Any, real: Tensor, places: CanaryCoordinates, number: int) -> Any:
     """What the state says about some entries of a parameter."""
     if isinstance(value, Tensor):
         if value.shape == real.shape:
-            return value.detach().take(places)
+            return places.taken(number, value)
         return value.detach().clone()
     return value
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter).detach().reshape(-1)
     return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
 
 

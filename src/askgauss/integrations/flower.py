@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss.audited_run import AuditedRun
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError, UnsupportedError
 from askgauss.federated import CanaryClients, Joined
 from askgauss.federated.probes import probed
-from askgauss.integrations._audited import AuditedRun
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
@@ -33,6 +34,7 @@ def audited(
     sampling: Scheme | None = None,
     probes: bool = True,
     seed: int | None = 0,
+    monitor: Monitor | bool | None = None,
 ) -> Any:
     """A strategy with canary clients in every round of training.
 
@@ -50,9 +52,11 @@ def audited(
         sampling: How clients are drawn; all in every round if not given.
         probes: Whether copies of the strategy get updates that no client may upset it with.
         seed: Root of the canaries' random choices.
+        monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
+            it to the strategy's own noise multiplier.
 
     Returns:
-        A strategy, to be used in place of the one given; with ``transcript()`` and
+        A strategy, to be used in place of the one given; with ``transcript()``, ``monitor`` and
         ``result(claim=...)``, whose arguments are those of `askgauss.audit`.
 
     Raises:
@@ -82,7 +86,13 @@ def audited(
             "nothing that was not clipped."
         )
     return type("AuditedStrategy", (kind, Strategy), {})(
-        strategy, present=present, absent=absent, sampling=sampling, probes=probes, seed=seed
+        strategy,
+        present=present,
+        absent=absent,
+        sampling=sampling,
+        probes=probes,
+        seed=seed,
+        monitor=monitor_of(monitor),
     )
 
 
@@ -98,8 +108,10 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Flower(AuditedRun):
+class _Flower(AuditedRun[()]):
     """What both kinds of strategies share: canaries join, the strategy aggregates, it is read."""
+
+    result_ends = True
 
     def __init__(
         self,
@@ -110,9 +122,11 @@ class _Flower(AuditedRun):
         sampling: Scheme | None,
         probes: bool,
         seed: int | None,
+        monitor: Monitor | None,
     ) -> None:
         super().__init__()
         self.strategy = strategy
+        self._monitor = monitor
         self._make = functools.partial(
             CanaryClients,
             present=present,
@@ -120,6 +134,7 @@ class _Flower(AuditedRun):
             sampling=sampling,
             divisor=self._divisor,
             seed=seed,
+            monitor=monitor,
         )
         self._clients: CanaryClients | None = None
         # Honest clients of the round; None while a copy is probed.
@@ -129,6 +144,11 @@ class _Flower(AuditedRun):
 
     def __repr__(self) -> str:
         return f"Audited {self.strategy!r}"
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the rounds, if anything does."""
+        return self._monitor
 
     def transcript(self) -> Transcript:
         """What the rounds so far released about the canaries."""

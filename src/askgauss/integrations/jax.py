@@ -16,6 +16,7 @@ device: nothing waits for the host before the result is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Callable
@@ -26,20 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, PlacedCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
     InvalidArgumentError,
     MissingExtraError,
+    PrivacyAlarm,
     RecordingError,
     UnsupportedError,
 )
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._released_steps import released_steps
+from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
-from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import SeedProbe, Transcript
@@ -84,7 +85,7 @@ class AuditState(NamedTuple):
     tag: Any
 
 
-class Audit:
+class Audit(AuditedRun[Any]):
     """Canaries in the clipped sums of a JAX run, and what the run releases about them.
 
     Device memory is four bytes a step and place that is read, and one a step and present canary:
@@ -110,6 +111,8 @@ class Audit:
             scheme allows it.
         buffer: Rows of readings on the device; as many as ``steps`` if not given.
         seed: Root of the audit's random choices; drawn if not given.
+        monitor: Watches the steps of every `drain`, and may end the run there: a `Monitor`, or True
+            to hold the run to what is declared here. It needs noise of its own in every step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, or there is no room for the canaries.
@@ -130,6 +133,8 @@ class Audit:
         Transcript(steps=20, present=128, absent=1000, background='known')
     """
 
+    result_ends = True
+
     def __init__(
         self,
         params: Any,
@@ -144,6 +149,7 @@ class Audit:
         background: Literal["auto", "known", "unknown"] = "auto",
         buffer: int | None = None,
         seed: int | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> None:
         _validate.integer(1, steps=steps)
         _validate.positive(clip_norm=clip_norm)
@@ -197,9 +203,18 @@ class Audit:
         digest.update(np.packbits(self._planted).tobytes())
         self._tag = np.frombuffer(digest.digest()[:8], dtype=np.uint32)
         self._run = secrets.token_hex(16)
+        # Steps of the run that the wrapped transformation did not take.
+        self.unseen_steps = 0
         self._loss: CanaryLoss | None = None
         self._drained: list[NDArray[np.float32]] = []
         self._exercised: tuple[str, ...] = ("noise", "step count")
+        self._monitor = monitor_of(monitor)
+        if self._monitor is not None and strategy is not None:
+            raise UnsupportedError(
+                "Expected no monitor with strategy=: it weighs steps as they come, and correlated "
+                "noise is taken apart at the end. Leave out monitor=, and audit the transcript."
+            )
+        self._told = None if self._monitor is None else self._recorder(self._monitor)
 
     @classmethod
     def from_plan(
@@ -213,6 +228,7 @@ class Audit:
         background: Literal["auto", "known", "unknown"] = "auto",
         buffer: int | None = None,
         seed: int | None = None,
+        monitor: Monitor | bool | None = None,
     ) -> Audit:
         """The audit of a run that jax_privacy has planned.
 
@@ -226,6 +242,7 @@ class Audit:
             background: As for `Audit`.
             buffer: As for `Audit`.
             seed: As for `Audit`.
+            monitor: As for `Audit`.
         """
         planned = planned_run(plan, strategy=strategy, records=records)
         return cls(
@@ -240,11 +257,12 @@ class Audit:
             background=background,
             buffer=buffer,
             seed=seed,
+            monitor=monitor,
         )
 
     # ------------------------------------------------------------------------------- planning
 
-    def _recorder(self) -> Recorder:
+    def _recorder(self, monitor: Monitor | None = None) -> Recorder:
         noise = self._noise_multiplier
         if noise is not None:
             noise *= self._released.noise(self._steps)
@@ -253,6 +271,7 @@ class Audit:
             sampling=self._released.sampling,
             clip_norm=self._clip_norm,
             noise_multiplier=noise,
+            monitor=monitor,
         )
 
     def _plan(self) -> NDArray[np.bool_]:
@@ -404,6 +423,8 @@ class Audit:
     def drain(self, state: Any) -> int:
         """Take what the state has read so far to the host, to make room for more.
 
+        A monitor weighs these steps here.
+
         Args:
             state: The state the last step returned, or a tree that holds it.
 
@@ -412,11 +433,34 @@ class Audit:
 
         Raises:
             RecordingError: Steps were overwritten before they were drained.
+            PrivacyAlarm: The monitor alarms; everything has been taken over.
         """
+        held = self._held
         rows = self._new_rows(self._found(state))
         if len(rows):
             self._drained.append(rows)
+        self._tell(held, rows)
+        return self._held
+
+    @property
+    def _held(self) -> int:
+        """Steps that have been drained."""
         return sum(len(part) for part in self._drained)
+
+    def _tell(self, held: int, rows: NDArray[np.float32]) -> None:
+        """Tell the monitor of rows after the first ``held``; what it raises comes at the end."""
+        told = self._told
+        if told is None:
+            return
+        alarm: PrivacyAlarm | None = None
+        for row in rows[told.steps - held :].astype(np.float64):
+            told.sample()
+            try:
+                told.observe(self._seam.along(row), background=0.0 if self._known else None)
+            except PrivacyAlarm as raised:
+                alarm = raised
+        if alarm is not None:
+            raise alarm
 
     def _found(self, state: Any) -> AuditState:
         """The audit's own state, in whatever holds it."""
@@ -451,7 +495,7 @@ class Audit:
 
     def _new_rows(self, state: AuditState) -> NDArray[np.float32]:
         """Rows that have not been drained, in the order of the steps."""
-        held = sum(len(part) for part in self._drained)
+        held = self._held
         last = min(int(state.step), self._steps)
         if last < held:
             raise RecordingError(
@@ -493,7 +537,7 @@ class Audit:
             recorder.sample()
             recorder.observe(row, background=0.0 if self._known else None, watch=watch)
         recorded = recorder.transcript()
-        taken = int(own.step)
+        taken = int(own.step) + self.unseen_steps
         facts = replace(
             recorded.facts,
             run=self._run,
@@ -508,6 +552,9 @@ class Audit:
                 for note in (
                     f"{self._sampling}, by your word: the run's sampler was not seen.",
                     self._released.note,
+                    f"{self.unseen_steps:,} of {taken:,} steps were taken without the audit."
+                    if self.unseen_steps
+                    else "",
                 )
                 if note
             ),
@@ -535,37 +582,16 @@ class Audit:
             own=[self._seed],
         )
 
-    def result(
-        self,
-        state: Any,
-        *,
-        claim: PrivacyClaim | None = None,
-        delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
-        confidence: float = 0.95,
-        gate_error: float = 0.001,
-        diagnostics: bool = True,
-    ) -> AuditResult:
-        """Audit the steps so far; the other arguments are those of `askgauss.audit`.
+    def _transcript_for(self, claim: PrivacyClaim | None, *state: Any) -> Transcript:
+        # Whoever asks for the result is told of an alarm there, not by an error.
+        with contextlib.suppress(PrivacyAlarm):
+            self._tell(self._held, self._new_rows(self._found(*state)))
+        return self.transcript(*state)
 
-        Args:
-            state: The state the last step returned, or a tree that holds it.
-            claim: What the run claims.
-            delta: Where to state the bound when there is no claim.
-            auditor: The method.
-            confidence: The bound is above the truth in at most 1 - confidence of audits.
-            gate_error: A correct run ends in VIOLATION or INVALID at most this often.
-            diagnostics: Also test the assumptions the bound rests on.
-        """
-        return audit(
-            self.transcript(state),
-            claim=claim,
-            delta=delta,
-            auditor=auditor,
-            confidence=confidence,
-            gate_error=gate_error,
-            diagnostics=diagnostics,
-        )
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the steps, if anything does."""
+        return self._monitor
 
     @property
     def canaries(self) -> PlacedCanaries:

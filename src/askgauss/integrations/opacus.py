@@ -17,41 +17,31 @@ touched.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.commitment import Commitment, commit
-from askgauss.diagnostics.shipped import moved_by_the_release
 from askgauss.exceptions import (
     MissingExtraError,
-    PrivacyAlarm,
     RecordingError,
     UnsupportedError,
 )
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.recorder import Recorder
-from askgauss.results import Consequence, Status
-from askgauss.sampling import Poisson, Scheme
-from askgauss.transcript import Transcript
+from askgauss.sampling import Scheme
 
 try:
     import torch
 
-    from askgauss.integrations._opacus_versions import DPPerLayerOptimizer, untried
+    from askgauss.integrations._opacus_versions import DPPerLayerOptimizer
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
@@ -59,49 +49,28 @@ except ImportError as error:
 
 from askgauss.integrations import _opacus_run as run
 from askgauss.integrations._canary_choice import choose_canaries
+from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
-from askgauss.integrations._ledger import Ledger, accounted_facts, accounting_notes
+from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
 from askgauss.integrations._noise_watch import NoiseWatch
-from askgauss.integrations._opacus_restarts import Progress, Restartable, read_progress
+from askgauss.integrations._opacus_restarts import read_progress
+from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
-from askgauss.integrations._restarts import check_weights, digest, only_copy
-from askgauss.integrations._rows import send_through_clipping
+from askgauss.integrations._restarts import only_copy
 from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
 
 __all__ = ["CanaryAudit"]
 
-_EXERCISED = {
-    "sum": ("noise", "reduction", "step count"),
-    "sample": ("clipping", "sum", "noise", "reduction", "step count"),
-    "examples": (
-        "sampler",
-        "per-sample gradient",
-        "clipping",
-        "sum",
-        "noise",
-        "reduction",
-        "step count",
-    ),
-}
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A step between its noise and its observation."""
-
-    clip_norm: float
-    noise_multiplier: float
-    scale: float
-    clean: torch.Tensor
-    batches: int
-
-
-class CanaryAudit(Restartable):
+class CanaryAudit(RecordedRun):
     """Plants canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
@@ -249,7 +218,16 @@ class CanaryAudit(Restartable):
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
-        self._names = run.tensor_names(optimizer, self._parameters, model)
+        self._whole = self._names = run.tensor_names(optimizer, self._parameters, model)
+        self._sharded = is_sharded(self._parameters)
+        sizes = tuple(parameter.numel() for parameter in self._parameters)
+        shards = shards_of(self._parameters, self._names) if self._sharded else []
+        if shards:
+            # What a rank holds of a tensor is a tensor of its own, by name.
+            self._names = tuple(
+                f"{self._whole[item.parameter]} on rank {item.rank}" for item in shards
+            )
+            sizes = tuple(item.size for item in shards)
         self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
         if isinstance(canaries, ExampleCanaries):
             _check_for_examples(inject, background, seed)
@@ -260,7 +238,7 @@ class CanaryAudit(Restartable):
                 raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
             self._canaries = choose_canaries(
                 canaries,
-                sizes=tuple(parameter.numel() for parameter in self._parameters),
+                sizes=sizes,
                 records=self._records(),
                 rows=self._inject == "sample",
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
@@ -272,7 +250,11 @@ class CanaryAudit(Restartable):
                 noise_multiplier=run.gradient_noise_multiplier(optimizer),
                 planned_steps=planned_steps,
             )
-            self._coordinates = CanaryCoordinates(self._parameters, self._canaries)
+            self._coordinates = (
+                ShardedCoordinates(self._parameters, shards, self._canaries)
+                if shards
+                else CanaryCoordinates(self._parameters, self._canaries)
+            )
         self._monitor = monitor_of(monitor)
         self._store = store
         with only_copy(self._shared):
@@ -302,16 +284,21 @@ class CanaryAudit(Restartable):
                 optimizer.original_optimizer, self._parameters, places, self._names
             )
         self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
-        named = run.parameter_names(optimizer, self._parameters, self._names, model)
-        self._witness = ClipWitness(optimizer, named, witness, self._canaries.root_seed)
+        named = run.parameter_names(optimizer, self._parameters, self._whole, model)
+        self._witness = ClipWitness(
+            optimizer, named, witness, self._canaries.root_seed, self._world
+        )
+        self._clip_count = ClipCountWatch(optimizer, self._world)
         self._weights = ""
-        self._accumulated: set[int] = set()
-        self._planted: NDArray[np.int64] | None = None
-        self._step: _Step | None = None
+        self._accumulated = set()
+        self._planted = None
+        self._step = None
+        self._arrived = {}
         self._unnoised = 0
         self._discarded = 0
+        self._seeds = None
         self._entered = False
-        self._add_noise: StandIn | None = None
+        self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             with only_copy(self._shared):
@@ -324,20 +311,13 @@ class CanaryAudit(Restartable):
         """
         if self._before_restart is not None:
             return self._before_restart.inject
-        narrow = run.clips_without_rows(self._optimizer) or run.adapts_clipping(self._optimizer)
-        return "sum" if narrow else "sample"
-
-    def _make_recorder(self, rate: float) -> Recorder:
-        scheme = self._sampling.scheme
-        return Recorder(
-            self._canaries,
-            sampling=scheme,
-            sampling_rate=rate if scheme is None else None,
-            clip_norm=float(self._optimizer.max_grad_norm),
-            noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
-            store=self._store,
-            monitor=self._monitor,
+        optimizer = self._optimizer
+        narrow = (
+            run.clips_without_rows(optimizer)
+            or run.adapts_clipping(optimizer)
+            or run.noise_by_parameter(optimizer)
         )
+        return "sum" if narrow else "sample"
 
     def _records(self) -> float:
         """About how many records the run trains on."""
@@ -363,11 +343,6 @@ class CanaryAudit(Restartable):
     def monitor(self) -> Monitor | None:
         """What watches the steps, if anything does."""
         return self._monitor
-
-    @property
-    def steps(self) -> int:
-        """Number of steps recorded so far."""
-        return self._recorder.steps
 
     def __repr__(self) -> str:
         return (
@@ -395,11 +370,12 @@ class CanaryAudit(Restartable):
         self._commit()
         self._ledger.listen()
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        self._add_noise = StandIn(optimizer, "add_noise", self._plant_then_add_noise)
+        self._add_noise = self._listen_to_noise()
         _attached.add(optimizer)
         if self._shadow is not None:
             self._shadow.attach(lambda: self.steps)
         self._witness.attach(self.steps)
+        self._clip_count.attach()
         self._loader.listen()
         if self._probe is not None:
             self._probe.listen()
@@ -441,8 +417,9 @@ class CanaryAudit(Restartable):
         if self._probe is not None:
             self._probe.stop()
         if self._shadow is not None:
-            self._shadow.detach()
+            self._shadow.detach(finished=kind is None)
         self._witness.detach()
+        self._clip_count.detach()
         self._loader.deafen()
         self._hook.remove()
         if self._add_noise is not None and self._add_noise.remove():
@@ -475,316 +452,6 @@ class CanaryAudit(Restartable):
         with self._shadow.declared():
             yield
 
-    def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
-        """Stands in for the optimizer's `add_noise` while attached."""
-        self._before_noise()
-        add_noise()
-        self._after_noise()
-
-    def _after_noise(self) -> None:
-        step, places = self._step, self._places
-        assert step is not None
-        # Over several ranks, the sum that is divided is not the one that is seen here.
-        noisy = None
-        if places is not None and self._world == 1:
-            noisy = places.read([_gradient(item) for item in self._parameters])
-        noise = step.noise_multiplier * step.clip_norm if self._rank == 0 else 0.0
-        self._witness.after_noise(noisy, noise)
-
-    def _before_noise(self) -> None:
-        optimizer = self._optimizer
-        sums = self._clipped_sums()
-        self._witness.before_noise()
-        self._check_same_step()
-        self._ledger.open()
-        self._count_batches()
-        if self._probe is not None:
-            # The run's own sampler chose: with new noise comes the batch it was drawn for.
-            self._discarded += self._planted is not None
-            self._planted = self._probe.planted()
-        elif self._planted is None:
-            self._planted = self._recorder.sample()
-        else:
-            # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
-            # the same coins stay as good as new ones.
-            self._discarded += 1
-        clip_norm = float(optimizer.max_grad_norm)
-        scale = 1.0
-        if optimizer.loss_reduction == "mean":
-            scale = optimizer.expected_batch_size * optimizer.accumulated_iterations * self._world
-        # Also where it is not taken off the canaries: the noise is seen by itself all the same.
-        clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
-        if self._world > 1:
-            torch.distributed.all_reduce(clean)
-        if self._probe is None and self._rank == 0 and self._planted.size:
-            if self._inject == "sum":
-                self._coordinates.plant(sums, self._planted, clip_norm)
-            else:
-                rows = functools.partial(
-                    send_through_clipping,
-                    *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
-                )
-                self._witness.aside(rows)
-        self._step = _Step(
-            clip_norm=clip_norm,
-            noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            scale=float(scale),
-            clean=clean,
-            batches=int(optimizer.accumulated_iterations),
-        )
-
-    @property
-    def _places(self) -> CanaryCoordinates | None:
-        """The coordinates that are read in every step."""
-        if self._probe is None:
-            return self._coordinates
-        return None if self._watch is None else self._watch.coordinates
-
-    def _check_same_step(self) -> None:
-        """After loading: whether model, accountant and audit are of one step."""
-        self._ledger.check_total(self.steps, now=True)
-        check_weights(self._weights, self._places, self._parameters, self.steps)
-        self._weights = ""
-
-    def _count_batches(self) -> None:
-        """Canaries stand for a record of the step, which may be made of several batches."""
-        count = int(self._optimizer.accumulated_iterations)
-        self._accumulated.add(count)
-        fresh = self.steps == 0 and self._planted is None and self._store is None
-        if count > 1 and fresh and self._probe is None and self._sampling.by_batch:
-            self._recorder = self._make_recorder(self._rate_of_a_step([count]))
-
-    def _rate_of_a_step(self, accumulated: Iterable[int]) -> float:
-        """How often a record is in a step that accumulates so many batches."""
-        return min(1.0, self._sampling.rate * (max(accumulated) if self._sampling.by_batch else 1))
-
-    def _clipped_sums(self) -> list[torch.Tensor]:
-        sums: list[torch.Tensor] = []
-        for parameter, name in zip(self._parameters, self._names, strict=True):
-            value = getattr(parameter, "summed_grad", None)
-            # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
-            if value is None or not parameter.requires_grad:
-                raise RecordingError(
-                    f"Expected a clipped sum for every parameter, parameter {name} has none. It "
-                    "was trainable when the audit was attached: freeze parameters before that."
-                )
-            sums.append(value)
-        return sums
-
-    def _observe(self, _: Any, arguments: Any, options: Any) -> None:
-        """Runs as the wrapped torch optimizer begins its step."""
-        self._record_step(arguments, options)
-        self._tell_of_weights()
-
-    def _tell_of_weights(self) -> None:
-        """Tell the monitor how the weights moved in the steps that are over."""
-        if self._monitor is None or self._shadow is None:
-            return
-        found = moved_by_the_release(self._shadow.moves)
-        if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
-            self._monitor.breach("weights", found.summary)
-        elif found.status is not Status.NOT_RUN:
-            self._monitor.check_weights(0.0, 0.0)
-
-    def _record_step(self, arguments: Any, options: Any) -> None:
-        step, self._step = self._step, None
-        places, gradient = self._places, None
-        if step is not None and places is not None:
-            gradient = places.read([_gradient(item) for item in self._parameters])
-        if self._shadow is not None:
-            self._shadow.begin(arguments, options, gradient)
-        if step is None:
-            self._unnoised += 1
-            return
-        if self._probe is not None:
-            self._observe_examples(self._probe, step)
-            self._witness.finish()
-            return
-        self._loader.step(step.batches)
-        coordinates = self._coordinates
-        # The only waits for the device in a step.
-        assert gradient is not None
-        released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.scale, self._spacing)
-        self._witness.finish()
-        values = released.numpy() * step.scale
-        # Infinite gradients leave nan here. They are recorded, and the audit says so.
-        noise = values - step.clean.cpu().numpy()
-        try:
-            self._recorder.observe(
-                coordinates.along(noise if self._known else values),
-                background=0.0 if self._known else None,
-                clip_norm=step.clip_norm,
-                noise_multiplier=step.noise_multiplier,
-                watch=coordinates.watched(noise),
-            )
-        except PrivacyAlarm:
-            # The step has been recorded, and whoever catches this may go on.
-            self._planted = None
-            raise
-        self._planted = None
-
-    def _observe_examples(self, probe: ExampleProbe, step: _Step) -> None:
-        planted, self._planted = self._planted, None
-        if not probe.due():
-            return
-        assert planted is not None
-        released = [_gradient(item) for item in self._parameters]
-        if self._watch is not None:
-            noisy = self._watch.coordinates.read(released).cpu().double()
-            self._witness.divided(noisy.numpy(), step.scale, self._spacing)
-            self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
-        with np.errstate(invalid="ignore", over="ignore"):
-            self._recorder.observe(
-                probe.along(released, planted, step.clip_norm) * step.scale,
-                planted=planted,
-                clip_norm=step.clip_norm,
-                noise_multiplier=step.noise_multiplier,
-            )
-
-    def transcript(self) -> Transcript:
-        """The transcript of the steps recorded so far.
-
-        Raises:
-            RecordingError: No step was recorded.
-        """
-        if self.steps == 0:
-            raise RecordingError(
-                f"Expected at least one step with noise, got none ({self._unnoised} steps of the "
-                "wrapped optimizer went by without). Train inside the with block, with the "
-                "optimizer that make_private returned."
-            )
-        recorded = self._recorder.transcript()
-        facts, differs = accounted_facts(
-            recorded, self._ledger, tolerate=run.adapts_clipping(self._optimizer)
-        )
-        batches, accounted = self._loader.drawn, None
-        if self._sampling.scheme is not None and facts.accounted_sampling_rate:
-            # Opacus' accountants know no other scheme.
-            accounted = Poisson(rate=facts.accounted_sampling_rate)
-        facts = replace(
-            facts,
-            outside=self._outside.names,
-            outside_moved=self._outside.moved(),
-            watch_background="known" if self._watched_all else None,
-            weights=None if self._shadow is None else self._shadow.facts,
-            witness=self._witness.facts,
-            commitment=self._commitment,
-            unnoised_steps=self._unnoised,
-            loader_poisson=self._sampling.poisson,
-            tensors=self._names,
-            batches=batches,
-            accounted_scheme=accounted,
-            records=self._loader.records,
-            exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
-            precision=tuple(
-                sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
-            ),
-            notes=(*self._sampling.notes, *self._loader.notes(), *self._notes(differs)),
-        )
-        if self._probe is None:
-            return recorded.with_facts(facts)
-        facts = replace(
-            facts,
-            poisson=self._sampling.poisson is True or self._sampling.declared,
-            poisson_declared=self._sampling.poisson is None and self._sampling.declared,
-            skipped_steps=self._probe.skipped,
-            contribution=self._probe.contribution,
-            notes=(*facts.notes, *self._probe.notes()),
-        )
-        recorded = replace(recorded, facts=facts, gram=self._probe.gram)
-        if self._watch is None or not self._watched_all:
-            return recorded
-        return replace(
-            recorded, watch_values=self._watch.values, watch_tensor=self._watch.tensor.copy()
-        )
-
-    def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript:
-        """The transcript, with what the accountant itself says at the delta of the claim."""
-        recorded = self.transcript()
-        if claim is None:
-            return recorded
-        epsilon = self._ledger.epsilon(float(claim.delta))
-        return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
-
-    def _notes(self, noise_differs: bool) -> list[str]:
-        notes = [*filter(None, [untried()]), *accounting_notes(self._ledger, noise_differs)]
-        if len(self._accumulated) > 1 or (self._store is not None and max(self._accumulated) > 1):
-            notes.append(
-                f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
-                "and canaries are planted at the rate of one batch."
-            )
-        if self._discarded:
-            notes.append(f"noise was added {self._discarded} times without a step after it.")
-        if run.adapts_clipping(self._optimizer):
-            notes.append(
-                "adaptive clipping spends part of the budget on the clip norm, and adds more noise "
-                "to the gradients than the accountant's multiplier says."
-            )
-        if isinstance(self._optimizer, DPPerLayerOptimizer) and self._inject == "sample":
-            norms = np.asarray(self._optimizer.max_grad_norms) / self._optimizer.max_grad_norm
-            share = self._coordinates.clipped_apart(norms)[self._canaries.member].max(initial=0.0)
-            notes.append(
-                f"each layer clips its own part of a canary: at most {share:.3g} of the whole clip "
-                "norm gets through."
-            )
-        return notes
-
-    def _arrays(self) -> dict[str, Any]:
-        state = self._recorder.state_dict()
-        if self._probe is not None:
-            state |= self._probe.arrays()
-        state |= self._loader.arrays()
-        return state if self._watch is None else state | self._watch.arrays()
-
-    def _progress(self) -> Progress:
-        return Progress(
-            inject=self._inject,
-            known=self._known,
-            seed=self._canaries.root_seed,
-            unnoised=self._unnoised,
-            discarded=self._discarded,
-            ledger=self._ledger.state(),
-            examples=None if self._probe is None else self._probe.progress,
-            weights=digest(self._places, self._parameters),
-            accumulated=tuple(sorted(self._accumulated)),
-            moves=None if self._shadow is None else self._shadow.facts,
-            witness=self._witness.facts,
-            commitment=self._commitment,
-        )
-
-    def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
-        for name, theirs, mine in (
-            ("inject", progress.inject, self._inject),
-            ("known background", progress.known, self._known),
-        ):
-            if theirs != mine:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
-                    f"this run has {mine!r}. Resume with the same settings."
-                )
-        if self._probe is not None:
-            self._probe.check(arrays, progress.examples)
-        recorder = self._recorder
-        if self._probe is None and self._store is None and len(progress.accumulated) == 1:
-            recorder = self._make_recorder(self._rate_of_a_step(progress.accumulated))
-        recorder.load_state_dict(arrays)
-        self._recorder = recorder
-        if self._probe is not None:
-            self._probe.load(arrays, progress.examples)
-        if self._watch is not None:
-            self._watched_all = self._watch.load(arrays, self.steps)
-        self._loader.load(arrays, self.steps)
-        self._weights, self._accumulated = progress.weights, set(progress.accumulated)
-        self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
-        self._step = None
-        self._unnoised, self._discarded = progress.unnoised, progress.discarded
-        self._ledger.load(progress.ledger)
-        if self._shadow is not None:
-            self._shadow.load(progress.moves)
-        self._witness.load(progress.witness)
-        self._commitment = progress.commitment
-
 
 def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
     if inject != "auto":
@@ -798,12 +465,3 @@ def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
         )
     if seed is not None:
         raise _validate.fail("seed", seed, "to be None", "The canaries bring their own.")
-
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    if parameter.grad is None:
-        raise RecordingError(
-            "Expected a noisy gradient for every audited parameter as the optimizer steps, one has "
-            "none. Freeze parameters before attaching the audit."
-        )
-    return parameter.grad

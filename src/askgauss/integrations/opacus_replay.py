@@ -80,7 +80,7 @@ def follow(
 
     Raises:
         UnsupportedError: The loader has workers or no batches of indices, or the optimizer is
-            distributed or adapts its clipping.
+            distributed.
         RecordingError: Model, optimizer or loader are those of another world.
         InvalidArgumentError: An argument is wrong.
     """
@@ -228,6 +228,7 @@ class _Follower:
         self._replay, self._model, self._optimizer = replay, model, optimizer
         self._private = isinstance(optimizer, DPOptimizer)
         self._clean: list[NDArray[Any]] | None = None
+        self._clipped_at = 0.0
         self._doubt = ""
         inner = optimizer
         if self._private:
@@ -268,6 +269,9 @@ class _Follower:
         sums = [getattr(item, "summed_grad", None) for item in self._parameters()]
         self._clean = [_numbers(item) for item in sums if item is not None]
         self._doubt = self._coins.doubt()
+        # Adaptive clipping has another norm by the time the step begins.
+        self._clipped_at = float(optimizer.max_grad_norm)
+        counted = getattr(optimizer, "unclipped_num", None)
         seed = coins.seed_of(replay.seed, "noise", replay.step)
         device = self._parameters()[0].device
         own = optimizer.generator
@@ -279,6 +283,25 @@ class _Follower:
                 self._add_noise()
             finally:
                 optimizer.generator = own
+        if counted is not None:
+            self._exchange_count(float(counted))
+
+    def _exchange_count(self, clean: float) -> None:
+        """Adaptive clipping releases how many records it left unclipped, with noise."""
+        optimizer, replay = self._optimizer, self._replay
+        noisy = optimizer.unclipped_num
+        given = np.array([float(noisy)])
+        release = Release(
+            total=[np.array([clean])],
+            noise=[given - clean],
+            clip_norm=1.0,
+            coupled=("set in every step",),
+            given=[given],
+            rounding=float(torch.finfo(torch.float32).eps),
+            doubt=self._doubt,
+        )
+        (value,) = replay.exchange(release, "count of unclipped records")
+        optimizer.unclipped_num = torch.as_tensor(value[0], dtype=torch.float32)
 
     def _seeds(self) -> None:
         replay = self._replay
@@ -307,7 +330,7 @@ class _Follower:
             release = Release(
                 total=clean,
                 noise=noise,
-                clip_norm=float(optimizer.max_grad_norm),
+                clip_norm=self._clipped_at or float(optimizer.max_grad_norm),
                 coupled=("set in every step",),
                 given=gradients,
                 rounding=rounding,
@@ -361,11 +384,6 @@ def _check_private(optimizer: Any, clip_norm: float | None) -> None:
     run.check_optimizer(optimizer, "sum")
     if clip_norm is not None:
         raise _validate.fail("clip_norm", clip_norm, "to be left out", "Opacus knows it.")
-    if run.adapts_clipping(optimizer):
-        raise UnsupportedError(
-            "The clip norm of AdaClip follows a noisy count that is released beside the gradient, "
-            "which replay does not hand on. Replay the run with a fixed clip norm."
-        )
     if getattr(optimizer, "world_size", 1) > 1:
         raise UnsupportedError(
             "Replay follows one process, and this run has several. Replay it in one: steps and "

@@ -48,14 +48,14 @@ except ImportError as error:
         "askgauss.integrations.torch_ftrl needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
-from askgauss.integrations._audited import AuditedRun
+from askgauss.audited_run import AuditedRun
 
 __all__ = ["DPFTRL"]
 
 _SCHEMA = 2
 
 
-class DPFTRL(AuditedRun):
+class DPFTRL(AuditedRun[()]):
     """Trains a model with DP-FTRL: call `step` after each backward pass.
 
     A checkpoint, and this object itself, hold sums without noise: keep them as secret as the data.

@@ -97,13 +97,18 @@ class Candidates:
         *,
         given: Score | None = None,
         classifier: Classifier | None = None,
+        last_bits: bool = False,
     ) -> None:
         half = len(data) // 2
         fit, count = slice(0, half), slice(half, None)
         counted = (data.rows(count), neighbour.rows(count))
         self.trials = len(counted[0])
         scores = fitted_scores(
-            data.rows(fit), neighbour.rows(fit), given=given, classifier=classifier
+            data.rows(fit),
+            neighbour.rows(fit),
+            given=given,
+            classifier=classifier,
+            last_bits=last_bits,
         )
         # Score by score, so that each reads the features of one side and then of the other.
         read = [[score(outputs) for _, score in scores] for outputs in counted]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +20,11 @@ __all__ = ["Mechanism", "Outputs", "Sampler", "from_function"]
 Array = NDArray[np.float64]
 
 SIDES = ("data", "neighbour")
-# Words are numbered from here, so that a word is no number that is released beside it.
+# A word is a number of its own: one of so many that its letters give, and no whole one, so that it
+# is no number that is released beside it. It must not depend on when the word came first: then it
+# would tell the sides apart, which are drawn one after the other. Two words with one number make
+# one event of two, which costs power at most.
+_WORDS = 1_000_003
 _THIRD = 1.0 / 3.0
 
 
@@ -114,7 +120,6 @@ class Sampler:
     mechanism: Mechanism
     seeds: np.random.Generator
     drawn: list[int] = field(default_factory=lambda: [0, 0])
-    words: dict[str, float] = field(default_factory=dict)
     dimensions: int | None = None
     seedable: bool = False
 
@@ -163,14 +168,19 @@ class Sampler:
     def _laid_out(self, answer: Any, where: str) -> Outputs:
         try:
             array = np.asarray(answer)
-            ragged = array.dtype == object
+            # Of a word and a number numpy makes two words: take such rows one by one.
+            ragged = array.dtype.kind in "OUS" and not isinstance(answer, np.ndarray)
+            ragged = ragged or array.dtype == object
         except ValueError:  # rows of several lengths
             ragged = True
         if not ragged:
             self._check_dimensions(array.ndim - 1, where)
-            flat = array.reshape(len(array), -1)
-            return Outputs(self._numbers(flat, where), np.full(len(flat), flat.shape[1], np.int64))
-        rows = [np.atleast_1d(np.asarray(row)) for row in answer]
+            width = array.size // len(array)
+            lengths = np.full(len(array), width, np.int64)
+            if width == 0:  # nothing was released, which is a release too
+                return Outputs(np.full((len(array), 1), np.nan), lengths)
+            return Outputs(self._numbers(array.reshape(-1, width), where), lengths)
+        rows = [_row(item) for item in answer]
         for row in rows:
             if row.dtype == object and row.ndim == 1 and any(np.ndim(item) for item in row):
                 raise MechanismError(
@@ -207,9 +217,7 @@ class Sampler:
             return array.astype(np.float64)
         if array.dtype.kind in "USO":
             flat = [
-                float(item)
-                if isinstance(item, (int, float, np.number))
-                else self.words.setdefault(repr(item), len(self.words) + _THIRD)
+                float(item) if isinstance(item, (int, float, np.number)) else _number_of(item)
                 for item in array.ravel().tolist()
             ]
             return np.array(flat, np.float64).reshape(array.shape)
@@ -217,6 +225,31 @@ class Sampler:
             f"Expected outputs of real numbers or words, got dtype {array.dtype} ({where}). "
             "Return the real and imaginary parts, or the fields, as separate numbers."
         )
+
+
+def _row(output: Any) -> NDArray[Any]:
+    """One output as a row: of a mapping its keys and values, in the order of the keys."""
+    if isinstance(output, Mapping):
+        pairs = sorted(output.items(), key=lambda pair: repr(pair[0]))
+        output = [part for pair in pairs for part in pair]
+    if isinstance(output, (tuple, list)) and any(
+        item is None or isinstance(item, (str, bytes, Mapping)) for item in output
+    ):
+        row = np.empty(len(output), dtype=object)
+        row[:] = output
+        return row
+    return np.atleast_1d(np.asarray(output))
+
+
+@lru_cache(maxsize=1 << 16)
+def _hashed(text: str) -> float:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) % _WORDS + _THIRD
+
+
+def _number_of(word: object) -> float:
+    """The number that stands for a word, or for anything else that is no number."""
+    return _hashed(repr(word))
 
 
 def check_pair(

@@ -82,18 +82,21 @@ class Features:
     Attributes:
         width: Columns that are looked at.
         common: Values that occur often, told apart exactly.
+        last_bits: Whether to ask for the last bit of every number that is not 0.
     """
 
     width: int
     common: tuple[float, ...]
+    last_bits: bool = False
 
     @staticmethod
-    def of(outputs: Outputs) -> Features:
+    def of(outputs: Outputs, *, last_bits: bool = False) -> Features:
         """The questions that suit these outputs."""
         values, counts = np.unique(outputs.values[np.isfinite(outputs.values)], return_counts=True)
         often = values[counts >= 0.02 * max(counts.sum(), 1)]
         order = np.argsort(-counts[np.isin(values, often)], kind="stable")[:_VALUES]
-        return Features(min(outputs.values.shape[1], _COLUMNS), tuple(sorted(often[order])))
+        width = min(outputs.values.shape[1], _COLUMNS)
+        return Features(width, tuple(sorted(often[order])), last_bits)
 
     def names_and_columns(self, outputs: Outputs) -> Iterator[tuple[str, Array]]:
         """Name and numbers of each feature; nan where an output has no such number."""
@@ -101,6 +104,8 @@ class Features:
         missing = np.isnan(values)
         for index in range(self.width):
             yield (f"number {index}" if self.width > 1 else "the number"), values[:, index]
+        for index in range(min(self.width, _FEW) if self.last_bits else 0):
+            yield f"last bit of number {index}", _last_bits(values[:, index])
         yield "length", outputs.lengths.astype(np.float64)
         if self.width == 1:
             return
@@ -128,6 +133,15 @@ class Features:
             steps = np.diff(values, axis=1)
         for index in range(steps.shape[1]):
             yield f"number {index + 1} minus number {index}", steps[:, index]
+
+
+def _last_bits(values: Array) -> Array:
+    """The power of two of each number's last bit; nan for 0 and what is not finite."""
+    fraction, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    whole = np.abs(fraction * 2.0**53).astype(np.int64)
+    # The lowest bit of a whole number, as a power of two.
+    lowest = np.log2(np.maximum(whole & -whole, 1).astype(np.float64))
+    return np.where(whole == 0, np.nan, exponent - 53 + lowest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +205,7 @@ def fitted_scores(
     *,
     given: Callable[[Outputs], Array] | None = None,
     classifier: Classifier | None = None,
+    last_bits: bool = False,
 ) -> list[Fitted]:
     """Every score that suits these outputs, fitted to them.
 
@@ -199,12 +214,13 @@ def fitted_scores(
         neighbour: Outputs of the other.
         given: A log-likelihood ratio that the mechanism offers.
         classifier: One more classifier to learn from the features.
+        last_bits: Whether the last bit of a number is a feature of it.
 
     Returns:
         Names and scores.
     """
     pooled = Outputs.together((data, neighbour))
-    features = Features.of(pooled)
+    features = Features.of(pooled, last_bits=last_bits)
     ours = list(features.names_and_columns(data))
     theirs = dict(features.names_and_columns(neighbour))
     columns = [

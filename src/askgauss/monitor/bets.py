@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,7 +35,12 @@ _STATISTICS = 2 * len(PARTS)
 # that it divides and twice of it does not, so that steps of every age are there.
 _PREVIOUS, _FIRST, _LEVELS = 0, 1, 8
 
+# Steps in which a fault that has just been seen may have begun.
+_RECENT = 64
+
 _Floats = NDArray[np.float64]
+# Plantings, the sum over them, and how often a canary could have been planted.
+_Signal = tuple[float, float, float]
 
 
 class ObservedStep(NamedTuple):
@@ -312,7 +318,7 @@ class Bets:
 class Tally:
     """What was measured of the noise, the contribution and the rate: all along, and lately.
 
-    Lately is since `forget` was called last.
+    Lately is since `forget` was called last, or since where `narrow` found it to begin.
 
     Args:
         tensors: Number of tensors.
@@ -321,12 +327,13 @@ class Tally:
     def __init__(self, tensors: int) -> None:
         # Degrees of freedom and squares of the relative noise, by tensor.
         self._noise = (np.zeros(tensors), np.zeros(tensors))
-        # Plantings, the sum over them and how often a canary could have been planted.
-        self._signal = (0.0, 0.0, 0.0)
+        self._signal: _Signal = (0.0, 0.0, 0.0)
+        self._recent: deque[tuple[_Floats, _Floats, _Signal]] = deque(maxlen=_RECENT)
         self.forget()
 
-    def add(self, freedom: _Floats, square: _Floats, signal: tuple[float, float, float]) -> None:
-        """Add a step."""
+    def add(self, freedom: _Floats, square: _Floats, signal: _Signal) -> None:
+        """Add a step; the arrays are kept, and must not change."""
+        self._recent.append((freedom, square, signal))
         for sums, new in zip(self._noise, (freedom, square), strict=True):
             np.add(sums, new, out=sums)
         old = self._signal
@@ -336,6 +343,40 @@ class Tally:
         """Begin anew with what is lately."""
         self._noise_before = (self._noise[0].copy(), self._noise[1].copy())
         self._signal_before = self._signal
+
+    def narrow(
+        self, weigh: Callable[[float, float, _Signal], float], tensor: int | None = None
+    ) -> None:
+        """Let lately begin in that of the last steps since when most speaks against the claim.
+
+        Args:
+            weigh: How much degrees of freedom, squares and signals of some steps speak against it.
+            tensor: The tensor whose noise they are; None for all.
+        """
+        chosen = slice(None) if tensor is None else slice(tensor, tensor + 1)
+
+        def weighed(rows: _Floats, signal: _Signal) -> float:
+            freedom, square = rows[:, chosen].sum(axis=1).tolist()
+            return weigh(freedom, square, signal)
+
+        noise, signal = np.zeros((2, self._noise[0].size)), (0.0, 0.0, 0.0)
+        now = np.array(self._noise)
+        since, since_signal = now - self._noise_before, self._signals(lately=True)
+        best = weighed(since, since_signal)
+        for freedom, square, more in reversed(self._recent):
+            noise = noise + np.stack((freedom, square))
+            signal = (signal[0] + more[0], signal[1] + more[1], signal[2] + more[2])
+            value = weighed(noise, signal)
+            if value > best:
+                best, since, since_signal = value, noise, signal
+        before = now - since
+        self._noise_before = (before[0], before[1])
+        first, second, third = self._signal
+        self._signal_before = (
+            first - since_signal[0],
+            second - since_signal[1],
+            third - since_signal[2],
+        )
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
         """Noise in units of what is declared; nan where none was seen."""
@@ -348,9 +389,10 @@ class Tally:
         freedom, square = self._noise
         return sum(freedom.tolist()), sum(square.tolist())
 
-    def _signals(self, lately: bool) -> tuple[float, ...]:
+    def _signals(self, lately: bool) -> _Signal:
         before = self._signal_before if lately else (0.0, 0.0, 0.0)
-        return tuple(now - then for now, then in zip(self._signal, before, strict=True))
+        now = self._signal
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     def contribution(self, *, lately: bool = False) -> float:
         """What a planted canary adds, in clip norms; nan where none was planted."""

@@ -24,6 +24,17 @@ class Point:
     freedom: float = 0.0
     square: float = 0.0
 
+    @property
+    def noise(self) -> float:
+        """The scale of the noise, on a grid as wide as its own standard error; nan if unknown."""
+        if not self.freedom:
+            return math.nan
+        scale = math.sqrt(self.square / self.freedom)
+        if not 0.0 < scale < math.inf:
+            return scale
+        error = 1.0 / math.sqrt(2.0 * self.freedom)
+        return math.exp(round(math.log(scale) / error) * error)
+
     def join(self, later: Point) -> Point:
         """One point for both."""
         return Point(
@@ -76,7 +87,11 @@ class CourseKeeper:
             self._stride *= 2
 
     def course(self, looks: list[tuple[int, float]]) -> Course:
-        """The course, with the bounds of these looks: step and bound of each."""
+        """The course, with the bounds of these looks: step and bound of each.
+
+        Logs and results carry it to people who may not see the noise of a step: so it has no more
+        digits than its numbers are worth.
+        """
         points = [*self._points, *([self._point] if self._point.step else [])]
         bounds = [
             max((bound for step, bound in looks if step <= point.step), default=math.nan)
@@ -84,11 +99,8 @@ class CourseKeeper:
         ]
         return Course(
             step=tuple(point.step for point in points),
-            evidence=tuple(point.evidence / _LOG_TEN for point in points),
-            noise=tuple(
-                math.sqrt(point.square / point.freedom) if point.freedom else math.nan
-                for point in points
-            ),
+            evidence=tuple(round(point.evidence / _LOG_TEN, 2) for point in points),
+            noise=tuple(point.noise for point in points),
             bound=tuple(bounds),
         )
 

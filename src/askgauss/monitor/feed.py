@@ -14,7 +14,8 @@ from pathlib import Path
 from askgauss import _files, _plain, accounting
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
+from askgauss.sampling import Scheme
 
 __all__ = [
     "FEED_NAME",
@@ -116,7 +117,8 @@ class Feed:
         every: Seconds between writes, at least.
         begun_after: The step the writer began after.
         declared: Declared noise multipliers and the number of steps each was declared for.
-        sampling_rate: The claimed sampling rate.
+        sampling_rate: The claimed sampling rate; 1 where every record is in every step.
+        sampling: How batches are drawn, where that is not by Poisson coins.
         evidence: Decimal logarithm of each part's e-process, and of all together.
         untested: Parts that are not watched, and why.
         bound: Lower bound on epsilon so far, and the step it stems from.
@@ -139,6 +141,7 @@ class Feed:
     begun_after: int = 0
     declared: tuple[tuple[float, int], ...] = ()
     sampling_rate: float | None = None
+    sampling: Scheme | None = None
     evidence: dict[str, float] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     bound: tuple[float, int] | None = None
@@ -159,11 +162,14 @@ class Feed:
     @property
     def spent(self) -> float | None:
         """Epsilon of the steps so far by an accountant, where their noise and rate are declared."""
-        if self.sampling_rate is None or not self.declared:
+        if sum(count for _, count in self.declared) != self.steps or not self.declared:
             return None
-        if sum(count for _, count in self.declared) != self.steps:
+        if self.sampling_rate is not None:
+            return _spent_on(self.declared, self.sampling_rate, self.level)
+        if self.sampling is None or len(self.declared) > 1:
             return None
-        return _spent_on(self.declared, self.sampling_rate, self.level)
+        ((noise, steps),) = self.declared
+        return _spent_by(self.sampling, noise, steps, self.level)
 
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out."""
@@ -263,4 +269,13 @@ def _spent_on(declared: tuple[tuple[float, int], ...], rate: float, delta: float
         )
     except InvalidArgumentError:
         # A file may say anything; what no accountant takes has not been spent.
+        return None
+
+
+@lru_cache(maxsize=256)
+def _spent_by(scheme: Scheme, noise: float, steps: int, delta: float) -> float | None:
+    try:
+        return scheme.epsilon(noise_multiplier=noise, steps=steps, delta=delta)
+    except (InvalidArgumentError, UnsupportedError):
+        # Of many schemes no accountant says what was spent.
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from askgauss import accounting
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
+from askgauss.sampling import Scheme
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.e_process import look_share
 from askgauss.stats.shift import ShiftTest
@@ -57,13 +58,22 @@ class Looks:
         delta: Where epsilon is stated.
         rate: The planting rate where the recorder's own coin set it, else None: then it is bounded.
         present: Number of present canaries.
+        scheme: How the recorder plants, where that is not by Poisson coins.
     """
 
     def __init__(
-        self, *, planned: int | None, error: float, delta: float, rate: float | None, present: int
+        self,
+        *,
+        planned: int | None,
+        error: float,
+        delta: float,
+        rate: float | None,
+        present: int,
+        scheme: Scheme | None = None,
     ) -> None:
         self._planned, self._error, self._delta = planned, error, delta
-        self._rate, self._present = rate, present
+        self._rate, self._present = rate if scheme is None else scheme.share, present
+        self._scheme = scheme
         self.sums = [0.0] * _SUMS
         self.taken: list[Sums] = []
         # Composing takes some hundredths of a second, so it is done when asked for, and once.
@@ -139,6 +149,12 @@ class Looks:
     def _composed(self, signal: float, rate: float, steps: int) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
+        if self._delta == 0.0:
+            return math.inf
+        if self._scheme is not None:
+            return self._scheme.epsilon_lower(
+                noise_multiplier=1.0 / signal, steps=steps, delta=self._delta
+            )
         return accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta
         )

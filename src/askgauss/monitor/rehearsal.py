@@ -20,6 +20,7 @@ from askgauss.exceptions import InvalidArgumentError
 from askgauss.monitor.bets import ObservedStep
 from askgauss.monitor.feed import Alarm
 from askgauss.monitor.run import Monitor
+from askgauss.sampling import Poisson
 
 __all__ = ["Fault", "rehearse", "steps_to_alarm"]
 
@@ -119,7 +120,7 @@ def rehearse(
     kept = np.arange(min(_KEPT, canaries.size))
     told: list[Alarm] = []
     monitor = kind(claim=claim, error=error, on_alarm=told.append)
-    monitor.attach(canaries, kept, sampling_rate=rate)
+    monitor.attach(canaries, kept, sampling=Poisson(rate=rate))
     quiet = np.flatnonzero(~canaries.member[kept])
     rows: list[NDArray[np.float64]] = []
     for number in range(1, steps + 1):

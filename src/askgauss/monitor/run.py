@@ -22,6 +22,7 @@ from askgauss.monitor.bets import PARTS, Bets, BetsState, Layout, ObservedStep, 
 from askgauss.monitor.course import CourseKeeper, CourseState
 from askgauss.monitor.feed import Alarm, Course, Feed, Projection, write_feed
 from askgauss.monitor.looks import Looks, Sums
+from askgauss.sampling import EveryStep, Poisson, Scheme
 
 __all__ = ["Monitor", "monitor_of"]
 
@@ -64,7 +65,8 @@ class Monitor:
     probability ``error`` at most, in all its steps together.
 
     It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end, such that all
-    these bounds hold together.
+    these bounds hold together. How batches are drawn, by the recorder's word, is in these bounds;
+    outside Poisson sampling how often records are drawn is not watched.
 
     Args:
         claim: What the run claims. ``steps`` is the planned end. Where it has no
@@ -138,7 +140,7 @@ class Monitor:
         self._begun: tuple[bool, bool, bool] | None = None
         self._bets: Bets | None = None
         self._looks: Looks | None = None
-        self._coin_rate: float | None = None
+        self._scheme: Scheme | None = None
         self._rate: float | None = None
         self._needed: float | None = None
         self._tally = Tally(1)
@@ -153,6 +155,7 @@ class Monitor:
         self._told = False
         self._pending: list[ObservedStep] = []
         self._compared = False
+        self._passed_over = False
 
     # ------------------------------------------------------------------------- what it says
 
@@ -227,7 +230,8 @@ class Monitor:
             begun_after=self._began_after,
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,
-            evidence=self.evidence,
+            sampling=None if self._poisson else self._scheme,
+            evidence={name: round(value, 2) for name, value in self.evidence.items()},
             untested=self.untested,
             bound=None if self._looks is None else self._looks.best(),
             projection=self.projection(),
@@ -236,6 +240,10 @@ class Monitor:
             delta=self._delta,
         )
 
+    def numbers(self) -> dict[str, float]:
+        """What is known by now under the names that ``log=`` gets; what is not is left out."""
+        return self.feed().numbers()
+
     def __repr__(self) -> str:
         state = "no alarm" if self.alarm is None else f"alarm at step {self.alarm.step}"
         return f"Monitor(steps={self.steps}, {state})"
@@ -243,9 +251,14 @@ class Monitor:
     # ------------------------------------------------------------------------- what it is told
 
     def attach(
-        self, canaries: Canaries, kept: NDArray[np.int64], *, sampling_rate: float | None
+        self, canaries: Canaries, kept: NDArray[np.int64], *, sampling: Scheme | None
     ) -> None:
         """A recorder says whom it watches.
+
+        Args:
+            canaries: Who is planted where.
+            kept: Indices of the canaries whose values are seen one by one.
+            sampling: How batches are drawn; None where only the claim may say so.
 
         Raises:
             RecordingError: The monitor watches another run already.
@@ -257,20 +270,34 @@ class Monitor:
             )
         self._layout = Layout(canaries, kept)
         self._tally = Tally(self._layout.size.size)
-        self._coin_rate = sampling_rate
-        self._rate = (self._claim and self._claim.sampling_rate) or sampling_rate
+        self._scheme = sampling
+        if self._poisson:
+            self._rate = (self._claim and self._claim.sampling_rate) or self._coin_rate
+        elif isinstance(sampling, EveryStep):
+            self._rate = 1.0
         self._needed = self._needed_noise()
         self._began = self._written = time.monotonic()
 
+    @property
+    def _poisson(self) -> bool:
+        """Whether batches are drawn by coins of one rate, as far as anybody said."""
+        return self._scheme is None or isinstance(self._scheme, Poisson)
+
+    @property
+    def _coin_rate(self) -> float | None:
+        return self._scheme.rate if isinstance(self._scheme, Poisson) else None
+
     def _needed_noise(self) -> float | None:
         """The noise the claim names, or needs where it says how long and how often."""
-        claim = self._claim
-        if claim is None or self._claimed_noise is not None or None in (claim.steps, self._rate):
+        claim, scheme = self._claim, self._scheme
+        if self._poisson:
+            scheme = None if self._rate is None else Poisson(rate=self._rate)
+        if claim is None or self._claimed_noise is not None:
             return self._claimed_noise
-        assert claim.steps is not None
-        assert self._rate is not None
-        return 1.0 / accounting.dpsgd_signal_to_noise(
-            epsilon=claim.epsilon, delta=claim.delta, sampling_rate=self._rate, steps=claim.steps
+        if claim.steps is None or claim.delta == 0.0 or scheme is None:
+            return None
+        return 1.0 / scheme.signal_to_noise(
+            epsilon=claim.epsilon, delta=claim.delta, steps=claim.steps
         )
 
     def _declared_noise(self, told: float | None) -> float | None:
@@ -289,15 +316,19 @@ class Monitor:
                 "recorder with Recorder(..., monitor=...)."
             )
         reasons = layout.reasons(known=known, own_coin=own_coin, declared=declared, rate=self._rate)
+        if not (self._poisson or own_coin or self._rate == 1.0):
+            reasons["sampling rate"] = f"only Poisson rates are, and this is {self._scheme}"
         parts = tuple(name for name in PARTS if not reasons[name])
         looks = None
-        if known and layout.orthogonal and layout.present:
+        # By another scheme than Poisson's only what the recorder itself drew is known for sure.
+        if known and layout.orthogonal and layout.present and (own_coin or self._poisson):
             looks = Looks(
                 planned=self._planned,
                 error=1.0 - self._confidence,
                 delta=self._delta,
                 rate=self._coin_rate if own_coin else None,
                 present=layout.present,
+                scheme=None if self._poisson else self._scheme,
             )
         self._untested = {name: reason for name, reason in reasons.items() if reason}
         return Bets(layout, parts, self._rate), looks
@@ -315,6 +346,12 @@ class Monitor:
             if not self._bets.parts:
                 told = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
                 self._warn(f"The monitor can watch nothing of this run ({told}).")
+        if self._passed_over:
+            self._passed_over = False
+            self._settle()
+            self._steps += 1
+            self._count_declared(noise)
+            return
         self._pending.append(step)
         if (
             self._steps < _EAGER
@@ -371,6 +408,10 @@ class Monitor:
             others = layout.count - count
             self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
 
+    def pass_over(self) -> None:
+        """Do not weigh the coming step: what is observed of it was chosen by what it released."""
+        self._passed_over = True
+
     def check_weights(self, difference: float, allowed: float) -> None:
         """Told by whoever compares the weights with what the audited release makes of them.
 
@@ -412,10 +453,29 @@ class Monitor:
         self._course.extend(self._steps, evidence, self._tally.noise_sums())
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
+            self._find_onset(bets, cause)
             self._sound(cause, bets.evidence(cause), self._words(cause, noise))
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
+
+    def _find_onset(self, bets: Bets, cause: str) -> None:
+        """Where the fault seems to have begun: what is said of it is measured from there on."""
+        rate = self._rate
+
+        def weigh(freedom: float, square: float, signal: tuple[float, float, float]) -> float:
+            count, total, opportunities = signal
+            if cause == "contribution":
+                return (total - count) / math.sqrt(max(count, 1.0))
+            if cause == "sampling rate" and rate is not None:
+                return (count - rate * opportunities) / math.sqrt(max(opportunities, 1.0))
+            if cause != "noise" or not square < freedom:
+                return 0.0
+            # The likelihood of the noise that was measured, over that of what is declared.
+            share = max(square / freedom, 1e-300)
+            return -0.5 * freedom * (math.log(share) + 1.0 - share)
+
+        self._tally.narrow(weigh, bets.weakest_tensor() if cause == "noise" else None)
 
     def _count_declared(self, noise: float | None) -> None:
         known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
@@ -475,12 +535,13 @@ class Monitor:
 
     def _implied(self, cause: str) -> float | None:
         """Epsilon at the planned end: what was measured so far, and from here on as lately."""
-        bets, rate = self._bets, self._rate
+        bets, rate, scheme = self._bets, self._rate, self._scheme
         if cause == "repeated noise" and bets is not None:
             # The same noise twice cancels out of a difference.
             return math.inf if abs(bets.likeness()[1]) > 0.99 else None
         single = len(self._declared) == 1 and not self._undeclared
-        if cause not in PARTS or rate is None or bets is None or not single:
+        unknown = self._delta == 0.0 or (rate is None and self._poisson)
+        if cause not in PARTS or unknown or bets is None or not single:
             return None
         declared, tally = next(iter(self._declared)), self._tally
         tensor = bets.weakest_tensor() if cause == "noise" else None
@@ -493,8 +554,12 @@ class Monitor:
             if cause == "sampling rate":
                 noise, rate = declared, tally.rate(lately=lately)
             if steps:
-                history.append((noise, min(rate, 1.0), steps))
-        return accounting.history_epsilon(history, self._delta)
+                history.append((noise, steps))
+        if rate is not None:
+            segments = ((noise, min(rate, 1.0), steps) for noise, steps in history)
+            return accounting.history_epsilon(segments, self._delta)
+        assert scheme is not None
+        return _over_a_run(scheme, history, self._delta)
 
     # ------------------------------------------------------------------------- keeping
 
@@ -570,6 +635,15 @@ class Monitor:
         self._course, self._alarm = course, memory.alarm
         self._told, self._pending = memory.alarm is not None, []
         self._began, self._began_after = time.monotonic(), memory.steps
+
+
+def _over_a_run(scheme: Scheme, history: list[tuple[float, int]], delta: float) -> float:
+    """Epsilon of segments of noise and steps, as if their squared signals were spread evenly."""
+    steps = sum(count for _, count in history)
+    if any(noise == 0.0 for noise, _ in history):
+        return scheme.epsilon_lower(noise_multiplier=0.0, steps=steps, delta=delta)
+    squared = sum(count / noise**2 for noise, count in history) / steps
+    return scheme.epsilon_lower(noise_multiplier=squared**-0.5, steps=steps, delta=delta)
 
 
 def monitor_of(given: Monitor | bool | None, claim: PrivacyClaim | None = None) -> Monitor | None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from askgauss import _files, _plain, _validate, accounting
+from askgauss import _files, _plain, _ray, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
-from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
+from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.paper.rows import Row, csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
@@ -32,7 +30,6 @@ __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_t
 Progress = Callable[[int, int], None]
 RunKind = Literal["simulated", "full", "smoke"]
 
-_RETRIES = 3
 _TABLES = ("results.parquet", "results.csv")
 _CELL_KIND = "askgauss-sweep-cell"
 _SCHEMA = 2
@@ -41,8 +38,8 @@ _ROW = {"epsilon": float, "seed": int, "auditor": str, "bound": float, "above": 
 _MOST_ROWS = 10**7
 
 
-class SweepWorkerError(AskGaussError):
-    """The machines of a sweep cannot be reached, or fail at one cell again and again."""
+SweepWorkerError = _ray.WorkerError
+"""The machines of a sweep cannot be reached, or fail at one cell again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,70 +241,7 @@ def _here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
 
 
 def _on_ray(cells: Sequence[Cell], address: str) -> Iterator[tuple[Cell, list[Row]]]:
-    """Cells as they finish, a few more under way than there are cores."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("Sweeps on Ray need it: install askgauss[ray].") from error
-    started = not ray.is_initialized()
-    if started:
-        _connect(address)
-    try:
-        # A cell is a pure function of itself, so that one lost with its worker is simply run again.
-        task = ray.remote(max_retries=_RETRIES)(audit_cell)
-        ahead = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-        waiting = iter(cells)
-        running = {task.remote(cell): cell for cell in itertools.islice(waiting, ahead)}
-        while running:
-            done, _ = ray.wait(list(running), num_returns=1)
-            cell = running.pop(done[0])
-            try:
-                rows = ray.get(done[0])
-            except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-                raise SweepWorkerError(
-                    f"The worker of {cell.name} died {_RETRIES + 1} times: {error}. Finished cells "
-                    "are kept; with more memory a worker, start the sweep again to go on."
-                ) from error
-            yield cell, rows
-            for following in itertools.islice(waiting, 1):
-                running[task.remote(following)] = following
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _connect(address: str) -> None:
-    import ray
-
-    if address != "local":
-        _reach(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-        except ConnectionError as error:
-            raise SweepWorkerError(
-                f"{error}. If the cluster at {address!r} asks for a token, set RAY_AUTH_MODE=token "
-                "and, unless the token is in ~/.ray, RAY_AUTH_TOKEN."
-            ) from error
-        return
-    # A cluster of our own is nobody else's to watch: no dashboard, and nothing reported home.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
-
-
-def _reach(address: str) -> None:
-    """Ask whether anybody answers there: Ray itself waits for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:  # a name that Ray looks up, such as "auto"
-        return
-    if not (port.isdigit() and 0 < int(port) < 1 << 16):
-        raise _validate.fail("ray", address, "to be 'local', 'auto' or HOST:PORT")
-    try:
-        socket.create_connection((host, int(port)), timeout=10.0).close()
-    except OSError as error:
-        raise SweepWorkerError(
-            f"No Ray cluster answers at {address!r}: {error}. Start one there with 'ray start "
-            "--head', or use 'local'."
-        ) from error
+    return _ray.as_finished(audit_cell, cells, address, name=lambda cell: cell.name)
 
 
 def _gather(folder: Path, rows: list[Row]) -> Path:

@@ -6,7 +6,7 @@ in; without axes it makes its own. matplotlib is imported when the first figure 
 
 from askgauss.plots.course import bound_by_step, evidence_by_step
 from askgauss.plots.leak import epsilon_axis, epsilon_by_canaries, epsilon_by_steps, tradeoff
-from askgauss.plots.noise import gram, noise_by_step, noise_by_tensor
+from askgauss.plots.noise import gram, noise_by_step, noise_by_tensor, noise_shape
 from askgauss.plots.scores import convergence, pit, score_density, scores
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "gram",
     "noise_by_step",
     "noise_by_tensor",
+    "noise_shape",
     "pit",
     "score_density",
     "scores",

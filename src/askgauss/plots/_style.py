@@ -12,6 +12,7 @@ from askgauss.results import AuditResult, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 __all__ = [
     "ACCENTS",
@@ -29,6 +30,7 @@ __all__ = [
     "legend",
     "numbers",
     "plain_ticks",
+    "power_ticks",
     "rate_ticks",
     "tidy",
 ]
@@ -117,12 +119,8 @@ def count_ticks(ax: Axes) -> None:
 
 def rate_ticks(ax: Axes) -> None:
     """Powers of ten as plain numbers on two logarithmic axes."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(base=10, numticks=8))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _powers(ax.xaxis)
+    _powers(ax.yaxis)
 
 
 def few_ticks(ax: Axes) -> None:
@@ -140,3 +138,16 @@ def plain_ticks(ax: Axes) -> None:
     ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=6))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def power_ticks(ax: Axes) -> None:
+    """Powers of ten as plain numbers on a logarithmic vertical axis."""
+    _powers(ax.yaxis)
+
+
+def _powers(axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base=10, numticks=8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,4 @@
-"""The noise: its scale over the steps and by tensor, and whether canaries share it."""
+"""The noise: its scale over the steps and by tensor, its shape, and whether canaries share it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.diagnostics import figures
-from askgauss.diagnostics.figures import Gram, NoiseBySteps, NoiseByTensor
+from askgauss.diagnostics.figures import Gram, NoiseBySteps, NoiseByTensor, NoiseShape
 from askgauss.plots import _style as style
 from askgauss.results import AuditResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["gram", "noise_by_step", "noise_by_tensor"]
+__all__ = ["gram", "noise_by_step", "noise_by_tensor", "noise_shape"]
 
 
 def noise_by_step(source: AuditResult | NoiseBySteps, ax: Axes | None = None) -> Axes:
@@ -71,6 +71,34 @@ def noise_by_tensor(source: AuditResult | NoiseByTensor, ax: Axes | None = None)
     ax.set_ylim(rows[-1] - 0.7, 0.7)
     # Names come from outside: a dollar sign in one is not the start of a formula.
     ax.set_yticks(rows, [style.label(name) for name in shown.names], parse_math=False)
+    return ax
+
+
+def noise_shape(source: AuditResult | NoiseShape, ax: Axes | None = None) -> Axes:
+    """How often the noise was how large, beside Gaussian noise; tails show on the log axis.
+
+    Args:
+        source: A result, or its numbers.
+        ax: Where to draw.
+
+    Returns:
+        The axes.
+    """
+    shown = style.numbers(source, figures.noise_shape)
+    ax = style.axes(ax)
+    color = style.accent(source)
+    floor = 0.5 / shown.values
+    share = np.where(shown.share > 0.0, shown.share, floor)
+    ax.stairs(share, shown.edges, baseline=floor, fill=True, color=color, alpha=0.28, label="noise")
+    expected = np.maximum(shown.gaussian, floor)
+    ax.stairs(
+        expected, shown.edges, baseline=None, color=style.CLAIM, linewidth=1.4, label="Gaussian"
+    )
+    ax.set_yscale("log")
+    style.tidy(ax, x="noise, in its standard deviations", y="share of values")
+    style.power_ticks(ax)
+    ax.set_ylim(floor, 3.0 * float(max(share.max(), expected.max())))
+    style.legend(ax, loc="upper right")
     return ax
 
 

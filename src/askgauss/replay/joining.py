@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from askgauss.auditing import derived
-from askgauss.replay.report import ReplayReport
+from askgauss.replay.report import Adjacency, ReplayReport
 from askgauss.results import AuditResult
 
-__all__ = ["join"]
+__all__ = ["join", "with_claim"]
 
 
 def join(result: AuditResult, report: ReplayReport) -> AuditResult:
@@ -19,8 +19,14 @@ def join(result: AuditResult, report: ReplayReport) -> AuditResult:
         report: The replay of its training. What is a leak is decided by the adjacency of the
             result's claim, where it has one.
     """
-    if result.claim is not None:
-        claimed = "replace-one" if result.claim.adjacency == "replace" else "add-remove"
-        report = replace(report, adjacency=claimed)  # type: ignore[arg-type]
-    joined = replace(result, findings=(*result.findings, *report.findings))
+    told = with_claim(report, result).findings
+    joined = replace(result, findings=(*result.findings, *told))
     return derived(joined, lambda: result.distribution_free_evidence)
+
+
+def with_claim(report: ReplayReport, result: AuditResult) -> ReplayReport:
+    """A report as the adjacency of a result's claim has it, where there is one."""
+    if result.claim is None:
+        return report
+    claimed: Adjacency = "replace-one" if result.claim.adjacency == "replace" else "add-remove"
+    return replace(report, adjacency=claimed)

@@ -152,7 +152,8 @@ class ReplayReport:
                 if self.adjacency in item.leak_under
                 else Consequence.INFORMS,
                 measured=item.size,
-                remedy=_REMEDIES.get(item.kind, ""),
+                # What may differ under this adjacency needs no mending.
+                remedy=_REMEDIES.get(item.kind, "") if self.adjacency in item.leak_under else "",
             )
             for item in self.differences
         ]
@@ -171,10 +172,14 @@ class ReplayReport:
         )
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """JSON text; also written to ``path``, whole or not at all, if one is given."""
+        """JSON text; also written to ``path``, whole or not at all, if one is given.
+
+        What differs between neighbouring data tells of the record: only the file's owner may read
+        it.
+        """
         text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(self))
         if path is not None:
-            _files.write_text(path, text)
+            _files.write_text(path, text, private=True)
         return text
 
     @classmethod

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import json
 import math
-import re
-import threading
-import zlib
-from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +13,8 @@ from askgauss._text import one_line, printable
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
-from askgauss.plots import _style as style
 from askgauss.report import text
+from askgauss.report.drawing import WIDTH, Drawer
 from askgauss.results import AuditResult, Status, Verdict, number
 
 if TYPE_CHECKING:
@@ -31,17 +25,8 @@ __all__ = ["card", "render"]
 _SCHEMA = 1
 _COMPARED = 9
 _EVIDENCE = 6000
-_WIDTH = 4.6
-# The colours figures are drawn in, and the names the style sheet knows them by.
-_COLORS = {
-    style.INK: "ink",
-    style.MUTED: "muted",
-    style.GRID: "grid",
-    style.PAPER: "paper",
-    style.OTHER: "other",
-    style.CLAIM: "claim",
-    **dict.fromkeys(style.ACCENTS.values(), "accent"),
-}
+# Checks that the figure of the noise's shape shows the failure of.
+_SHAPES = {"noise shape", "noise extremes", "values without noise", "noise precision"}
 
 
 def render(result: AuditResult, comparison: Comparable | None = None) -> str:
@@ -147,7 +132,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         caption = "The bound is drawn for the record only: an assumption it rests on failed."
     if len(numbers.bounds) > 1:
         caption += " The first method decided; the others are shown for comparison only."
-    figure = _Drawer(result).draw(
+    figure = Drawer(result).draw(
         plots.epsilon_axis,
         numbers,
         kind="axis",
@@ -195,7 +180,8 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         ],
         "sight": text.sight(summary.run),
         "sight_header": "would it show?" if exercised else "shows only through",
-        "sections": _sections(result, summary, curves) + _course_section(result),
+        "sections": _by_interest(result, _sections(result, summary, curves))
+        + _course_section(result),
         "meaning": text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
         "findings_lead": (
@@ -311,10 +297,10 @@ def _evidence(result: AuditResult) -> str:
 def _sections(
     result: AuditResult, summary: Summary, curves: figures.TradeOffCurves
 ) -> list[dict[str, Any]]:
-    drawer = _Drawer(result)
+    drawer = Drawer(result)
     score_curves, density = figures.score_curves(result), figures.score_density(result)
     noise, tensors = figures.noise_by_step(result), figures.noise_by_tensor(result)
-    gram = figures.gram(result)
+    shape, gram = figures.noise_shape(result), figures.gram(result)
     law = getattr(score_curves, "present_law", None) is not None
     outside = getattr(score_curves, "outside", 0)
     return [
@@ -405,7 +391,7 @@ def _sections(
             "name": "noise",
             "title": "The noise",
             "lead": "What was released where nothing was planted is noise alone, so its scale can "
-            "be measured step by step and tensor by tensor.",
+            "be measured step by step and tensor by tensor, and its shape be looked at.",
             "figures": [
                 drawer.draw(
                     plots.noise_by_step,
@@ -426,11 +412,24 @@ def _sections(
                     ),
                     label="Scale of the noise by tensor, measured and claimed.",
                     size=(
-                        _WIDTH,
+                        WIDTH,
                         2.2
                         if isinstance(tensors, Missing)
                         else max(2.0, 0.8 + 0.22 * len(tensors.names)),
                     ),
+                ),
+                drawer.draw(
+                    plots.noise_shape,
+                    shape,
+                    title="Shape of the noise",
+                    caption="On a log axis, where tails show. "
+                    + (
+                        ""
+                        if isinstance(shape, Missing)
+                        else f"{shape.values:,} values, {shape.outside:,} of them further out than "
+                        "this reaches."
+                    ),
+                    label="How often the noise was how large, beside Gaussian noise.",
                 ),
             ],
         },
@@ -460,12 +459,20 @@ def _sections(
     ]
 
 
+def _by_interest(result: AuditResult, sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where the noise is not what the bound takes it for, it is what to look at first."""
+    failed = {item.check for item in result.findings if item.status is Status.FAIL}
+    return (
+        sorted(sections, key=lambda item: item["id"] != "noise") if failed & _SHAPES else sections
+    )
+
+
 def _course_section(result: AuditResult) -> list[dict[str, Any]]:
     """How a run that was watched went; nothing where nobody watched."""
     course = figures.course(result)
     if isinstance(course, Missing):
         return []
-    drawer = _Drawer(result)
+    drawer = Drawer(result)
     told = one_line(course.alarm, 600) or "There was no alarm."
     unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
     return [
@@ -495,112 +502,3 @@ def _course_section(result: AuditResult) -> list[dict[str, Any]]:
             ],
         }
     ]
-
-
-# --- figures -------------------------------------------------------------------------------------
-
-
-class _Drawer:
-    """Draws figures as SVG whose ids meet neither each other's nor those of another report."""
-
-    def __init__(self, result: AuditResult) -> None:
-        self._prefix = f"g{zlib.crc32(repr(result).encode('utf-8', 'replace')):08x}"
-
-    def draw(
-        self,
-        plot: Callable[..., Any],
-        numbers: Any,
-        *,
-        title: str,
-        caption: str,
-        label: str,
-        kind: str = "",
-        size: tuple[float, float] = (_WIDTH, 2.9),
-    ) -> dict[str, Any]:
-        """The figure for the template, or the line that says why there is none."""
-        shown = {"title": title, "caption": caption, "kind": kind, "svg": "", "missing": ""}
-        if isinstance(numbers, Missing):
-            return shown | {"missing": numbers.reason}
-        return shown | {"svg": _svg(plot, numbers, f"{self._prefix}-{plot.__name__}", label, size)}
-
-
-def _svg(
-    plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
-) -> Any:
-    """A figure as inline SVG that takes its colours and its type from the page."""
-    from markupsafe import Markup, escape
-    from matplotlib.figure import Figure
-
-    options: dict[str, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": prefix,
-        "text.parse_math": False,
-        "axes.formatter.use_mathtext": False,
-        "axes.unicode_minus": True,
-        "path.simplify": True,
-    }
-    with _drawing(options):
-        figure = Figure(figsize=size, layout="constrained")
-        plot(numbers, figure.add_subplot())
-        figure.patch.set_alpha(0.0)
-        for ax in figure.axes:
-            ax.patch.set_alpha(0.0)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
-    drawn = _compact(stream.getvalue(), prefix)
-    head, rest = drawn.split(">", 1)
-    spoken = escape(label)
-    return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
-
-
-_DRAWING = threading.Lock()
-
-
-@contextlib.contextmanager
-def _drawing(options: Any) -> Iterator[None]:
-    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
-
-    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
-    these are put back, so that what somebody else sets meanwhile stays.
-    """
-    import matplotlib as mpl
-
-    with _DRAWING:
-        before: Any = {name: mpl.rcParams[name] for name in options}
-        mpl.rcParams.update(options)
-        try:
-            yield
-        finally:
-            mpl.rcParams.update(before)
-
-
-def _compact(drawn: str, prefix: str) -> str:
-    """What the backend wrote, less what a page does not need, in the page's colours and type."""
-    drawn = drawn[drawn.index("<svg") :]
-    # A style element inside an inline image would speak to the whole page.
-    drawn = re.sub(r"<(metadata|style)\b.*?</\1>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
-    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
-
-    def named(found: re.Match[str]) -> str:
-        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
-
-    def tag(found: re.Match[str]) -> str:
-        inside = re.sub(r' id="([^"]+)"', named, found[0])
-        inside = re.sub(r'(url\(|href=")#([^)"]+)', rf"\1#{prefix}-\2", inside)
-        # The size of the type is kept; its face is the page's.
-        inside = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", inside)
-        inside = re.sub(r"font-family: [^;\"]*; ?", "", inside)
-        inside = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", inside)
-        inside = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", inside)
-        inside = re.sub(r"\s*\n\s*", " ", inside)
-        return inside.replace("; ", ";").replace(": ", ":")
-
-    drawn = re.sub(r"<[^>]+>", tag, drawn)
-    for color, name in _COLORS.items():
-        drawn = drawn.replace(color, f"var(--{name})")
-    drawn = re.sub(r">\s+<", "><", drawn)
-    while (shorter := re.sub(r"<(g|defs)></\1>|<(g|defs)/>", "", drawn)) != drawn:
-        drawn = shorter
-    return drawn

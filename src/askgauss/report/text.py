@@ -248,7 +248,7 @@ def _claimed(result: AuditResult) -> str:
     }[claim.adjacency]
     parts = [
         None if claim.noise_multiplier is None else f"noise multiplier {claim.noise_multiplier:g}",
-        None if claim.sampling_rate is None else f"Poisson sampling rate {claim.sampling_rate:.4g}",
+        None if claim.scheme is None else f"{claim.scheme}",
         None if claim.steps is None else f"{claim.steps:,} steps",
         None if claim.clip_norm is None else f"clip norm {claim.clip_norm:g}",
     ]
@@ -266,7 +266,9 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
         f"{result.absent:,} that were not"
     )
     text += f", over {run.steps:,} steps" if run.steps is not None else ""
-    if run.sampling_rate is not None:
+    if run.scheme:
+        text += f", each present one drawn by {run.scheme}"
+    elif run.sampling_rate is not None:
         text += f", each present one in a step with probability {run.sampling_rate:.4g}"
     if run.sampling == "own coin":
         text += " (drawn by the audit itself, not by the sampler of the training)"

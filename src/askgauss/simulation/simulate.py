@@ -86,6 +86,7 @@ def simulate_dpsgd(
     recorded = recorder.transcript()
     facts = replace(
         recorded.facts,
+        places=None,  # no model has a size here
         # The recorder cannot know how another sampler works; this run claims that it is Poisson.
         poisson=True,
         accounted_steps=min(recorded.number_of_steps, steps),

@@ -219,6 +219,17 @@ class ShiftTest:
         scaled = critical * spread / true_spread
         return float(noncentral_t.survival(scaled, freedom, true_shift / true_spread))
 
+    def noticed_guess(self, *, shift: float, error: float, power: float) -> float:
+        """About the true shift at which `power` is so much, by the normal approximation."""
+        spread = float(self._spread(1.0 + self.kappa * shift**2))
+        critical = _critical(error, shift / spread, self.degrees_of_freedom)
+        width = math.sqrt(1.0 + 0.5 * critical**2 / self.degrees_of_freedom)
+        guess = shift
+        for _ in range(3):  # the spread depends on the shift, a little
+            wide = float(self._spread(1.0 + self.kappa * guess**2))
+            guess = critical * spread + float(ndtri(power)) * width * wide
+        return guess
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledShiftTest:
@@ -386,14 +397,17 @@ def least_noticed(
         chance = min(max(found, _NEVER), 1.0 - _NEVER)
         return float(ndtri(chance) - ndtri(power)) + _NEVER
 
-    low, high = 1.0, 1.25
-    at_low = margin(low)
+    # At the shift itself, the test rejects as often as its error.
+    low, at_low = 1.0, float(ndtri(error) - ndtri(power))
+    if at_low > 0.0:
+        return shift
+    high = 1.25
+    if isinstance(test, ShiftTest):
+        high = max(test.noticed_guess(shift=shift, error=error, power=power) / shift, 1.0) + 2e-4
     while (at_high := margin(high)) <= 0.0:
         if high > _LARGEST_RATIO:
             return math.inf
-        low, at_low, high = high, at_high, 2.0 * high
-    if at_low > 0.0:
-        return shift
+        low, at_low, high = high, at_high, max(1.1 * high, 2.0 * high - 1.0)
     # From the noticed end, so that what is returned is noticed.
     return shift * close_bracket(margin, high, at_high, low, at_low, 5e-5)
 

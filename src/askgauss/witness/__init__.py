@@ -4,8 +4,17 @@ What is compared is framework-free and lives here; what reads it from a framewor
 `askgauss.integrations`.
 """
 
+from askgauss.witness.clip_count import ClipCountFacts
 from askgauss.witness.rounds import ProbeFacts, RoundFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
-__all__ = ["ProbeFacts", "RoundFacts", "StepFacts", "StepWitness", "WeightFacts", "WeightWitness"]
+__all__ = [
+    "ClipCountFacts",
+    "ProbeFacts",
+    "RoundFacts",
+    "StepFacts",
+    "StepWitness",
+    "WeightFacts",
+    "WeightWitness",
+]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Resolved", "StepFacts", "StepWitness", "due", "resolve"]
+__all__ = ["Resolved", "StepFacts", "StepWitness", "due", "over_ranks", "resolve"]
 
 # Where the stream of looked-at steps grows from a run's seed.
 _STREAM = 21
@@ -141,6 +141,48 @@ def due(seed: int, step: int, share: float) -> bool:
     return step <= 1 or bool(np.random.default_rng((seed, _STREAM, step)).random() < share)
 
 
+def over_ranks(ranks: Sequence[StepFacts]) -> StepFacts:
+    """What the ranks of one run found together: each looks at the records that it has itself.
+
+    Divisors are those of the first, since every rank divides the same sum.
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    told = [
+        replace(
+            facts,
+            largest_tensor=f"{facts.largest_tensor} of rank {rank}",
+            off_tensor=f"{facts.off_tensor} of rank {rank}",
+            norm_tensor=f"{facts.norm_tensor} of rank {rank}",
+            uncovered=tuple(f"{name} of rank {rank}" for name in facts.uncovered),
+        )
+        for rank, facts in enumerate(ranks)
+    ]
+    largest = max(told, key=lambda facts: facts.largest)
+    off = max(told, key=lambda facts: facts.off - facts.off_allowed if facts.off_step else -1.0)
+    norm = max(told, key=lambda facts: abs(facts.norm_off))
+    bare = [facts.uncovered_step for facts in told if facts.uncovered_step]
+    return replace(
+        told[0],
+        steps=min(facts.steps for facts in told),
+        records=sum(facts.records for facts in told),
+        clipped=sum(facts.clipped for facts in told),
+        largest=largest.largest,
+        largest_step=largest.largest_step,
+        largest_tensor=largest.largest_tensor,
+        off=off.off,
+        off_allowed=off.off_allowed,
+        off_step=off.off_step,
+        off_tensor=off.off_tensor,
+        norm_off=norm.norm_off,
+        norm_step=norm.norm_step,
+        norm_tensor=norm.norm_tensor,
+        covered=max(facts.covered for facts in told),
+        uncovered=tuple(name for facts in told for name in facts.uncovered),
+        uncovered_step=min(bare, default=0),
+    )
+
+
 class StepWitness:
     """Keeps what was found, step by step.
 
@@ -156,17 +198,22 @@ class StepWitness:
     ) -> None:
         _validate.within(0, 1, closed="both", witness=share)
         self._seed = seed
+        # Divisors that are no news, which are in the facts when somebody asks for them.
+        self._even = 0
         self._facts = StepFacts(share=float(share), unchecked=unchecked, recomputed=recomputed)
 
     @property
     def facts(self) -> StepFacts:
         """What was found so far."""
+        if self._even:
+            self._facts = replace(self._facts, divided=self._facts.divided + self._even)
+            self._even = 0
         return self._facts
 
     def load(self, facts: StepFacts | None) -> None:
         """Go on from what another witness of the same run found."""
         if facts is not None:
-            mine = self._facts
+            mine, self._even = self._facts, 0
             self._facts = replace(
                 facts, share=mine.share, unchecked=mine.unchecked, recomputed=mine.recomputed
             )
@@ -241,6 +288,9 @@ class StepWitness:
         uneven = rest > spacing * float(np.linalg.norm(noisy))
         ratio = measured / stated
         another = uneven or abs(ratio - 1.0) > spacing
+        if not another and facts.divided and facts.least_divisor <= ratio <= facts.most_divisor:
+            self._even += 1
+            return
         self._facts = replace(
             facts,
             divided=facts.divided + 1,

@@ -44,6 +44,10 @@ class WeightFacts:
         declared: How often a change between steps was declared to be postprocessing.
         bare: Trained tensors in which no canary lies, since they began to train later.
         bare_moved: Those of them that moved.
+        tensors: Tensors with coordinates that are compared.
+        unmoved: Those in which none of them ever moved.
+        unreached: Those in which none of them ever had a gradient of a record: the clipped sum
+            before canaries and noise was zero there in every step.
     """
 
     optimizer: str = ""
@@ -64,11 +68,14 @@ class WeightFacts:
     declared: int = 0
     bare: tuple[str, ...] = ()
     bare_moved: tuple[str, ...] = ()
+    tensors: int = 0
+    unmoved: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file."""
         counts = ("places", "steps", "otherwise", "regraded", "scaled", "first", "closures")
-        for name in (*counts, "between", "between_first", "declared"):
+        for name in (*counts, "between", "between_first", "declared", "tensors"):
             if getattr(self, name) < 0:
                 raise FileFormatError(f"Expected facts.weights.{name} >= 0, got it below.")
         if self.otherwise > self.steps or self.regraded > self.otherwise:
@@ -115,21 +122,42 @@ class WeightWitness:
         names: Sequence[str],
     ) -> None:
         self._precision, self._tensor, self._names = precision, tensor, tuple(names)
+        # Steps without a difference, which are in the facts when somebody asks for them.
+        self._alike = 0
         self._facts = WeightFacts(
-            optimizer=optimizer, unchecked=unchecked, places=int(precision.size)
+            optimizer=optimizer,
+            unchecked=unchecked,
+            places=int(precision.size),
+            tensors=len(np.unique(tensor)),
         )
+        # What an earlier part of the run left still; None where there was none.
+        self._earlier: tuple[frozenset[str], frozenset[str]] | None = None
 
     @property
     def facts(self) -> WeightFacts:
         """What was seen so far."""
+        if self._alike:
+            self._facts = replace(self._facts, steps=self._facts.steps + self._alike)
+            self._alike = 0
         return self._facts
+
+    @property
+    def unchecked(self) -> str:
+        """Why moves cannot be compared; empty where they can."""
+        return self._facts.unchecked
 
     def load(self, facts: WeightFacts) -> None:
         """Go on from what another witness of the same run saw."""
-        mine = self._facts
+        mine, self._alike = self._facts, 0
         self._facts = replace(
-            facts, optimizer=mine.optimizer, unchecked=mine.unchecked, places=mine.places
+            facts,
+            optimizer=mine.optimizer,
+            unchecked=mine.unchecked,
+            places=mine.places,
+            tensors=mine.tensors,
         )
+        if facts.steps:
+            self._earlier = frozenset(facts.unmoved), frozenset(facts.unreached)
 
     def closure(self) -> None:
         """A closure reached the optimizer."""
@@ -142,6 +170,21 @@ class WeightWitness:
     def bare(self, trained: tuple[str, ...], moved: tuple[str, ...]) -> None:
         """Tensors that train without canaries, and those that moved."""
         self._facts = replace(self._facts, bare=trained, bare_moved=moved)
+
+    def still(self, moved: NDArray[np.bool_], reached: NDArray[np.bool_]) -> None:
+        """Which coordinates ever moved, and which ever had a gradient of a record."""
+        known = self._earlier
+        unmoved, unreached = (self._without(item) for item in (moved, reached))
+        self._facts = replace(
+            self._facts,
+            unmoved=tuple(name for name in unmoved if known is None or name in known[0]),
+            unreached=tuple(name for name in unreached if known is None or name in known[1]),
+        )
+
+    def _without(self, seen: NDArray[np.bool_]) -> list[str]:
+        """The tensors of which no coordinate is marked."""
+        marked = set(np.unique(self._tensor[seen]).tolist())
+        return [self._names[index] for index in np.unique(self._tensor) if int(index) not in marked]
 
     def between(self, before: NDArray[np.float64], now: NDArray[np.float64], step: int) -> bool:
         """Compare weights after a step with those before the next; whether they are the same."""
@@ -157,6 +200,10 @@ class WeightWitness:
             between_tensor=facts.between_tensor or self._names[int(self._tensor[place])],
         )
         return False
+
+    def moved_alike(self) -> None:
+        """A step ended exactly where its release should have moved the weights."""
+        self._alike += 1
 
     def move(self, move: WeightMove, step: int) -> bool:
         """Compare a step with where its release should have moved the weights.

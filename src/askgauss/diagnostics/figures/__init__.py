@@ -22,9 +22,11 @@ from askgauss.diagnostics.figures.noise import (
     Gram,
     NoiseBySteps,
     NoiseByTensor,
+    NoiseShape,
     gram,
     noise_by_step,
     noise_by_tensor,
+    noise_shape,
 )
 from askgauss.diagnostics.figures.scores import (
     Convergence,
@@ -48,6 +50,7 @@ __all__ = [
     "Missing",
     "NoiseBySteps",
     "NoiseByTensor",
+    "NoiseShape",
     "PitCurves",
     "RunCourse",
     "ScoreCurves",
@@ -61,6 +64,7 @@ __all__ = [
     "gram",
     "noise_by_step",
     "noise_by_tensor",
+    "noise_shape",
     "pit_curves",
     "score_curves",
     "score_density",

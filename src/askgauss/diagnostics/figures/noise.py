@@ -1,4 +1,4 @@
-"""The noise: its scale by step and by tensor, and whether canaries share any."""
+"""The noise: its scale by step and by tensor, its shape, and whether canaries share any."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from askgauss.diagnostics.figures.missing import Missing
+from askgauss.diagnostics.shape_table import REACH, SHAPE_BINS
 from askgauss.diagnostics.summary import Summary
 from askgauss.results import AuditResult
 
-__all__ = ["Gram", "NoiseBySteps", "NoiseByTensor", "gram", "noise_by_step", "noise_by_tensor"]
+__all__ = [
+    "Gram",
+    "NoiseBySteps",
+    "NoiseByTensor",
+    "NoiseShape",
+    "gram",
+    "noise_by_step",
+    "noise_by_tensor",
+    "noise_shape",
+]
 
 Array = NDArray[np.float64]
 
@@ -88,6 +99,48 @@ def noise_by_tensor(result: AuditResult) -> NoiseByTensor | Missing:
         of=tensors.of,
         overall=tensors.overall,
         claimed=summary.run.noise_multiplier if claimed is None else claimed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseShape:
+    """How often the noise was how large, and how often Gaussian noise would be.
+
+    Attributes:
+        edges: Edges of the bins, in standard deviations.
+        share: Share of the values in each bin; those beyond the ends are in the outermost.
+        gaussian: The share that Gaussian noise has there.
+        values: Number of values.
+        outside: Number of values beyond the ends.
+    """
+
+    edges: Array
+    share: Array
+    gaussian: Array
+    values: int
+    outside: int
+
+
+def noise_shape(result: AuditResult) -> NoiseShape | Missing:
+    """The noise in its own standard deviations, beside a Gaussian."""
+    summary = Summary.from_metadata(result.metadata)
+    table = summary.shape
+    if table is None:
+        if summary.run.source == "scores":
+            return _needs_transcript(summary)
+        return Missing(
+            reason="needs a thousand values without a planting, and a known background, to tell "
+            "noise from other records."
+        )
+    edges = np.linspace(-REACH, REACH, SHAPE_BINS + 1)
+    below = ndtr(np.concatenate([[-np.inf], edges[1:-1], [np.inf]]))
+    total = float(table.counts.sum())
+    return NoiseShape(
+        edges=edges,
+        share=table.counts / total,
+        gaussian=np.diff(below),
+        values=int(total),
+        outside=table.outside,
     )
 
 

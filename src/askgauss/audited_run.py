@@ -1,9 +1,9 @@
-"""What every audited run can be asked for at its end."""
+"""What every audited run can be asked for at its end, whatever framework it runs in."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVarTuple
 
 from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
@@ -16,12 +16,24 @@ from askgauss.transcript import Transcript
 
 __all__ = ["AuditedRun"]
 
+State = TypeVarTuple("State")
 
-class AuditedRun(abc.ABC):
-    """A run with a transcript, which can be audited at any time."""
+
+class AuditedRun(abc.ABC, Generic[*State]):
+    """A run with a transcript, which can be audited at any time.
+
+    Where a framework keeps what was read in a state that it hands from step to step, that state is
+    the first argument of `transcript` and `result`; elsewhere there is none.
+
+    Attributes:
+        result_ends: Whether nothing else says that the run is over, so that asking for its result
+            tells those who follow its monitor.
+    """
+
+    result_ends: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def transcript(self) -> Transcript | LinearTranscript:
+    def transcript(self, *state: *State) -> Transcript | LinearTranscript:
         """What the steps so far released about the canaries."""
 
     @property
@@ -29,9 +41,11 @@ class AuditedRun(abc.ABC):
         """What watches the steps, if anything does."""
         return None
 
-    def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript | LinearTranscript:
+    def _transcript_for(
+        self, claim: PrivacyClaim | None, *state: *State
+    ) -> Transcript | LinearTranscript:
         """The transcript, with what is known only once the claim is."""
-        return self.transcript()
+        return self.transcript(*state)
 
     def _own_claim(self) -> PrivacyClaim | None:
         """The claim the audit was made with, if it was."""
@@ -39,10 +53,10 @@ class AuditedRun(abc.ABC):
 
     def result(
         self,
-        *,
+        *state: *State,
         claim: PrivacyClaim | None = None,
         delta: float | None = None,
-        auditor: Auditor[Any] | None = None,
+        auditor: Auditor[Any] | str | None = None,
         confidence: float = 0.95,
         gate_error: float = 0.001,
         diagnostics: bool = True,
@@ -54,7 +68,7 @@ class AuditedRun(abc.ABC):
         if claim is None and delta is None:
             claim = self._own_claim()
         found = audit(
-            self._transcript_for(claim),
+            self._transcript_for(claim, *state),
             claim=claim,
             delta=delta,
             auditor=auditor,
@@ -64,4 +78,6 @@ class AuditedRun(abc.ABC):
         )
         if self.monitor is None:
             return found
+        if self.result_ends:
+            self.monitor.close()
         return with_course(found, self.monitor.feed("finished"))

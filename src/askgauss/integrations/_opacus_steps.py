@@ -1,0 +1,343 @@
+"""One private step of an Opacus run: canaries go in before its noise, the release is read after."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
+from askgauss.diagnostics.shipped import moved_by_the_release
+from askgauss.exceptions import PrivacyAlarm, RecordingError
+from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._clip_count import ClipCountWatch
+from askgauss.integrations._clip_witness import ClipWitness
+from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._ledger import Ledger
+from askgauss.integrations._loader_watch import LoaderWatch
+from askgauss.integrations._noise_by_parameter import NoiseByParameter
+from askgauss.integrations._noise_watch import NoiseWatch
+from askgauss.integrations._opacus_restarts import Restartable
+from askgauss.integrations._restarts import check_weights
+from askgauss.integrations._rows import send_through_clipping
+from askgauss.integrations._shadow import Shadow
+from askgauss.integrations._stand_in import StandIn
+from askgauss.integrations._torch_seeds import probe_first_noise
+from askgauss.monitor import Monitor
+from askgauss.recorder import Recorder
+from askgauss.results import Consequence, Status
+from askgauss.transcript import SeedProbe
+
+__all__ = ["RecordedSteps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step between its noise and its observation."""
+
+    clip_norm: float
+    noise_multiplier: float
+    divisor: float
+    scale: float
+    clean: torch.Tensor
+    batches: int
+
+
+class RecordedSteps(Restartable):
+    """Records the steps of a run as they happen.
+
+    Its attributes are made by the audit that is a subclass; the ones below are all that a step
+    touches.
+    """
+
+    _optimizer: Any
+    _parameters: list[torch.nn.Parameter]
+    _names: tuple[str, ...]
+    _whole: tuple[str, ...]
+    _world: int
+    _sharded: bool
+    _sampling: run.Sampling
+    _inject: str
+    _known: bool
+    _canaries: DiracCanaries | BlockCanaries | ExampleCanaries
+    _coordinates: CanaryCoordinates
+    _recorder: Recorder
+    _store: Any
+    _monitor: Monitor | None
+    _ledger: Ledger
+    _loader: LoaderWatch
+    _probe: ExampleProbe | None
+    _watch: NoiseWatch | None
+    _shadow: Shadow | None
+    _witness: ClipWitness
+    _clip_count: ClipCountWatch
+    _spacing: float
+    _weights: str
+    _accumulated: set[int]
+    _planted: NDArray[np.int64] | None
+    _seeds: SeedProbe | None
+    _step: _Step | None
+    _arrived: dict[int, list[torch.Tensor]]
+    _unnoised: int
+    _discarded: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps recorded so far."""
+        return self._recorder.steps
+
+    def _make_recorder(self, rate: float) -> Recorder:
+        scheme = self._sampling.scheme
+        return Recorder(
+            self._canaries,
+            sampling=scheme,
+            sampling_rate=rate if scheme is None else None,
+            clip_norm=float(self._optimizer.max_grad_norm),
+            noise_multiplier=run.gradient_noise_multiplier(self._optimizer),
+            store=self._store,
+            monitor=self._monitor,
+        )
+
+    def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
+        """Stands in for the optimizer's `add_noise` while attached."""
+        self._before_noise()
+        self._clip_count.before_noise()
+        add_noise()
+        self._clip_count.after_noise()
+        self._after_noise()
+
+    def _after_noise(self) -> None:
+        step, places = self._step, self._places
+        assert step is not None
+        noisy, alone = None, self._world == 1 or self._sharded
+        if places is not None:
+            noisy = places.read([_gradient(item) for item in self._parameters])
+            if not alone:
+                # What is divided is the sum over all ranks, and they are reduced later.
+                torch.distributed.all_reduce(noisy)
+        noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
+        self._witness.after_noise(noisy, noise)
+        if self._seeds is None and self._rank == 0:
+            self._seeds = probe_first_noise(self._optimizer.params, self._optimizer)
+
+    def _listen_to_noise(self) -> StandIn | NoiseByParameter:
+        """Stand where the optimizer adds its noise."""
+        if run.noise_by_parameter(self._optimizer):
+            return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
+        return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)
+
+    def _one_before_noise(self, index: int) -> None:
+        """One parameter's sum is whole, and about to get its noise."""
+        if index in self._arrived:
+            self._arrived = {}
+        if not self._arrived:
+            self._draw()
+        assert self._planted is not None
+        kept = run.clipped_sum(self._optimizer, self._parameters[index])
+        assert kept is not None
+        places = self._coordinates.places
+        self._arrived[index] = [
+            self._coordinates.taken(number, kept)
+            for number, (tensor, _) in enumerate(places)
+            if tensor == index
+        ]
+        clip_norm = float(self._optimizer.max_grad_norm)
+        if self._rank == 0 and self._planted.size:
+            sums = [
+                kept if number == index else item for number, item in enumerate(self._parameters)
+            ]
+            self._coordinates.plant(sums, self._planted, clip_norm, only=index)
+        if len(self._arrived) == len(self._parameters):
+            parts = [part for number in sorted(self._arrived) for part in self._arrived[number]]
+            self._arrived = {}
+            self._begin(torch.cat(parts).to(self._coordinates.dtype))
+
+    def _draw(self) -> None:
+        """A step gets its noise: who is planted in it?"""
+        self._check_same_step()
+        self._ledger.open()
+        self._count_batches()
+        if self._probe is not None:
+            # The run's own sampler chose: with new noise comes the batch it was drawn for.
+            self._discarded += self._planted is not None
+            self._planted = self._probe.planted()
+        elif self._planted is None:
+            self._planted = self._recorder.sample()
+        else:
+            # Noise was drawn for these coins and no step followed. Nothing of it was recorded, so
+            # the same coins stay as good as new ones.
+            self._discarded += 1
+
+    def _before_noise(self) -> None:
+        optimizer = self._optimizer
+        sums = self._clipped_sums()
+        self._witness.before_noise()
+        self._draw()
+        assert self._planted is not None
+        clip_norm = float(optimizer.max_grad_norm)
+        # Also where it is not taken off the canaries: the noise is seen by itself all the same.
+        clean = self._places.read(sums) if self._places is not None else torch.zeros(0)
+        if self._sharded:
+            # Sums that are shared out were averaged over the ranks on the way.
+            clean *= self._world
+        plants = self._probe is None and (self._rank == 0 or self._sharded)
+        if plants and self._planted.size:
+            if self._inject == "sum":
+                height = clip_norm / (self._witness.averaged or self._world if self._sharded else 1)
+                self._coordinates.plant(sums, self._planted, height)
+            else:
+                rows = functools.partial(
+                    send_through_clipping,
+                    *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
+                )
+                self._witness.aside(rows)
+        self._begin(clean)
+
+    def _begin(self, clean: torch.Tensor) -> None:
+        """Planted, and about to get noise: what the step states of itself.
+
+        Args:
+            clean: This rank's sum at the places that are read, before anything was planted.
+        """
+        optimizer = self._optimizer
+        mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
+        divisor = float(optimizer.expected_batch_size * batches) if mean else 1.0
+        scale = divisor * (self._world if mean or self._sharded else 1)
+        self._step = _Step(
+            clip_norm=float(optimizer.max_grad_norm),
+            noise_multiplier=run.gradient_noise_multiplier(optimizer),
+            # Sums that are shared out were divided by the ranks before their noise.
+            divisor=divisor if self._sharded else scale,
+            scale=scale,
+            clean=clean,
+            batches=batches,
+        )
+
+    @property
+    def _places(self) -> CanaryCoordinates | None:
+        """The coordinates that are read in every step."""
+        if self._probe is None:
+            return self._coordinates
+        return None if self._watch is None else self._watch.coordinates
+
+    def _check_same_step(self) -> None:
+        """After loading: whether model, accountant and audit are of one step."""
+        self._ledger.check_total(self.steps, now=True)
+        check_weights(self._weights, self._places, self._parameters, self.steps)
+        self._weights = ""
+
+    def _count_batches(self) -> None:
+        """Canaries stand for a record of the step, which may be made of several batches."""
+        count = run.accumulated(self._optimizer)
+        self._accumulated.add(count)
+        fresh = self.steps == 0 and self._planted is None and self._store is None
+        if count > 1 and fresh and self._probe is None and self._sampling.by_batch:
+            self._recorder = self._make_recorder(self._rate_of_a_step([count]))
+
+    def _rate_of_a_step(self, accumulated: Iterable[int]) -> float:
+        """How often a record is in a step that accumulates so many batches."""
+        return min(1.0, self._sampling.rate * (max(accumulated) if self._sampling.by_batch else 1))
+
+    def _clipped_sums(self) -> list[torch.Tensor]:
+        sums: list[torch.Tensor] = []
+        for index, parameter in enumerate(self._parameters):
+            value = run.clipped_sum(self._optimizer, parameter)
+            # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
+            if value is None or not parameter.requires_grad:
+                raise RecordingError(
+                    f"Expected a clipped sum for every parameter, parameter {self._whole[index]} "
+                    "has none. It was trainable when the audit was attached: freeze parameters "
+                    "before that."
+                )
+            sums.append(value)
+        return sums
+
+    def _observe(self, _: Any, arguments: Any, options: Any) -> None:
+        """Runs as the wrapped torch optimizer begins its step."""
+        self._record_step(arguments, options)
+        self._tell_of_weights()
+
+    def _tell_of_weights(self) -> None:
+        """Tell the monitor how the weights moved in the steps that are over."""
+        if self._monitor is None or self._shadow is None:
+            return
+        found = moved_by_the_release(self._shadow.moves)
+        if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
+            self._monitor.breach("weights", found.summary)
+        elif found.status is not Status.NOT_RUN:
+            self._monitor.check_weights(0.0, 0.0)
+
+    def _record_step(self, arguments: Any, options: Any) -> None:
+        step, self._step = self._step, None
+        places, gradient = self._places, None
+        if step is not None and places is not None:
+            gradient = places.read([_gradient(item) for item in self._parameters])
+        if self._shadow is not None:
+            self._shadow.begin(arguments, options, gradient, None if step is None else step.clean)
+        if step is None:
+            self._unnoised += 1
+            return
+        self._clip_count.stepped()
+        if self._probe is not None:
+            self._observe_examples(self._probe, step)
+            self._witness.finish()
+            return
+        self._loader.step(step.batches)
+        coordinates = self._coordinates
+        # The only waits for the device in a step.
+        assert gradient is not None
+        released = gradient.cpu().double()
+        self._witness.divided(released.numpy(), step.divisor, self._spacing)
+        self._witness.finish()
+        values = released.numpy() * step.scale
+        if self._world > 1 and not self._sharded:
+            # Only now: inside a backward pass the ranks' own calls come first.
+            torch.distributed.all_reduce(step.clean)
+        # Infinite gradients leave nan here. They are recorded, and the audit says so.
+        noise = values - step.clean.cpu().numpy()
+        try:
+            self._recorder.observe(
+                coordinates.along(noise if self._known else values),
+                background=0.0 if self._known else None,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+                watch=coordinates.watched(noise),
+            )
+        except PrivacyAlarm:
+            # The step has been recorded, and whoever catches this may go on.
+            self._planted = None
+            raise
+        self._planted = None
+
+    def _observe_examples(self, probe: ExampleProbe, step: _Step) -> None:
+        planted, self._planted = self._planted, None
+        if not probe.due():
+            return
+        assert planted is not None
+        released = [_gradient(item) for item in self._parameters]
+        if self._watch is not None:
+            noisy = self._watch.coordinates.read(released).cpu().double()
+            self._witness.divided(noisy.numpy(), step.divisor, self._spacing)
+            self._watch.add(noisy * step.scale - step.clean.cpu(), step.clip_norm)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._recorder.observe(
+                probe.along(released, planted, step.clip_norm) * step.scale,
+                planted=planted,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+            )
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        raise RecordingError(
+            "Expected a noisy gradient for every audited parameter as the optimizer steps, one has "
+            "none. Freeze parameters before attaching the audit."
+        )
+    return parameter.grad

@@ -1,0 +1,135 @@
+"""Figures as inline SVG that takes its colours and its type from the page it stands on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from askgauss.diagnostics.figures import Missing
+from askgauss.plots import _style as style
+from askgauss.results import AuditResult
+
+__all__ = ["WIDTH", "Drawer"]
+
+WIDTH = 4.6
+# The colours figures are drawn in, and the names the style sheet knows them by.
+_COLORS = {
+    style.INK: "ink",
+    style.MUTED: "muted",
+    style.GRID: "grid",
+    style.PAPER: "paper",
+    style.OTHER: "other",
+    style.CLAIM: "claim",
+    **dict.fromkeys(style.ACCENTS.values(), "accent"),
+}
+
+
+class Drawer:
+    """Draws figures as SVG whose ids meet neither each other's nor those of another report."""
+
+    def __init__(self, result: AuditResult) -> None:
+        self._prefix = f"g{zlib.crc32(repr(result).encode('utf-8', 'replace')):08x}"
+
+    def draw(
+        self,
+        plot: Callable[..., Any],
+        numbers: Any,
+        *,
+        title: str,
+        caption: str,
+        label: str,
+        kind: str = "",
+        size: tuple[float, float] = (WIDTH, 2.9),
+    ) -> dict[str, Any]:
+        """The figure for the template, or the line that says why there is none."""
+        shown = {"title": title, "caption": caption, "kind": kind, "svg": "", "missing": ""}
+        if isinstance(numbers, Missing):
+            return shown | {"missing": numbers.reason}
+        return shown | {"svg": _svg(plot, numbers, f"{self._prefix}-{plot.__name__}", label, size)}
+
+
+def _svg(
+    plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
+) -> Any:
+    """A figure as inline SVG that takes its colours and its type from the page."""
+    from markupsafe import Markup, escape
+    from matplotlib.figure import Figure
+
+    options: dict[str, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": prefix,
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "axes.unicode_minus": True,
+        "path.simplify": True,
+    }
+    with _drawing(options):
+        figure = Figure(figsize=size, layout="constrained")
+        plot(numbers, figure.add_subplot())
+        figure.patch.set_alpha(0.0)
+        for ax in figure.axes:
+            ax.patch.set_alpha(0.0)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
+    drawn = _compact(stream.getvalue(), prefix)
+    head, rest = drawn.split(">", 1)
+    spoken = escape(label)
+    return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+_DRAWING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _drawing(options: Any) -> Iterator[None]:
+    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
+
+    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
+    these are put back, so that what somebody else sets meanwhile stays.
+    """
+    import matplotlib as mpl
+
+    with _DRAWING:
+        before: Any = {name: mpl.rcParams[name] for name in options}
+        mpl.rcParams.update(options)
+        try:
+            yield
+        finally:
+            mpl.rcParams.update(before)
+
+
+def _compact(drawn: str, prefix: str) -> str:
+    """What the backend wrote, less what a page does not need, in the page's colours and type."""
+    drawn = drawn[drawn.index("<svg") :]
+    # A style element inside an inline image would speak to the whole page.
+    drawn = re.sub(r"<(metadata|style)\b.*?</\1>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
+
+    def named(found: re.Match[str]) -> str:
+        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
+
+    def tag(found: re.Match[str]) -> str:
+        inside = re.sub(r' id="([^"]+)"', named, found[0])
+        inside = re.sub(r'(url\(|href=")#([^)"]+)', rf"\1#{prefix}-\2", inside)
+        # The size of the type is kept; its face is the page's.
+        inside = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", inside)
+        inside = re.sub(r"font-family: [^;\"]*; ?", "", inside)
+        inside = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", inside)
+        inside = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", inside)
+        inside = re.sub(r"\s*\n\s*", " ", inside)
+        return inside.replace("; ", ";").replace(": ", ":")
+
+    drawn = re.sub(r"<[^>]+>", tag, drawn)
+    for color, name in _COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    drawn = re.sub(r">\s+<", "><", drawn)
+    while (shorter := re.sub(r"<(g|defs)></\1>|<(g|defs)/>", "", drawn)) != drawn:
+        drawn = shorter
+    return drawn

@@ -1,0 +1,98 @@
+"""Trains jax_privacy's Keras models with one callback, in a process with Keras' JAX backend."""
+
+from __future__ import annotations
+
+import json
+
+
+def main() -> None:
+    """Train correct and broken models and print what their audits say, as JSON."""
+    import keras
+    import numpy as np
+    from jax_privacy import keras_api, noise_addition
+
+    import askgauss as ag
+    from askgauss.exceptions import RecordingError, UnsupportedError
+    from askgauss.integrations.keras import AuditCallback
+
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, 60)).astype(np.float32)
+    labels = (features[:, :1] > 0).astype(np.float32)
+
+    def network():
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((60,)), keras.layers.Dense(100, "relu"), keras.layers.Dense(1)]
+        return keras.Sequential(layers)
+
+    def private(*, poisson=True, accumulation=1, microbatch=None):
+        config = keras_api.DPKerasConfig(
+            epsilon=7.6,
+            delta=1e-5,
+            clipping_norm=1.0,
+            batch_size=80,
+            gradient_accumulation_steps=accumulation,
+            train_steps=100,
+            train_size=400,
+            noise_multiplier=1.5,
+            poisson_sampling_in_fit=poisson,
+            microbatch_size=microbatch,
+            seed=987654321987,
+        )
+        model = keras_api.make_private(network(), config)
+        parts = {"gradient_accumulation_steps": accumulation} if accumulation > 1 else {}
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.SGD(0.1, **parts), loss=loss)
+        return model
+
+    def fit(model, callbacks, epochs):
+        model.fit(features, labels, batch_size=80, epochs=epochs, callbacks=callbacks, verbose=0)
+
+    def callback(model):
+        sizes = [variable.value.size for variable in model.trainable_variables]
+        canaries = ag.DiracCanaries(present=250, absent=1000, tensors=sizes, seed=1)
+        return AuditCallback(canaries=canaries)
+
+    def said(model, *parts):
+        weights = len(model.weights)
+        audit = callback(model)
+        for epochs, seen in parts:
+            fit(model, [audit] if seen else [], epochs)
+        result = audit.result()
+        return {
+            "verdict": result.verdict.value,
+            "epsilon": result.epsilon_lower,
+            "failed": [item.check for item in result.findings if item.status.value == "fail"],
+            "text": str(result),
+            "weights": len(model.weights) - weights,
+        }
+
+    def refused(call):
+        try:
+            call()
+        except (RecordingError, UnsupportedError) as error:
+            return str(error)
+        return ""
+
+    trained = private()
+    plain = network()
+    plain.compile(loss="mse")
+    outcomes = {
+        "correct": said(trained, (10, True), (10, True)),
+        "microbatches": said(private(microbatch=20), (20, True)),
+        "shuffled": said(private(poisson=False), (20, True)),
+        "unseen": said(private(), (15, True), (5, False)),
+        "before fit": refused(AuditCallback().result),
+        "not private": refused(lambda: fit(plain, [AuditCallback()], 1)),
+        "accumulated": refused(lambda: fit(private(accumulation=2), [AuditCallback()], 1)),
+    }
+    audit = callback(trained)
+    audit.set_model(trained)
+    outcomes["another model"] = refused(lambda: fit(private(), [audit], 1))
+    made = noise_addition.gaussian_privatizer
+    noise_addition.gaussian_privatizer = lambda stddev: made(stddev=stddev / 2)
+    outcomes["half noise"] = said(private(), (20, True))
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""jax_privacy's Keras models, audited by one callback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax_privacy")
+pytest.importorskip("optree", reason="Keras is not installed")
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    # Keras takes its backend once a process, from the environment.
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("keras_worker.py"))],
+        env={**os.environ, "KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("run", ["correct", "microbatches"])
+def test_a_correct_model_is_consistent(outcomes, run):
+    # Seeds of canaries and run are fixed; another pair would fail once in a thousand.
+    assert outcomes[run]["verdict"] == "CONSISTENT", outcomes[run]["text"]
+    assert outcomes[run]["epsilon"] > 0.9 * 7.6
+
+
+def test_half_the_noise_is_a_violation(outcomes):
+    assert outcomes["half noise"]["verdict"] == "VIOLATION"
+    assert "noise scale" in outcomes["half noise"]["failed"]
+
+
+def test_shuffled_epochs_are_not_called_poisson(outcomes):
+    text = " ".join(outcomes["shuffled"]["text"].split())
+    assert "shuffled epochs of 5 batches, and Poisson sampling at rate 0.2 was accounted" in text
+
+
+def test_steps_of_a_fit_without_the_callback_are_counted(outcomes):
+    # A quarter of the run was not seen: its bound is no longer that of the whole.
+    assert outcomes["unseen"]["epsilon"] < 0.95 * outcomes["correct"]["epsilon"]
+    assert "25 of 100 steps were taken without" in " ".join(outcomes["unseen"]["text"].split())
+
+
+@pytest.mark.parametrize("run", ["correct", "microbatches", "shuffled", "unseen", "half noise"])
+def test_nothing_of_the_audit_stays_in_the_model(outcomes, run):
+    assert outcomes[run]["weights"] == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("before fit", "Expected fit() to have run"),
+        ("not private", "make_private(model, config) before fit()"),
+        ("accumulated", "Expected gradient_accumulation_steps=1, got 2"),
+        ("another model", "Make an AuditCallback for each model"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(outcomes, case, words):
+    assert words in outcomes[case]

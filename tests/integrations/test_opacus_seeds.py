@@ -1,0 +1,91 @@
+"""Noise of an Opacus run that anybody can draw again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from askgauss.integrations._torch_seeds import probe_first_noise
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status
+from tests.integrations.runs import make_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def found(run, generator=None, **options):
+    if generator is not None:
+        run.optimizer.generator = generator
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, **options) as audit:
+        run.train(1)
+    result = audit.result(delta=1e-5)
+    return next(item for item in result.findings if item.check == "predictable noise")
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("seed", [0, 42, 1337])
+def test_a_generator_of_a_likely_seed_is_found(mode, seed):
+    finding = found(make_run(mode=mode, seed=7), torch.Generator().manual_seed(seed))
+    assert finding.status is Status.FAIL
+    assert f"torch.manual_seed({seed}), as Opacus draws it" in finding.summary
+
+
+def test_a_generator_that_nobody_seeded_is_found():
+    finding = found(make_run(seed=7), torch.Generator())
+    assert finding.status is Status.FAIL
+    assert "torch.manual_seed(67280421310721)" in finding.summary
+
+
+def test_the_seed_of_the_process_is_tried():
+    run = make_run(seed=3_141_592)
+    assert torch.initial_seed() == 3_141_592
+    finding = found(run, torch.Generator().manual_seed(3_141_592))
+    assert "torch.manual_seed(3141592)" in finding.summary
+
+
+def test_unguessable_noise_passes_and_says_what_was_tried():
+    # Another seed resembles one of the thousand about once in 10^9 runs.
+    finding = found(make_run(seed=7), torch.Generator().manual_seed(0x9E3779B9))
+    assert finding.status is Status.PASS
+    assert "likely seeds give in 4 ways" in finding.summary
+
+
+def test_the_process_generator_after_other_draws_passes():
+    assert found(make_run(seed=0)).status is Status.PASS
+
+
+def test_the_probe_is_kept_over_a_restart(tmp_path):
+    run = make_run(seed=7)
+    run.optimizer.generator = torch.Generator().manual_seed(5)
+    with CanaryAudit(run.optimizer, seed=0, checkpoint=tmp_path / "audit.npz") as audit:
+        run.train(1)
+        audit.save()
+        again = audit.state_dict()
+    other = make_run(seed=7)
+    with CanaryAudit(other.optimizer, seed=0) as resumed:
+        resumed.load_state_dict(again)
+        assert resumed._seeds == audit._seeds
+    assert resumed._seeds.found == "torch.manual_seed(5), as Opacus draws it"
+
+
+@pytest.mark.parametrize("shapes", [(3, 20, 5), (4097,), (70,), (16,), (10_000, 4)])
+def test_tensors_of_any_size_are_drawn_as_torch_draws_them(shapes):
+    """Small ones come one by one, large ones in blocks; the beginning is what is compared."""
+    generator = torch.Generator().manual_seed(11)
+    parameters = []
+    for size in shapes:
+        item = nn.Parameter(torch.zeros(size))
+        item.summed_grad = torch.randn(size, generator=torch.Generator().manual_seed(2**40))
+        item.grad = item.summed_grad + torch.normal(0.0, 3.0, (size,), generator=generator)
+        parameters.append(item)
+    assert probe_first_noise(parameters).found == "torch.manual_seed(11), as Opacus draws it"
+
+
+def test_noise_of_numpy_is_found_too():
+    noise = np.random.default_rng(77).standard_normal(500)
+    item = nn.Parameter(torch.zeros(500))
+    item.summed_grad = torch.zeros(500)
+    item.grad = torch.from_numpy(noise).float()
+    assert probe_first_noise([item]).found == "numpy.random.default_rng(77)"
