@@ -37,6 +37,7 @@ def main(path: str) -> None:
         return Component(
             name=name,
             version=found[name],
+            bom_ref=f"{name}@{found[name]}",
             type=kind,
             purl=PackageURL("pypi", name=name, version=found[name]),
         )

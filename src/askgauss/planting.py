@@ -179,9 +179,10 @@ class Planting:
             if not content or self.scheme is None:
                 found.append(None)
                 continue
-            sums = SchemeSums.from_arrays(self.scheme, content)
-            seen = (self.records, None) if name == "batches" else (None, self._present.size)
-            if sums.step != steps or (sums.records, seen[1] and sums.seen) != seen:
+            records = self.records if name == "batches" else None
+            sums = SchemeSums.from_arrays(self.scheme, content, records=records)
+            part = None if name == "batches" else self._present.size
+            if sums.step != steps or part not in (None, sums.seen):
                 raise FileFormatError(
                     f"Expected {name} of the checkpoint to be those of {steps} steps of this run, "
                     f"got {sums.step} of {sums.records or sums.seen} records."

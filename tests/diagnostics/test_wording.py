@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.replay.runs import records, training
 from tests.report import samples
 
 import askgauss as ag
 from askgauss import diagnostics, report
+from askgauss.auditors import auditor_types
 from askgauss.commitment import commit
 from askgauss.diagnostics import drawn as drawn_checks
 from askgauss.diagnostics.linear import linear_checks
@@ -31,9 +33,15 @@ from askgauss.sampling import (
     SchemeSums,
     Shuffled,
 )
-from askgauss.simulation import FAULTS, TREE_FAULTS, simulate_dpftrl, simulate_dpsgd
+from askgauss.simulation import (
+    FAULTS,
+    TREE_FAULTS,
+    simulate_dpftrl,
+    simulate_dpsgd,
+    simulate_scores,
+)
 from askgauss.transcript import SeedProbe
-from askgauss.witness import ProbeFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, ProbeFacts, RoundFacts, StepFacts, WeightFacts
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
@@ -100,7 +108,9 @@ def facts():
         {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
         MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},
         MOVED | {"regraded": 3}, {"between": 2, "between_first": 5, "between_tensor": "a"},
-        {"declared": 4}, {"bare": ("a",)}, {"bare_moved": ("a", "b")},
+        {"declared": 4}, {"bare": ("a",)}, {"bare_moved": ("a", "b")}, {"tensors": 2},
+        {"tensors": 2, "unmoved": ("a",)}, {"tensors": 2, "unmoved": ("a", "b")},
+        {"tensors": 2, "unreached": ("a",)}, {"tensors": 2, "unreached": ("a", "b")},
     ):  # fmt: skip
         yield {"weights": replace(SOUND_WEIGHTS, **changes)}
     for changes in (
@@ -139,6 +149,12 @@ def facts():
         "accounted": ((1.6, 0.2, 40),), "accounted_steps": 40, "accounted_epsilon": 2.4,
         "epsilon_reads": ((1e-5, 2.0, 40),), "outside": ("a", "b"), "outside_moved": ("a",),
     }  # fmt: skip
+    counted = ClipCountFacts(
+        releases=40, shown=40, read=40, square=40.0, deviation=5.0, noise_multiplier=1.6
+    )
+    for told in ((), ((1.6, 0.2, 40),), ((1.8, 0.2, 40),)):
+        for changes in ({}, {"square": 0.0}, {"square": 4.0}, {"read": 0}):
+            yield {"clip_count": replace(counted, **changes), "accounted": told}
     for claim in (CLAIM, replace(CLAIM, epsilon=1.0)):
         yield {"commitment": commit(seed=1, member=np.ones(4, dtype=bool), claim=claim)}
 
@@ -181,9 +197,29 @@ def undecided():
     silent = {"watch_values": np.zeros_like(sound.watch_values)}
     gram = np.eye(sound.kept.size)
     alike = {"gram": np.where(gram == 0.0, 0.9, gram)}
-    for changes in (silent, {"gram": gram}, alike):
+    sizes = np.random.default_rng(4).integers(60, 100, sound.number_of_steps).astype(float)
+    sized = {"steps": replace(sound.steps, batch_size=sizes)}
+    for changes in (silent, {"gram": gram}, alike, sized):
         found += transcript_checks(replace(sound, **changes), CLAIM)
-    return found
+    return [*found, *methods_own(sound)]
+
+
+def methods_own(run):
+    """What methods say of their own evidence, and what a replay says of the run."""
+    scores = simulate_scores(
+        steps=40, sampling_rate=0.2, noise_multiplier=1.6, present=150, absent=150, seed=1
+    )
+    for method in auditor_types().values():
+        data = run if method.reads == "transcript" else scores
+        yield from audit_of(data, method())
+    for adjacency in ("add-remove", "replace-one"):
+        for train in (training(), training(divisor="batch")):
+            told = ag.replay(train, records(), leave_out=17, adjacency=adjacency)
+            yield from told.findings
+
+
+def audit_of(data, method):
+    return ag.audit(data, delta=1e-5, auditor=method, diagnostics=False).findings
 
 
 def checks_of(*modules):

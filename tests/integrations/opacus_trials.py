@@ -35,6 +35,7 @@ WIDE = 500
 SIGMA, DELTA, EPOCHS = 1.0, 1e-5, 16
 LEAST = 0.9
 PRESENT = 250
+KINDS = 32
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Trial:
         if self.clipping == "adaptive":
             return versions.AdaClipDPOptimizer is not versions.Missing
         if self.mode == "ghost":
-            return versions.DPOptimizerFastGradientClipping is not versions.Missing
+            # The first release left both passes of the loss to the loop.
+            return versions.DPLossFastGradientClipping is not versions.Missing
         return True
 
 
@@ -208,9 +210,19 @@ def audited(trial: Trial, *, half: bool) -> ag.AuditResult:
     else:
         with CanaryAudit(run.optimizer, **options, **many) as audit:
             run.train(EPOCHS, trial.physical)
-    counted = audit.transcript().facts.accounted
-    epsilon = accounting.history_epsilon(counted, DELTA)
+    epsilon = accounting.history_epsilon(merged(audit.transcript().facts.accounted), DELTA)
     return audit.result(claim=ag.PrivacyClaim(epsilon=epsilon, delta=DELTA))
+
+
+def merged(history: Any) -> list[tuple[float, float, int]]:
+    """Many kinds of steps made few, each with at most a thousandth less noise: quick to compose."""
+    if len(history) <= KINDS:
+        return list(history)
+    kinds: dict[tuple[float, float], int] = {}
+    for noise, rate, steps in history:
+        key = (math.floor(1000.0 * noise) / 1000.0, rate)
+        kinds[key] = kinds.get(key, 0) + steps
+    return [(*kind, steps) for kind, steps in kinds.items()]
 
 
 def _resumed(run: Training, folder: Path, half: bool, options: Any, many: Any) -> CanaryAudit:

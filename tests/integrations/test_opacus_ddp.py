@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,9 @@ def test_all_ranks_hold_the_same_transcript(folder, name):
     assert first.facts.witness.steps >= 1
     assert first.facts.witness.divided == first.number_of_steps
     assert first.facts.weights.otherwise == first.facts.weights.between == 0
-    assert first.facts == second.facts
+    # The first rank draws the noise, and looks for its seed.
+    first, second = (replace(item.facts, seed_probe=None) for item in (first, second))
+    assert first == second
 
 
 @pytest.mark.parametrize(

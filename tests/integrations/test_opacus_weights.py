@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import numpy as np
@@ -266,6 +267,53 @@ def test_a_closure_that_is_handed_on_is_named(handed_on):
     else:
         assert moved.status is closure.status is Status.PASS
         assert result.verdict is not Verdict.VIOLATION
+
+
+def _another_optimizer(run):
+    run.optimizer.original_optimizer = torch.optim.SGD(parameters(run), lr=0.1)
+    run.train()
+
+
+def _without_noise(run):
+    plain = torch.optim.SGD(parameters(run), lr=0.1)
+    for features, target in run.loader:
+        run.optimizer.zero_grad()
+        run.criterion(run.model(features), target).backward()
+        plain.step()
+
+
+def _averaged_weights(run):
+    for item in parameters(run):
+        item.data.mul_(0.9)
+
+
+@pytest.mark.parametrize(
+    "write", [None, _another_optimizer, _without_noise, _averaged_weights, "declared", "raised"]
+)
+def test_weights_that_change_after_the_last_step_are_named(write):
+    """What is in the model when the audit is left is what ships."""
+    run = make_run()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, model=run.model) as audit,
+    ):
+        run.train()
+        if callable(write):
+            write(run)
+        if write == "declared":
+            with audit.postprocessing():
+                _averaged_weights(run)
+        if write == "raised":
+            _averaged_weights(run)
+            raise KeyboardInterrupt
+    result = audit.result(claim=LOOSE)
+    between = finding(result, BETWEEN)
+    if callable(write):
+        assert between.status is Status.FAIL
+        assert "first after the last in" in between.summary
+        assert result.verdict is Verdict.INVALID
+    else:
+        assert between.status is Status.PASS
 
 
 @pytest.mark.parametrize("when", ["never", "in the step", "between", "declared"])

@@ -16,6 +16,7 @@ from askgauss import report
 from askgauss.comparison import compare
 from askgauss.exceptions import FileFormatError
 from askgauss.scores import ScoreMetadata
+from askgauss.simulation import FAULTS, simulate_dpsgd
 
 from . import samples
 
@@ -116,7 +117,7 @@ def test_figures_speak_to_those_who_cannot_see_them(pages, name):
 def test_every_section_shows_something_or_says_why_not(pages, name):
     shown = pages[name].count("<figure") - 1  # the axis
     missing = pages[name].count('class="missing"')
-    assert shown + missing == 10
+    assert shown + missing == 11
     for reason in re.findall(r'class="missing"><b>[^<]*:</b> ([^<]*)<', pages[name]):
         assert len(reason) > 10
         assert "\n" not in reason
@@ -335,3 +336,18 @@ def test_pages_of_threads_are_those_of_one():
         assert dict(mpl.rcParams) == before | {"animation.bitrate": 1234}
     finally:
         mpl.rcParams.update(original)
+
+
+def test_noise_of_another_shape_is_the_first_thing_drawn():
+    """Laplace noise of this much is not taken for Gaussian in one run of 1e9."""
+    run = simulate_dpsgd(
+        steps=60, sampling_rate=0.2, noise_multiplier=1.5, present=60, absent=140, seed=0,
+        fault=FAULTS["laplace-noise"],
+    )  # fmt: skip
+    result = ag.audit(run, claim=samples.CLAIM)
+    assert result.verdict is ag.Verdict.INVALID
+    page = report.render(result)
+    assert "Shape of the noise" in page
+    assert page.index('id="noise"') < page.index('id="scores"')
+    sound = samples.page("violation")
+    assert sound.index('id="noise"') > sound.index('id="scores"')

@@ -179,7 +179,7 @@ def test_sums_go_on_from_a_checkpoint(scheme):
         whole.add(batch)
     for batch in batches[:25]:
         sums.add(batch)
-    sums = SchemeSums.from_arrays(scheme, sums.arrays())
+    sums = SchemeSums.from_arrays(scheme, sums.arrays(), records=RECORDS)
     for batch in batches[25:]:
         sums.add(batch)
     assert sums.tests() == whole.tests()
@@ -192,9 +192,40 @@ def test_damaged_checkpoints_are_refused():
         content = sums.arrays()
         del content[name]
         with pytest.raises(FileFormatError, match="sums of drawn batches"):
-            SchemeSums.from_arrays(sums.scheme, content)
-    with pytest.raises(FileFormatError):
-        SchemeSums.from_arrays(sums.scheme, sums.arrays() | {"sizes": np.zeros(7)})
+            SchemeSums.from_arrays(sums.scheme, content, records=RECORDS)
+
+
+def _changed(array, place, value):
+    copy = array.copy()
+    copy.flat[place] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sizes", lambda array: np.zeros(7)),
+        ("sizes", lambda array: array.astype(np.bool_)),
+        ("drawn", lambda array: _changed(array, 0, np.iinfo(np.int64).max)),
+        ("pools", lambda array: _changed(array, 0, -5)),
+        ("coins", lambda array: _changed(array, 0, 1e300)),
+        ("count", lambda array: array[:1]),
+        ("count", lambda array: array.astype(np.float32)),
+        ("last", lambda array: _changed(array, 3, 7)),
+        ("bets_lags", lambda array: array[:, :3]),
+        # Refused before memory is taken for so many records.
+        ("head", lambda array: _changed(array, 0, 7 * 10**15)),
+        ("head", lambda array: array[:3]),
+        ("head", lambda array: _changed(array, 2, 10**12)),
+    ],
+)
+def test_checkpoints_with_odd_numbers_are_refused(name, change):
+    sums = SchemeSums(Poisson(rate=0.05), records=RECORDS)
+    sums.add([1, 2])
+    content = sums.arrays()
+    content[name] = change(content[name])
+    with pytest.raises(FileFormatError, match="sums of drawn batches"):
+        SchemeSums.from_arrays(sums.scheme, content, records=RECORDS)
 
 
 def test_batches_and_a_matrix_say_the_same():

@@ -13,7 +13,7 @@ def show(variant: str) -> Outcome:
     torch.manual_seed(0)
     pictures = torch.randn(1000, 1, 8, 8)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, kernel_size=3, padding=(1, 0)),
+        nn.Conv2d(1, 8, kernel_size=3, padding=(0, 1)),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(8 * 8 * 6, 2),

@@ -31,11 +31,10 @@ def loss(records: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def mended(records: torch.Tensor) -> list[float]:
     """The step as it was meant, on the mean over the batch."""
-    total = torch.zeros(3)
-    for row in records:
-        weights = torch.zeros(3, requires_grad=True)
-        loss(row[None], weights).backward()
-        total += weights.grad * min(1.0, CLIP / float(weights.grad.norm()))
+    # The gradient of each record's loss, at weights of zero.
+    gradients = -2.0 * records
+    scale = (CLIP / gradients.norm(dim=1)).clamp(max=1.0)
+    total = (gradients * scale[:, None]).sum(dim=0)
     return (-(total + NOISE * CLIP * torch.randn(3)) / RECORDS).tolist()
 
 

@@ -80,9 +80,11 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
     )
     said = f"weights stayed as they were from each step to the next.{declared}"
     if facts.between:
+        last = facts.between_first > facts.steps > 0
+        when = "after the last" if last else f"before step {facts.between_first:,}"
         said = (
-            f"{facts.between:,} times weights had changed since the step before, first before step "
-            f"{facts.between_first:,} in {facts.between_tensor}.{declared}"
+            f"{facts.between:,} times weights had changed since the step before, first {when} in "
+            f"{facts.between_tensor}.{declared}"
         )
     return fact(
         "weights between steps",

@@ -10,7 +10,6 @@ import math
 import platform
 import typing
 from dataclasses import dataclass, fields
-from types import UnionType
 from typing import Any, Literal
 
 import numpy as np
@@ -588,7 +587,8 @@ def _from_plain(kind: type[Any], value: Any) -> Any:
 
 
 def _is_array(hint: Any) -> bool:
-    return not isinstance(hint, UnionType) and typing.get_origin(hint) is np.ndarray
+    # Compared, not taken apart: later numpys have another kind of alias for it.
+    return bool(hint == Array)
 
 
 def _numbers(text: str, where: str) -> Array:

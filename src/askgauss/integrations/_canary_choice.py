@@ -17,7 +17,7 @@ _PRESENT_ROWS = 32
 _BLOCK = 16
 # Where nobody says how many steps are planned, so many are taken for granted: as many as epsilon 8
 # lasts for, within these.
-_SHORT_RUN, _LONG_RUN = 100, 500
+_SHORT_RUN, _LONG_RUN = 100, 350
 # Two unit Gaussians this far apart have epsilon 8 at delta 1e-5.
 _DISTANCE = 1.6
 # Plantings, in units of the squared noise multiplier, that notice 1.25 times the claim with
@@ -134,7 +134,7 @@ def default_numbers(
     and a half standard deviations of what the noise does to it; planted in a sixteenth of the
     places, canaries move the weights as 8 % more noise would. Beyond a thousand the bound hardly
     gains. Where the planned steps need more of them for a verdict, more are present, up to a
-    quarter of the records and an eighth of the places. Absent canaries change nothing; they fill up
+    quarter of the records and a sixth of the places. Absent canaries change nothing; they fill up
     to five thousand, in half of the places at most, which leaves some to watch.
 
     Args:
@@ -144,7 +144,7 @@ def default_numbers(
             the records is then a twentieth more rows to clip; of an unknown number it is few.
         sampling_rate: Probability that a present one is planted in a step.
         noise_multiplier: The noise of a step, in clip norms.
-        planned_steps: How many steps the run will take; from 100 to 500 where nobody says.
+        planned_steps: How many steps the run will take; from 100 to 350 where nobody says.
 
     Examples:
         >>> default_numbers(2_750_000, 50_000), default_numbers(4_810, 1_437)
@@ -160,7 +160,7 @@ def default_numbers(
     if not few and sampling_rate and noise_multiplier:
         steps = planned_steps or _steps_taken_for_granted(sampling_rate, noise_multiplier)
         needed = math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
-        present = max(present, min(needed, _MOST_PRESENT, known // 4, places // 8))
+        present = max(present, min(needed, _MOST_PRESENT, known // 4, places // 6))
     return present, max(min(_CANARIES - present, places // 2), 2)
 
 

@@ -180,8 +180,11 @@ class LoaderWatch:
         if not found:
             self._lost = self._lost or "those before the checkpoint were not kept"
             return
-        sums = SchemeSums.from_arrays(self._sums.scheme, found)
-        if sums.step + int(missed.item()) != steps or sums.records != self._records:
+        if SchemeSums.records_in(found) != self._records:
+            self._lost = "those before the checkpoint are of other records"
+            return
+        sums = SchemeSums.from_arrays(self._sums.scheme, found, records=self._records)
+        if sums.step + int(missed.item()) != steps:
             self._lost = "those before the checkpoint are of other steps"
             return
         self._sums, self._missed = sums, int(missed.item())

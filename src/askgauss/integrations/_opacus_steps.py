@@ -208,11 +208,13 @@ class RecordedSteps(Restartable):
         optimizer = self._optimizer
         mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
         divisor = float(optimizer.expected_batch_size * batches) if mean else 1.0
+        scale = divisor * (self._world if mean or self._sharded else 1)
         self._step = _Step(
             clip_norm=float(optimizer.max_grad_norm),
             noise_multiplier=run.gradient_noise_multiplier(optimizer),
-            divisor=divisor,
-            scale=divisor * (self._world if mean or self._sharded else 1),
+            # Sums that are shared out were divided by the ranks before their noise.
+            divisor=divisor if self._sharded else scale,
+            scale=scale,
             clean=clean,
             batches=batches,
         )
@@ -297,7 +299,9 @@ class RecordedSteps(Restartable):
         # The only waits for the device in a step.
         assert gradient is not None
         released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.divisor, self._spacing)
+        # Where parameters are shared out, ranks are reduced before the noise, otherwise after it.
+        stated = step.divisor if self._sharded else step.scale
+        self._witness.divided(released.numpy(), stated, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
         if self._world > 1 and not self._sharded:

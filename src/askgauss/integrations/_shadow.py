@@ -154,9 +154,15 @@ class Shadow:
             optimizer.register_load_state_dict_post_hook(lambda *_: self._forget()),
         ]
 
-    def detach(self) -> None:
-        """Follow no more."""
+    def detach(self, *, finished: bool = True) -> None:
+        """Follow no more; at the end of a run, weights must be as its last step left them.
+
+        Ranks that share parameters out could only look together, and do not.
+        """
         self._judge()
+        if finished and self._after is not None and not self._places.collective:
+            now = self._places.read(self._parameters)
+            self._witness.between(_host(self._after), _host(now), self._steps() + 1)
         self._forget()
         for hook in self._hooks:
             hook.remove()

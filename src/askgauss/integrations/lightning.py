@@ -50,10 +50,8 @@ class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[m
     ``report.html`` are written, and the trainer's loggers get bound, findings and report.
 
     It also works with the separate package ``pytorch_lightning``, whose trainers ask a callback
-    for nothing but its methods.
+    for nothing but its methods. Its arguments are those of `TrainerAudit`.
     """
-
-    __doc__ += (TrainerAudit.__doc__ or "").partition("\n")[2]
 
     @property
     def state_key(self) -> str:

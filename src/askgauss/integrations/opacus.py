@@ -417,7 +417,7 @@ class CanaryAudit(RecordedRun):
         if self._probe is not None:
             self._probe.stop()
         if self._shadow is not None:
-            self._shadow.detach()
+            self._shadow.detach(finished=kind is None)
         self._witness.detach()
         self._clip_count.detach()
         self._loader.deafen()

@@ -57,10 +57,8 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
     ``report_to`` names gets bound, findings and report.
 
     An exception ends `train` without a word to callbacks: `result` then speaks of the steps until
-    there, and `finish` writes the files.
+    there, and `finish` writes the files. Its arguments are those of `TrainerAudit`.
     """
-
-    __doc__ += (TrainerAudit.__doc__ or "").partition("\n")[2]
 
     def on_train_begin(
         self,

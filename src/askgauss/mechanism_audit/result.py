@@ -133,8 +133,8 @@ class MechanismResult:
             lines.append(f"  ceiling     this many outputs could show {number(self.ceiling)}")
         if self.power is not None:
             lines.append(
-                f"  power       {self.power:.0%} chance of a violation at 1.25 times the leak; "
-                f"false alarm at most {self.gate_error:g}"
+                f"  would see   1.25 times the claim in {self.power:.0%} of audits; a sound "
+                f"mechanism is called broken in at most {self.gate_error:g}"
             )
         lines.append(f"  tested      {self.scope}")
         return "\n".join(lines)

@@ -152,7 +152,8 @@ class ReplayReport:
                 if self.adjacency in item.leak_under
                 else Consequence.INFORMS,
                 measured=item.size,
-                remedy=_REMEDIES.get(item.kind, ""),
+                # What may differ under this adjacency needs no mending.
+                remedy=_REMEDIES.get(item.kind, "") if self.adjacency in item.leak_under else "",
             )
             for item in self.differences
         ]

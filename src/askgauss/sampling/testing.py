@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
+from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.stats.draws import (
     Bets,
@@ -316,34 +317,77 @@ class SchemeSums:
             content[f"bets_{name}"] = np.column_stack((bets.log_wealth, bets.met, bets.expected))
         return content
 
+    @staticmethod
+    def records_in(content: dict[str, NDArray[Any]]) -> int | None:
+        """Of how many records the sums of a file are, before anything is made of them.
+
+        Raises:
+            FileFormatError: They do not say.
+        """
+        check_names(content, _kept_fields(1, 0))
+        _HEAD.check("head", content["head"])
+        records = int(content["head"][0])
+        return None if records < 0 else records
+
     @classmethod
-    def from_arrays(cls, scheme: Scheme, content: dict[str, NDArray[Any]]) -> SchemeSums:
-        """Go on from what `arrays` gave, with the same scheme."""
+    def from_arrays(
+        cls, scheme: Scheme, content: dict[str, NDArray[Any]], *, records: int | None
+    ) -> SchemeSums:
+        """Go on from what `arrays` gave, with the same scheme.
+
+        Args:
+            scheme: The declared scheme.
+            content: What `arrays` gave.
+            records: Number of records in all, if known: a file that tells another is refused.
+
+        Raises:
+            FileFormatError: It is not what `arrays` gave.
+        """
         try:
-            records, part, step, strays, missing, twice, broken = content["head"].tolist()
-            sums = cls(
-                scheme,
-                records=None if records < 0 else records,
-                seen=content["count"].size if part else None,
-            )
-            for name in _STATE:
-                kept = getattr(sums, name)
-                kept[:] = content[name]
-            for name in _STEPS:
-                if content[name].shape != (step,):
-                    raise ValueError(f"{name} has shape {content[name].shape}")
-                sums._rows[name] = content[name].astype(np.float64).tolist()
-            for name, bets in sums._bets.items():
-                table = content[f"bets_{name}"]
-                bets.log_wealth[:] = table[:, :-2]
-                bets.met[:], bets.expected[:] = table[:, -2], table[:, -1]
-        except (KeyError, ValueError, IndexError) as error:
+            said = cls.records_in(content)
+            if said != records:
+                raise FileFormatError(f"They are of {said} records, and the run has {records}.")
+            _, part, step, strays, missing, twice, broken = content["head"].tolist()
+            sums = cls(scheme, records=records, seen=content["count"].size if part else None)
+            check_arrays(content, _kept_fields(sums.seen, step))
+        except (FileFormatError, InvalidArgumentError) as error:
             raise FileFormatError(
-                f"Cannot read the sums of drawn batches: {error}. Write them again with askgauss."
+                f"Cannot read the sums of drawn batches: {error} Write them again with askgauss."
             ) from error
+        for name in _STATE:
+            getattr(sums, name)[:] = content[name]
+        for name in _STEPS:
+            sums._rows[name] = content[name].astype(np.float64).tolist()
+        for name, bets in sums._bets.items():
+            table = content[f"bets_{name}"]
+            bets.log_wealth[:] = table[:, :-2]
+            bets.met[:], bets.expected[:] = table[:, -2], table[:, -1]
         sums.step, sums._strays, sums._missing, sums._twice = step, strays, missing, twice
         sums._broken = None if broken < 0 else broken
         return sums
+
+
+# Records, whether they are a part, steps, and four counts.
+_HEAD = Field(np.int64, (7,), low=-1, high=2**53)
+
+
+def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
+    """What every array of a file must be."""
+    number = Field(np.int64, (steps,), low=0, high=2**53)
+    return {
+        "head": _HEAD,
+        "count": Field(np.int64, (seen,), low=0, high=steps),
+        "first": Field(np.int64, (seen,), low=-1, high=steps),
+        "last": Field(np.int64, (seen,), low=-1, high=steps),
+        "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
+        "drawn": number,
+        "pools": number,
+        "coins": Field(np.float64, (steps,), low=0.0, high=1.0),
+        **{
+            f"bets_{name}": Field(np.float64, (sets, Bets(sets).log_wealth.shape[1] + 2))
+            for name, sets in _BETS.items()
+        },
+    }
 
 
 def _gap_class(gaps: Integers) -> Integers:
