@@ -53,12 +53,14 @@ def summary(tours: list[Shown]) -> str:
     """How many were shown, found and clean, and in what time; a run that two share counts once."""
     shown = [item for item in tours if not item.skipped]
     found = sum(item.found for item in shown)
-    clean = sum(item.twin_clean for item in shown)
+    clean = [item.outcomes["mended"]["verdict"] for item in shown if item.twin_clean]
     runs = {run["run"]: run["seconds"] for item in shown for run in item.outcomes.values()}
     unseen = sum(not item.exhibit.finding for item in shown)
     return (
         f"{len(tours)} exhibits, {len(shown)} of them shown: {found} named by their finding, "
-        f"{unseen} that no audit of ours sees, {clean} of {len(shown)} twins clean, "
+        f"{unseen} that no audit of ours sees, {len(clean)} of {len(shown)} twins clean "
+        f"({clean.count('CONSISTENT')} of them consistent with their claim, "
+        f"{clean.count('INCONCLUSIVE')} without an alarm and too small a run to say more), "
         f"{sum(runs.values()) / 60.0:.1f} minutes of processor time in all."
     )
 

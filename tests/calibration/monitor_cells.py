@@ -128,7 +128,9 @@ def largest_evidence(
         else:
             count = drawn(generator, runs, present, step)
         values = scale * generator.normal(size=(runs, quiet))
-        rest = scale**2 * generator.chisquare(size - count - quiet)
+        others = size - count - quiet
+        # Where every absent canary is kept and every present one planted, nobody is left.
+        rest = scale**2 * np.where(others > 0, generator.chisquare(np.maximum(others, 1)), 0.0)
         square = (values**2).sum(axis=1) + rest
         total = contribution * count + scale * np.sqrt(count) * generator.normal(size=runs)
         # About their own mean, and then about 0.

@@ -30,7 +30,8 @@ def test_many_runs_at_once_are_judged_as_the_monitor_judges_one(sampling, cell):
     peaks = largest_evidence(
         np.random.default_rng(0), 3, 120, present=100, absent=100, show=monitor.observe, **cell
     )
-    assert max(monitor.course().evidence) == pytest.approx(peaks[0] / math.log(10.0), rel=1e-9)
+    # What is published of the evidence has two decimals.
+    assert max(monitor.course().evidence) == pytest.approx(peaks[0] / math.log(10.0), abs=0.0051)
     assert monitor.steps == 120
 
 

@@ -267,7 +267,13 @@ class RecordedSteps(Restartable):
         """Tell the monitor how the weights moved in the steps that are over."""
         if self._monitor is None or self._shadow is None:
             return
-        found = moved_by_the_release(self._shadow.moves)
+        moves = self._shadow.moves
+        if moves.otherwise == 0:
+            # In nearly every step; words would cost more than all else that is told.
+            if moves.steps and not moves.unchecked:
+                self._monitor.check_weights(0.0, 0.0)
+            return
+        found = moved_by_the_release(moves)
         if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
             self._monitor.breach("weights", found.summary)
         elif found.status is not Status.NOT_RUN:
@@ -293,7 +299,9 @@ class RecordedSteps(Restartable):
         # The only waits for the device in a step.
         assert gradient is not None
         released = gradient.cpu().double()
-        self._witness.divided(released.numpy(), step.divisor, self._spacing)
+        # Where parameters are shared out, ranks are reduced before the noise, otherwise after it.
+        stated = step.divisor if self._sharded else step.scale
+        self._witness.divided(released.numpy(), stated, self._spacing)
         self._witness.finish()
         values = released.numpy() * step.scale
         if self._world > 1 and not self._sharded:
