@@ -10,7 +10,6 @@ from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
-    UnsupportedError,
 )
 from askgauss.results import Consequence, Finding, Status, Verdict
 from askgauss.sampling import (
@@ -285,8 +284,3 @@ class TestBadInput:
             recorder = ag.Recorder(CANARIES, **options)  # type: ignore[arg-type]
             with pytest.raises(RecordingError, match=missing):
                 recorder.observe(np.zeros(CANARIES.size), planted=[], batch=[1])
-
-    def test_a_monitor_knows_only_poisson_sampling(self) -> None:
-        monitor = ag.Monitor(claim=ag.PrivacyClaim(epsilon=1, delta=DELTA))
-        with pytest.raises(UnsupportedError, match="monitor"):
-            ag.Recorder(CANARIES, sampling=Shuffled(batches=20), monitor=monitor)
