@@ -207,7 +207,7 @@ def test_a_predictable_key_of_jax_privacy_is_found():
 
 @pytest.mark.parametrize("key", [None, runs.KEY])
 def test_optax_without_a_key_is_found(key):
-    audit = runs.make(canaries=runs.canaries(present=40, absent=400))
+    audit = runs.make(canaries=runs.canaries(present=160, absent=400))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         aggregate = optax.contrib.differentially_private_aggregate(1.0, runs.NOISE, key=key)

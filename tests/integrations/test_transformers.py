@@ -162,7 +162,7 @@ def test_mixed_precision_and_early_stopping(tmp_path):
     callback = AuditCallback(claim=claim(), **SMALL)
     trainer(tmp_path, callback, Stop(), bf16=True).train()
     assert callback.audit.steps == 16
-    assert callback.result.verdict is not Verdict.VIOLATION
+    assert callback.result.verdict is not Verdict.VIOLATION, str(callback.result)
 
 
 def test_gradient_accumulation(tmp_path):
@@ -178,6 +178,8 @@ def test_gradient_accumulation(tmp_path):
         def create_optimizer(self, model=None):
             optimizer = super().create_optimizer(model)
             self.hooks.allow_grad_accumulation()
+            # The trainer seeds torch as training begins, and nothing draws before the noise here.
+            optimizer.generator = torch.Generator().manual_seed(0x9E3779B9)
             return optimizer
 
         def training_step(self, model, inputs, num_items_in_batch=None):
@@ -193,7 +195,7 @@ def test_gradient_accumulation(tmp_path):
     )
     made.train()
     assert callback.audit.steps == 12
-    assert callback.result.verdict is not Verdict.VIOLATION
+    assert callback.result.verdict is not Verdict.VIOLATION, str(callback.result)
 
 
 def test_a_trainer_without_opacus_is_said(tmp_path):

@@ -165,7 +165,7 @@ def test_the_statement_says_what_must_be_said(pages):
     text = Page(pages["violation"]).text
     for words in (
         "(6, 1e-05)-differential privacy with respect to adding or removing one example",
-        "Poisson sampling rate 0.2",
+        "Poisson sampling at rate 0.2",
         "120 steps",
         "drawn by the audit itself, not by the sampler of the training",
         "confidence 0.95",

@@ -98,11 +98,13 @@ def demo(
         _check_options(options)
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.lock():
-        if not resume:
-            _check_free(folder)  # once more: another process may have begun a run meanwhile
-        described = folder.read() if resume else _begin(folder, options)
-        if described.status != "finished":
-            _train(folder, described)
+        # From here on: packages that are being imported may swallow a Ctrl-C.
+        with _StopSign() as stop:
+            if not resume:
+                _check_free(folder)  # once more: another process may have begun a run meanwhile
+            described = folder.read() if resume else _begin(folder, options)
+            if described.status != "finished":
+                _train(folder, described, stop)
         code = _finish(folder)
     raise typer.Exit(code)
 
@@ -222,7 +224,7 @@ def load_checkpoint(path: Path, trainer: Trainer) -> None:
     trainer.restore(arrays, values)
 
 
-def _train(folder: RunFolder, run: Run) -> None:
+def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
     """Train to the end, or until Ctrl-C; what was done is kept either way."""
     from askgauss import _plain
     from askgauss.cli.training import Plan, load_digits
@@ -249,7 +251,7 @@ def _train(folder: RunFolder, run: Run) -> None:
         f"{plan.noise_multiplier:.4g}."
     )
     last = time.monotonic()
-    with _StopSign() as stop, Progress("training", plan.steps, trainer.done) as progress:
+    with Progress("training", plan.steps, trainer.done) as progress:
         while trainer.done < plan.steps and not stop.seen:
             trainer.step()
             progress.advance()
