@@ -267,13 +267,11 @@ class RecordedSteps(Restartable):
         """Tell the monitor how the weights moved in the steps that are over."""
         if self._monitor is None or self._shadow is None:
             return
-        moves = self._shadow.moves
-        if moves.otherwise == 0:
+        if self._shadow.all_alike:
             # In nearly every step; words would cost more than all else that is told.
-            if moves.steps and not moves.unchecked:
-                self._monitor.check_weights(0.0, 0.0)
+            self._monitor.check_weights(0.0, 0.0)
             return
-        found = moved_by_the_release(moves)
+        found = moved_by_the_release(self._shadow.moves)
         if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
             self._monitor.breach("weights", found.summary)
         elif found.status is not Status.NOT_RUN:

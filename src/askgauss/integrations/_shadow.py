@@ -135,9 +135,15 @@ class Shadow:
 
     @property
     def moves(self) -> WeightFacts:
-        """What was seen of the followed weights so far; cheap enough for every step."""
+        """What was seen of the followed weights so far."""
         self._judge()
         return self._witness.facts
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every step so far moved as expected; cheap enough for every step."""
+        self._judge()
+        return self._witness.all_alike
 
     def load(self, facts: WeightFacts | None) -> None:
         """Go on from the facts of a checkpoint."""

@@ -142,6 +142,12 @@ class WeightWitness:
         return self._facts
 
     @property
+    def all_alike(self) -> bool:
+        """Whether every step so far moved as expected; cheaper than the facts."""
+        facts = self._facts
+        return facts.otherwise == 0 and facts.steps + self._alike > 0 and not facts.unchecked
+
+    @property
     def unchecked(self) -> str:
         """Why moves cannot be compared; empty where they can."""
         return self._facts.unchecked
