@@ -60,8 +60,9 @@ def overhead() -> Iterator[tuple[str, str]]:
                 change, state = optimizer.update(noisy, state)
                 return optax.apply_updates(params, change), noise, state
 
-            fresh = jax.tree.map(jnp.copy, params)
-            carried = (fresh, privatizer.init(params), optimizer.init(params))
+            # Copies, since both privatizers carry one key, which donating to a step deletes.
+            fresh = (params, privatizer.init(params), optimizer.init(params))
+            carried = jax.tree.map(jnp.copy, fresh)
             jitted = jax.jit(step, donate_argnums=(1,) if donated else ())
             trainings.append([jitted, jax.block_until_ready(jitted(*carried))])
         ratios = []

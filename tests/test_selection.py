@@ -59,27 +59,34 @@ class TestParts:
     @pytest.mark.parametrize("selection", [Split(), Split(fraction=0.999), Split(fraction=1e-6)])
     def test_a_split_leaves_something_on_both_sides(self, selection):
         for canaries in (2, 3, 10, 1001):
-            (chosen,) = choosing_parts(selection, canaries)
+            (chosen,) = choosing_parts(selection, canaries, np.arange(canaries, dtype=float))
             expected = min(max(round(selection.fraction * canaries), 1), canaries - 1)
             assert chosen.sum() == expected
 
     def test_splits_differ_and_repeat_with_the_seed(self):
-        first = list(choosing_parts(MultiSplit(splits=3, seed=4), 50))
-        again = list(choosing_parts(MultiSplit(splits=3, seed=4), 50))
-        other = list(choosing_parts(MultiSplit(splits=3, seed=5), 50))
+        scores = np.random.default_rng(0).standard_normal(50)
+        first = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, scores))
+        again = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, scores))
+        other = list(choosing_parts(MultiSplit(splits=3, seed=5), 50, scores))
         assert len(first) == 3
         assert not (first[0] == first[1]).all()
         assert all((a == b).all() for a, b in zip(first, again, strict=True))
         assert not (first[0] == other[0]).all()
 
+    def test_other_scores_are_split_at_other_ranks(self):
+        """One split for every audit of a size would make all of them lucky or unlucky at once."""
+        scores = np.random.default_rng(0).standard_normal((2, 50))
+        (first,), (other,) = (choosing_parts(Split(), 50, np.sort(row)) for row in scores)
+        assert not (first == other).all()
+
     def test_folds_take_every_canary_once(self):
-        parts = np.array(list(choosing_parts(CrossFit(folds=4), 10)))
+        parts = np.array(list(choosing_parts(CrossFit(folds=4), 10, np.arange(10.0))))
         assert (parts.sum(axis=0) == 1).all()
         assert sorted(parts.sum(axis=1)) == [2, 2, 3, 3]
 
     def test_too_few_canaries(self):
         with pytest.raises(ScoresError, match="at least 5 canaries for CrossFit"):
-            list(choosing_parts(CrossFit(), 4))
+            list(choosing_parts(CrossFit(), 4, np.arange(4.0)))
 
 
 class TestOrder:

@@ -241,9 +241,12 @@ def random_order(
 
 
 def choosing_parts(
-    selection: Split | MultiSplit | CrossFit, canaries: int
+    selection: Split | MultiSplit | CrossFit, canaries: int, scores: NDArray[np.float64]
 ) -> Iterator[NDArray[np.bool_]]:
     """For each trial, which canaries the rule is chosen on; the others test it.
+
+    Canaries come sorted by their scores, so that one draw for all audits of a size would leave out
+    the same ranks again and again: the sorted scores belong to the seed.
 
     Raises:
         ScoresError: There are too few canaries to choose on some and test on others.
@@ -254,7 +257,7 @@ def choosing_parts(
             f"Expected at least {needed} canaries for {selection}, got {canaries}. Plant more "
             "canaries, or state the rule in advance with Fixed()."
         )
-    generator = stream(selection, "parts")
+    generator = stream(selection, "parts", scores)
     if isinstance(selection, CrossFit):
         fold = generator.permutation(canaries) % selection.folds
         for index in range(selection.folds):

@@ -121,14 +121,20 @@ def test_the_first_confident_ones_and_then_whatever_is_left(guesses):
 class TestAudit:
     def test_alone_on_a_coordinate_it_is_one_run(self):
         """The most confident guesses of a symmetric pair are the highest and the lowest scores."""
-        generator = np.random.default_rng(0)
-        member = generator.random(4000) < 0.5
-        scores = CanaryScores(
-            score=generator.standard_normal(4000) + member, member=member, metadata=FAIR
-        )
-        adaptive = ag.audit(scores, delta=1e-5, auditor=ag.AdaptiveOneRun())
-        plain = ag.audit(scores, delta=1e-5, auditor=ag.OneRun())
-        assert adaptive.epsilon_lower == pytest.approx(plain.epsilon_lower, rel=0.25)
+        generator, found = np.random.default_rng(0), []
+        for _ in range(10):
+            member = generator.random(4000) < 0.5
+            scores = CanaryScores(
+                score=generator.standard_normal(4000) + member, member=member, metadata=FAIR
+            )
+            adaptive, plain = (
+                ag.audit(scores, delta=1e-5, auditor=auditor)
+                for auditor in (ag.AdaptiveOneRun(), ag.OneRun())
+            )
+            found.append((adaptive.epsilon_lower, plain.epsilon_lower))
+        # Each chooses on canaries of its own: single bounds differ by a quarter, their means less.
+        ours, theirs = np.mean(found, axis=0)
+        assert ours == pytest.approx(theirs, rel=0.15)
         labels = ag.AdaptiveOneRun(groups=range(4000))
         assert ag.audit(scores, delta=1e-5, auditor=labels).epsilon_lower == pytest.approx(
             adaptive.epsilon_lower

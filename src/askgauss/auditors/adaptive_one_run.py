@@ -191,7 +191,9 @@ class AdaptiveOneRun(GuessingAuditor):
         assert not isinstance(self.selection, Fixed | UnionBound)
         median = isinstance(self.selection, MultiSplit)
         combination = Combination.MEDIAN if median else Combination.BEST
-        parts = list(choosing_parts(self.selection, groups.size.size))  # type: ignore[arg-type]
+        parts = list(
+            choosing_parts(self.selection, groups.size.size, score)  # type: ignore[arg-type]
+        )
         error = combination.share(1.0 - confidence, len(parts))
         generator = stream(self.selection, "order", score)
         trials = tuple(self._trial_of(groups, part, error, generator) for part in parts)

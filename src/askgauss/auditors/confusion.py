@@ -163,7 +163,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             threshold = np.array([selection.threshold])
             return _matrices(data.score, data.member, threshold), Combination.BEST
         if isinstance(selection, UnionBound):
-            left_out = _drawn(selection, data.score.size)
+            left_out = _drawn(selection, data.score)
             thresholds = np.unique(data.score[left_out])
             score, member = data.score[~left_out], data.member[~left_out]
             return _matrices(score, member, thresholds), Combination.BEST
@@ -176,7 +176,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         shares = selection.folds if isinstance(selection, CrossFit) else 1
         level = combination.share(error, shares)
         trials: list[ConfusionMatrix] = []
-        for chosen in choosing_parts(selection, score.size):
+        for chosen in choosing_parts(selection, score.size, score):
             rest = ~chosen
             size = int(np.count_nonzero(rest))
             cut = self._choose(score[chosen], member[chosen], size, delta, level)
@@ -371,15 +371,16 @@ def _from_counts(
     )
 
 
-def _drawn(selection: UnionBound, canaries: int) -> Flags:
+def _drawn(selection: UnionBound, score: Array) -> Flags:
     """The canaries whose scores become thresholds."""
+    canaries = score.size
     if selection.candidates > canaries - 2:
         raise ScoresError(
             f"Expected more canaries than {selection.candidates} candidates and two to test on, "
             f"got {canaries}. Take fewer candidates, or plant more canaries."
         )
     left_out = np.zeros(canaries, dtype=np.bool_)
-    generator = stream(selection, "candidates")
+    generator = stream(selection, "candidates", score)
     left_out[generator.permutation(canaries)[: selection.candidates]] = True
     return left_out
 

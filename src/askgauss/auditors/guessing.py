@@ -249,7 +249,8 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         selection = self.selection
         if isinstance(selection, Fixed) and selection.threshold is not None:
             return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
-        ordered = member[random_order(score, selection)]
+        order = random_order(score, selection)
+        ordered = member[order]
         size = ordered.size
         if isinstance(selection, Fixed | UnionBound):
             counts = _stated(selection, size)
@@ -260,7 +261,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         shares = selection.folds if isinstance(selection, CrossFit) else 1
         level = combination.share(error, shares)
         trials = []
-        for chosen in choosing_parts(selection, size):
+        for chosen in choosing_parts(selection, size, score[order]):
             rest = ordered[~chosen]
             fraction = self._choose(ordered[chosen], rest.size, level)
             trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
