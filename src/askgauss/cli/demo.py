@@ -71,8 +71,8 @@ def demo(
 ) -> None:
     """Train a small private network with canaries in it, audit it, and write a report.
 
-    Trains on the digits of scikit-learn by Opacus' DP-SGD, in about half a minute. Without those extras
-    it trains the same network in numpy. Ctrl-C keeps what was done; --resume goes on from there.
+    Trains on the digits of scikit-learn by Opacus' DP-SGD, in about half a minute. Without those
+    extras it trains the same network in numpy. Ctrl-C keeps what was done; --resume goes on.
 
     Exits like askgauss audit.
     """

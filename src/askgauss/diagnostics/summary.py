@@ -440,16 +440,14 @@ def _pit(standard: Array) -> Array:
 def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) -> Array:
     """Standardised scores against the canary index, each counted in its nearest hexagon."""
     columns, rows = HEXAGONS
-    groups = (
-        np.array([absent.mean, present.mean]),
-        np.array([absent.standard_deviation, present.standard_deviation]),
-    )
+    mean = np.array([absent.mean, present.mean])
+    deviation = np.array([absent.standard_deviation, present.standard_deviation])
     counts = np.zeros(hexagon_centres()[0].size)
     # In blocks, whose many intermediate arrays stay in the processor's cache.
     for start in range(0, len(scores), _DENSITY_BLOCK):
         score = scores.score[start : start + _DENSITY_BLOCK]
         member = scores.member[start : start + _DENSITY_BLOCK].astype(np.intp)
-        standard = (score - groups[0][member]) / groups[1][member]
+        standard = (score - mean[member]) / deviation[member]
         standard = np.clip(standard, -_HEXAGON_REACH, _HEXAGON_REACH)
         x = (np.arange(start, start + score.size) + 0.5) * (columns / len(scores))
         y = (standard + _HEXAGON_REACH) * (rows / (2.0 * _HEXAGON_REACH))
@@ -457,7 +455,7 @@ def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) 
     return counts
 
 
-def _hexagon(x: Array, y: Array) -> NDArray[np.int64]:
+def _hexagon(x: NDArray[Any], y: Array) -> NDArray[np.int64]:
     """Index of the nearest centre of `hexagon_centres`, in units of columns and rows."""
     columns, rows = HEXAGONS
     # The centres form two rectangular lattices, one half a cell off the other; rows are the root
@@ -471,7 +469,7 @@ def _hexagon(x: Array, y: Array) -> NDArray[np.int64]:
         whole[0] * (rows + 1) + whole[1],
         (columns + 1) * (rows + 1) + half[0] * rows + half[1],
     )
-    return index.astype(np.int64)
+    return np.asarray(index, dtype=np.int64)
 
 
 def hexagon_centres() -> tuple[Array, Array]:
