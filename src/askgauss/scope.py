@@ -62,6 +62,7 @@ _KINDS = (
             "planted noise",
             "watched coordinates",
             "nodes without noise",
+            "noise by entry",
             "noise by node",
             "noise by level",
             "noise coverage",
@@ -133,7 +134,7 @@ _KINDS = (
         name="accountant",
         passed="",
         deciding=("accounted epsilon",),
-        others=("accounting of the clipping count",),
+        others=("accounting of the clipping count", "sensitivity"),
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(
