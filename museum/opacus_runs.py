@@ -94,6 +94,7 @@ def train(
     accountant: str = "rdp",
     ghost: bool = False,
     poisson: bool = True,
+    options: dict[str, Any] | None = None,
     step: Step = plain_step,
     memory: Callable[[Any, Any], AbstractContextManager[Iterable[Any]]] | None = None,
     after_epoch: Callable[[PrivacyEngine], Any] = lambda engine: None,
@@ -111,6 +112,7 @@ def train(
         accountant: The accountant's name.
         ghost: Whether to clip without gradients by example.
         poisson: Whether batches are drawn by coins.
+        options: More for ``make_private``.
         step: How a step is taken.
         memory: What splits batches that are too large.
         after_epoch: What is done after an epoch.
@@ -124,6 +126,7 @@ def train(
         "data_loader": DataLoader(data, batch_size=batch, shuffle=not poisson),
         "max_grad_norm": clip,
         **({} if poisson else {"poisson_sampling": False}),
+        **(options or {}),
     }
     if target is not None:
         made = engine.make_private_with_epsilon(

@@ -45,6 +45,8 @@ _FEWEST_KEPT = 32
 _KEPT_NUMBERS = 1 << 22
 # A strategy has one piece a step, and may have very many: of those fewer numbers say enough.
 _KEPT_OF_ROWS = 1 << 20
+# A covariance of the rows' noise needs so many times as many kept canaries as rows.
+_TIMES_ROWS = 2
 # Numbers of a piece in a checkpoint: the first five are all that early ones have.
 _COLUMNS = 9
 _EARLY_COLUMNS = 5
@@ -350,6 +352,7 @@ class LinearRecorder(Checkpointed):
         score = np.divide(self._sums["score"], information, out=np.zeros_like(gain), where=entered)
         cosine, round_cosine = (None, None) if self._cosines is None else self._cosines.copy()
         largest = self._largest_information(gain, leaf_gain)
+        leaf_noise = self._leaf_noise()
         return LinearTranscript(
             member=self._canaries.member,
             leaves=self._leaves.copy(),
@@ -362,6 +365,8 @@ class LinearRecorder(Checkpointed):
             cosine=cosine,
             round_cosine=round_cosine,
             noise_square=self._noise_square(),
+            leaf_square=None if leaf_noise is None else leaf_noise[0],
+            leaf_gain=None if leaf_noise is None else leaf_noise[1],
             plan=self._plan,
             facts=LinearFacts(
                 steps=self._step,
@@ -400,6 +405,33 @@ class LinearRecorder(Checkpointed):
         square = self._sums["square"]
         whole = self._reader.gram is None and not np.isnan(square).all()
         return square.copy() if whole else None
+
+    def _leaf_noise(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """The noise that a record in each leaf meets, by the covariance that the rows show.
+
+        With rows ``y`` of covariance ``S`` a record moves them along its column ``a``, and is told
+        from noise by ``a' inverse(S) a``. Over ``n`` samples of ``T`` rows the norm of ``a`` over
+        that estimate is the sum of ``n - T + 1`` squares, whatever ``S`` is (Wishart).
+        """
+        rows = self._step
+        if not isinstance(self._mechanism, Strategy) or self._background != "known":
+            return None
+        if self._kept.size < _TIMES_ROWS * rows:
+            return None
+        values = np.array(self._kept_values).reshape(rows, self._kept.size)
+        if not np.isfinite(values).all():
+            return None
+        columns = np.zeros((rows, rows))
+        for step in range(rows):
+            first, row = self._mechanism.row(step)
+            columns[step, first : step + 1] = row
+        try:
+            root = np.linalg.cholesky(values @ values.T)
+        except np.linalg.LinAlgError:  # rows without noise, which other numbers tell
+            return None
+        apart = np.square(np.linalg.solve(root, columns)).sum(axis=0)
+        gain = np.square(columns).sum(axis=0)
+        return gain / apart, gain
 
     def _sensitivity(self, steps: int) -> float:
         """How far a record can move all the nodes of so many steps."""

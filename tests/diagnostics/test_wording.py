@@ -24,6 +24,7 @@ from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, apply_gate, judged
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.results import Consequence, Status, Verdict
 from askgauss.sampling import (
     CyclicPoisson,
@@ -166,6 +167,19 @@ def trees():
     for fault in TREE_FAULTS.values():
         restart = 8 if fault.restarts else None
         yield simulate_dpftrl(**size, seed=2, restart_every=restart, fault=fault)
+    yield strategy_run()
+
+
+def strategy_run():
+    """Rows of a banded strategy."""
+    strategy = BandedStrategy.toeplitz([1.0, 0.5], 20)
+    canaries = ag.DiracCanaries(present=40, absent=80, dimension=120, seed=1)
+    recorder = ag.LinearRecorder(canaries, strategy, release="rows", noise_multiplier=4.0)
+    noise = np.random.default_rng(3).normal(0.0, 4.0, (20, 120))
+    for row in noise:
+        recorder.sample()
+        recorder.observe(row, background=np.zeros(120))
+    return recorder.transcript()
 
 
 def score_sets():
@@ -187,8 +201,10 @@ def undecided():
         if run.finite and run.auditable:
             found += score_checks(run.scores(), run.canaries.planted)
     for run in trees():
-        for claim in (None, ag.PrivacyClaim(epsilon=1.0, delta=1e-5, noise_multiplier=4.0)):
+        for epsilon in (1.0, 9.0):
+            claim = ag.PrivacyClaim(epsilon=epsilon, delta=1e-5, noise_multiplier=4.0)
             found += linear_checks(run, claim)
+        found += linear_checks(run, None)
     for scores in score_sets():
         found += score_checks(scores)
     sound = next(iter(runs()))
