@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+from askgauss.mechanisms.noise import Draw, NoiseStream
 
 __all__ = ["Strategy"]
 
@@ -72,6 +73,10 @@ class Strategy(GaussianMechanism):
         if len(held) > self.remembers:
             held.pop(0)
         return mixed
+
+    @abc.abstractmethod
+    def stream(self, draw: Draw) -> NoiseStream:
+        """The noise of one step after another."""
 
     @abc.abstractmethod
     def numbers(self) -> tuple[Array, ...]:
