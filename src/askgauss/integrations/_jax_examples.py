@@ -19,7 +19,7 @@ from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._jax_plan import as_scheme
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, Readings
+from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
 from askgauss.sampling import Scheme
@@ -198,14 +198,7 @@ class ExampleAudit(AuditedRun[Any]):
             clipped sum was taken at, and in ``batch`` the indices of its records; those below zero
             are padding.
         """
-        takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
-        if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
-            raise _validate.fail(
-                "privatizer",
-                type(privatizer).__name__,
-                "to be an optax.GradientTransformation",
-                "Wrap what adds the noise, not the optimizer behind it.",
-            )
+        takes_more = checked_privatizer(privatizer)
 
         def init(params: Any) -> AuditState:
             self._tree.leaves(params)
