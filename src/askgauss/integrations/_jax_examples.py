@@ -79,6 +79,8 @@ class ExampleAudit(AuditedRun[Any]):
     before the noise is drawn gives a valid reading: a worse one only lowers the bound. Where
     gradients are much alike, what most of them share is left out of the directions.
 
+    The state takes twelve times the memory of the parameters for that, beside its readings.
+
     Args:
         params: The parameters, or anything of their structure and shapes.
         canaries: The records, as the loss gets them.
@@ -332,7 +334,8 @@ class ExampleAudit(AuditedRun[Any]):
 
         size = len(self._compared)
         apart = 1.0 - jnp.eye(size)
-        overlaps = jax.vmap(lambda count: (cosines(count) * apart).sum() / (size * (size - 1)))(
+        pairs = max(size * (size - 1), 1)
+        overlaps = jax.vmap(lambda count: (cosines(count) * apart).sum() / pairs)(
             jnp.arange(most + 1)
         )
         far = overlaps <= _APART
