@@ -7,6 +7,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from scipy.special import chdtr
+from scipy.stats import kstest
 
 import askgauss as ag
 from askgauss.auditors.gaussian_scores import GaussianShift
@@ -231,3 +233,86 @@ class TestMemory:
             ag.LinearRecorder(canaries, np.eye(2))  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="release"):
             ag.LinearRecorder(canaries, STRATEGIES["banded"], release="nodes")  # type: ignore
+
+
+# --------------------------------------------------------------- what one record really moves
+
+GRAM = 0.9 ** np.abs(np.subtract.outer(np.arange(STEPS), np.arange(STEPS)))
+# The same Gram matrix with rows of norm 1, as its lower Cholesky factor has, and with columns.
+BY_ROWS = np.linalg.cholesky(GRAM)
+BY_COLUMNS = np.linalg.cholesky(GRAM[::-1, ::-1])[::-1, ::-1].T.copy()
+
+
+def noise_of(made: np.ndarray, declared: np.ndarray, *, seed: int = 0, absent: int = 400):
+    """A run whose noise one matrix makes and whose audit is told another."""
+    strategy = MatrixMechanism(strategy=declared)
+    sigma = MatrixMechanism(strategy=BY_COLUMNS).noise_multiplier(epsilon=4.0, delta=1e-5)
+    canaries = ag.DiracCanaries(present=400, absent=absent, dimension=400 + absent, seed=seed)
+    recorder = ag.LinearRecorder(canaries, strategy, noise_multiplier=sigma)
+    draws = np.random.default_rng(seed).normal(0.0, sigma, (STEPS, canaries.size))
+    for noise in np.linalg.solve(made, draws):
+        clean = np.zeros(canaries.size)
+        canaries.plant(clean, recorder.sample(), clip_norm=1.0)
+        recorder.observe(canaries.project(clean + noise), background=np.zeros(canaries.size))
+    return recorder.transcript()
+
+
+def found(transcript, name, claim=CLAIM):
+    return next(i for i in ag.audit(transcript, claim=claim).findings if i.check == name)
+
+
+def test_columns_longer_than_the_noise_covers_are_named() -> None:
+    run = noise_of(BY_ROWS, BY_ROWS)
+    result = ag.audit(run, claim=CLAIM)
+    item = found(run, "sensitivity")
+    assert result.verdict is Verdict.VIOLATION
+    assert item.status is Status.FAIL
+    assert item.measured == pytest.approx(np.linalg.norm(BY_ROWS, axis=0).max(), rel=1e-9)
+    assert item.claimed == pytest.approx(1.0, rel=0.02)
+    # Of a claim that was accounted with amplification the columns say nothing.
+    amplified = ag.PrivacyClaim(epsilon=4.0, delta=1e-5, sampling_rate=0.1)
+    assert found(run, "sensitivity", amplified).status is Status.NOT_RUN
+
+
+def test_columns_that_are_covered_pass() -> None:
+    run = noise_of(BY_COLUMNS, BY_COLUMNS)
+    assert found(run, "sensitivity").status is Status.PASS
+    assert found(run, "noise by entry").status is Status.PASS
+
+
+def test_noise_of_another_strategy_than_declared_is_a_violation() -> None:
+    run = noise_of(BY_ROWS, BY_COLUMNS)
+    item = found(run, "noise by entry")
+    assert ag.audit(run, claim=CLAIM).verdict is Verdict.VIOLATION
+    assert item.status is Status.FAIL
+    # By the two matrices alone: what the columns of the one that made the noise are too long by.
+    expected = 1.0 / np.linalg.norm(BY_ROWS, axis=0).max()
+    assert item.measured / item.claimed == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_noise_that_entries_meet_has_the_law_of_wishart(mixed: bool) -> None:
+    """Whatever the rows' covariance: each sum of squares over its true noise is chi-square."""
+    made, declared = (BY_ROWS, BY_COLUMNS) if mixed else (BY_COLUMNS, BY_COLUMNS)
+    sigma = MatrixMechanism(strategy=BY_COLUMNS).noise_multiplier(epsilon=4.0, delta=1e-5)
+    # The true one by the covariance of the released steps, inverted the long way.
+    covariance = np.linalg.inv(made) @ np.linalg.inv(made).T * sigma**2
+    rows = declared @ covariance @ declared.T
+    apart = np.diagonal(declared.T @ np.linalg.inv(rows) @ declared)
+    gain = np.square(declared).sum(axis=0)
+    ranks = []
+    for seed in range(60):
+        run = noise_of(made, declared, seed=seed, absent=80)
+        assert run.leaf_freedom == 80 - STEPS + 1
+        np.testing.assert_allclose(run.leaf_gain, gain)
+        ranks.append(chdtr(run.leaf_freedom, run.leaf_square * apart / gain)[[0, 15, 31]])
+    # A correct implementation fails with probability 3e-4; seeds are fixed.
+    assert all(kstest(column, "uniform").pvalue > 1e-4 for column in np.array(ranks).T)
+
+
+def test_what_entries_meet_is_kept_in_a_file(tmp_path) -> None:
+    run = noise_of(BY_COLUMNS, BY_COLUMNS)
+    run.save(tmp_path / "run.npz")
+    again = LinearTranscript.load(tmp_path / "run.npz")
+    np.testing.assert_array_equal(again.leaf_square, run.leaf_square)
+    np.testing.assert_array_equal(again.leaf_gain, run.leaf_gain)

@@ -62,6 +62,8 @@ LAYERS = {
     "power": 5,
     "simulation": 5,
     "linear_recorder": 5,
+    "released_steps": 5,
+    "sampled_recorder": 5,
     "mechanism_audit": 5,
     "final": 5,
     "replay": 5,

@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
 from askgauss._checkpoints import Checkpointed
+from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.linear_transcript import (
     LinearFacts,
     LinearTranscript,
@@ -31,8 +32,10 @@ from askgauss.linear_transcript import (
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.pieces import Piece, Reader, reader
 from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
-from askgauss.mechanisms.rows import RowReader
+from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
+from askgauss.sampled_recorder import SampledRecorder
+from askgauss.sampling import Scheme
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
@@ -42,6 +45,8 @@ _FEWEST_KEPT = 32
 _KEPT_NUMBERS = 1 << 22
 # A strategy has one piece a step, and may have very many: of those fewer numbers say enough.
 _KEPT_OF_ROWS = 1 << 20
+# A covariance of the rows' noise needs so many times as many kept canaries as rows.
+_TIMES_ROWS = 2
 # Numbers of a piece in a checkpoint: the first five are all that early ones have.
 _COLUMNS = 9
 _EARLY_COLUMNS = 5
@@ -126,7 +131,7 @@ class LinearRecorder(Checkpointed):
         self._plan: Plan
         self._reader: Reader
         if isinstance(plan, Strategy):
-            self._plan = _strategy_plan(plan, release)
+            self._plan = plan_of(plan, release)
             self._reader = RowReader(self._plan, plan)
             kept = _KEPT_OF_ROWS // plan.steps
         else:
@@ -153,6 +158,40 @@ class LinearRecorder(Checkpointed):
         self._pieces: list[tuple[float, ...]] = []
         self._kept_values: list[NDArray[np.float64]] = []
         self._cosines: NDArray[np.float64] | None = None
+
+    @classmethod
+    def sampled(
+        cls,
+        canaries: PlacedCanaries,
+        strategy: Strategy,
+        *,
+        sampling: Scheme,
+        clip_norm: float = 1.0,
+        noise_multiplier: float | None = None,
+        release: Literal["rows", "steps", "prefixes"] = "steps",
+    ) -> SampledRecorder:
+        """A recorder for records that join their steps by coins, as in BandMF.
+
+        Args:
+            canaries: Who is planted where.
+            strategy: A strategy with no more bands than the cycle is long.
+            sampling: ``CyclicPoisson(rate=..., cycle=...)``; a record may join one step in so many.
+            clip_norm: Norm of one planted canary.
+            noise_multiplier: The noise of one row of the strategy that the run claims, in clip
+                norms.
+            release: As for `LinearRecorder`.
+
+        Returns:
+            A recorder that is used in the same way, and whose transcript is that of DP-SGD.
+        """
+        return SampledRecorder(
+            canaries,
+            strategy,
+            sampling=sampling,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            release=release,
+        )
 
     @property
     def steps(self) -> int:
@@ -220,9 +259,9 @@ class LinearRecorder(Checkpointed):
                 f"Expected the background to stay {self._background}, got it {known} in step "
                 f"{self._step + 1}. Give it in every step or in none."
             )
-        noisy = _numbers("released", released, shape)
-        clean = 0.0 if background is None else _numbers("background", background, shape)
-        angles = None if cosines is None else _numbers("cosines", cosines, (2, size))
+        noisy = numbers("released", released, shape)
+        clean = 0.0 if background is None else numbers("background", background, shape)
+        angles = None if cosines is None else numbers("cosines", cosines, (2, size))
         if self._step and (angles is None) != (self._cosines is None):
             raise RecordingError("Expected cosines in every step or in none.")
         # Infinite gradients make nan here. They are recorded, and the scores then refuse them.
@@ -313,6 +352,7 @@ class LinearRecorder(Checkpointed):
         score = np.divide(self._sums["score"], information, out=np.zeros_like(gain), where=entered)
         cosine, round_cosine = (None, None) if self._cosines is None else self._cosines.copy()
         largest = self._largest_information(gain, leaf_gain)
+        leaf_noise = self._leaf_noise()
         return LinearTranscript(
             member=self._canaries.member,
             leaves=self._leaves.copy(),
@@ -325,6 +365,8 @@ class LinearRecorder(Checkpointed):
             cosine=cosine,
             round_cosine=round_cosine,
             noise_square=self._noise_square(),
+            leaf_square=None if leaf_noise is None else leaf_noise[0],
+            leaf_gain=None if leaf_noise is None else leaf_noise[1],
             plan=self._plan,
             facts=LinearFacts(
                 steps=self._step,
@@ -363,6 +405,33 @@ class LinearRecorder(Checkpointed):
         square = self._sums["square"]
         whole = self._reader.gram is None and not np.isnan(square).all()
         return square.copy() if whole else None
+
+    def _leaf_noise(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """The noise that a record in each leaf meets, by the covariance that the rows show.
+
+        With rows ``y`` of covariance ``S`` a record moves them along its column ``a``, and is told
+        from noise by ``a' inverse(S) a``. Over ``n`` samples of ``T`` rows the norm of ``a`` over
+        that estimate is the sum of ``n - T + 1`` squares, whatever ``S`` is (Wishart).
+        """
+        rows = self._step
+        if not isinstance(self._mechanism, Strategy) or self._background != "known":
+            return None
+        if self._kept.size < _TIMES_ROWS * rows:
+            return None
+        values = np.array(self._kept_values).reshape(rows, self._kept.size)
+        if not np.isfinite(values).all():
+            return None
+        columns = np.zeros((rows, rows))
+        for step in range(rows):
+            first, row = self._mechanism.row(step)
+            columns[step, first : step + 1] = row
+        try:
+            root = np.linalg.cholesky(values @ values.T)
+        except np.linalg.LinAlgError:  # rows without noise, which other numbers tell
+            return None
+        apart = np.square(np.linalg.solve(root, columns)).sum(axis=0)
+        gain = np.square(columns).sum(axis=0)
+        return gain / apart, gain
 
     def _sensitivity(self, steps: int) -> float:
         """How far a record can move all the nodes of so many steps."""
@@ -452,12 +521,14 @@ class LinearRecorder(Checkpointed):
             # What an early checkpoint did not count stays unknown.
             name: np.full(old.shape, np.nan)
             if early and name == "square"
-            else _part(state, f"sums.{name}", old.shape)
+            else saved_numbers(state, f"sums.{name}", old.shape)
             for name, old in self._sums.items()
         }
-        open_values = [_part(state, f"open.{index}", (size,)) for index in range(progress.open)]
-        kept_values = _part(state, "kept_values", (len(pieces), kept))
-        cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
+        open_values = [
+            saved_numbers(state, f"open.{index}", (size,)) for index in range(progress.open)
+        ]
+        kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
+        cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
         # Places of nodes are whole numbers below the steps, kept among the floats.
         if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
             raise FileFormatError("Expected pieces of the checkpoint to name nodes or rows.")
@@ -475,26 +546,11 @@ class LinearRecorder(Checkpointed):
         given = state.get("pieces")
         early = isinstance(given, np.ndarray) and given.shape[1:] == (_EARLY_COLUMNS,)
         columns = _EARLY_COLUMNS if early else _COLUMNS
-        pieces = _part(state, "pieces", (len(state.get("pieces", ())), columns))
+        pieces = saved_numbers(state, "pieces", (len(state.get("pieces", ())), columns))
         if early:
             missing = np.full((len(pieces), _COLUMNS - _EARLY_COLUMNS), np.nan)
             return np.concatenate([pieces, missing], axis=1), min(32, self._absent.size), True
         return pieces, self._kept.size, False
-
-
-def _strategy_plan(
-    strategy: Strategy, release: Literal["rows", "steps", "prefixes"]
-) -> StrategyPlan:
-    kind: Any = strategy.kind
-    return StrategyPlan(
-        steps=strategy.steps,
-        kind=kind,
-        digest=strategy.digest(),
-        remembers=strategy.remembers,
-        release=release,
-        participations=strategy.participations,
-        min_separation=strategy.min_separation,
-    )
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:
@@ -508,25 +564,3 @@ def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:
         return generator.integers(slots, size=(canaries.size, 1))
     chosen = [np.sort(generator.choice(slots, count, replace=False)) for _ in range(canaries.size)]
     return np.array(chosen, dtype=np.int64) + gap * np.arange(count)
-
-
-def _numbers(name: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    values = np.asarray(given)
-    if values.dtype.kind not in "biuf" or values.shape != shape:
-        raise InvalidArgumentError(
-            f"Expected {name} to be numbers of shape {shape}, one column a canary, got shape "
-            f"{values.shape} and dtype {values.dtype}. Read it with canaries.project()."
-        )
-    return values
-
-
-def _part(state: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """A copy of one array of a checkpoint."""
-    given = state.get(name)
-    if not isinstance(given, np.ndarray) or given.dtype != np.float64 or given.shape != shape:
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        raise FileFormatError(
-            f"Expected {name} of the checkpoint to be float64 {shape}, got {found[:80]}. "
-            "Load an older checkpoint."
-        )
-    return given.copy()

@@ -19,6 +19,7 @@ from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.witness import RoundFacts
 
 __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "StrategyPlan", "TreePlan"]
 
@@ -146,6 +147,7 @@ class LinearFacts:
         notes: Anything a reader of the report should know.
         carried_shift: How much of what all nodes show of the record protected least a score shows.
         run: The identity of the run, as in `askgauss.transcript.RunFacts`.
+        rounds: What was seen of the clients of federated rounds; None where there are none.
     """
 
     steps: int
@@ -160,6 +162,7 @@ class LinearFacts:
     notes: tuple[str, ...] = ()
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)
+    rounds: RoundFacts | None = None
 
     def check(self, plan: Plan) -> None:
         """Refuse what no run is like, in facts that come from a file.
@@ -182,6 +185,8 @@ class LinearFacts:
             raise FileFormatError(
                 f"Expected facts.carried_shift in (0, 1], got {self.carried_shift}."
             )
+        if self.rounds is not None:
+            self.rounds.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +242,10 @@ class LinearTranscript:
         round_cosine: The largest cosine with the change from one prefix to the next.
         noise_square: Sum of squares over all pieces, one a canary, less what presence adds; None
             where pieces are not independent, and in early files.
+        leaf_square: Of each step of a strategy, the sum of squares of the noise that a record which
+            enters there really meets, over ``leaf_freedom`` observations, however the rows' noise
+            hangs together; None where the kept canaries are too few to say, and for trees.
+        leaf_gain: With it, the squared norm of each step's column of the strategy.
         plan: The mechanism.
         facts: What is known about the run.
     """
@@ -252,6 +261,8 @@ class LinearTranscript:
     cosine: NDArray[np.float64] | None = None
     round_cosine: NDArray[np.float64] | None = None
     noise_square: NDArray[np.float64] | None = None
+    leaf_square: NDArray[np.float64] | None = None
+    leaf_gain: NDArray[np.float64] | None = None
     plan: Plan
     facts: LinearFacts
 
@@ -278,6 +289,11 @@ class LinearTranscript:
         entered = self.member[self.information > 0.0]
         present = int(np.count_nonzero(entered))
         return min(present, entered.size - present) >= 2
+
+    @property
+    def leaf_freedom(self) -> int:
+        """Degrees of freedom of each `leaf_square`: kept canaries, less the other rows."""
+        return self.kept.size - self.pieces.tree.size + 1
 
     def __repr__(self) -> str:
         present = int(np.count_nonzero(self.member))
@@ -467,6 +483,8 @@ class LinearTranscript:
                 "pieces.planted": Field(np.int64, pieces, low=0, high=self.member.size),
                 "pieces.planted_square": Field(np.float64, pieces, low=0.0),
                 "noise_square": Field(np.float64, canaries, low=0.0),
+                "leaf_square": Field(np.float64, pieces, low=0.0),
+                "leaf_gain": Field(np.float64, pieces, low=0.0, finite=True),
                 "kept": Field(np.int64, (self.kept.size,), 0, self.member.size, open=True),
                 "kept_values": Field(np.float64, (*pieces, self.kept.size)),
                 "cosine": cosine,
@@ -475,6 +493,10 @@ class LinearTranscript:
         )
         if np.any(np.diff(self.kept) <= 0) or self.member[self.kept].any():
             raise FileFormatError("Expected kept to name absent canaries once each, in order.")
+        if (self.leaf_square is None) != (self.leaf_gain is None):
+            raise FileFormatError("Expected leaf_square and leaf_gain, or neither of them.")
+        if self.leaf_square is not None and self.leaf_freedom < 1:
+            raise FileFormatError("Expected leaf_square of more kept canaries than rows.")
         # No record's score moves further than that of the one protected least.
         largest = float(self.information.max())
         if not largest <= self.largest_information * (1 + 1e-9) < math.inf:

@@ -62,6 +62,7 @@ _KINDS = (
             "planted noise",
             "watched coordinates",
             "nodes without noise",
+            "noise by entry",
             "noise by node",
             "noise by level",
             "noise coverage",
@@ -106,8 +107,8 @@ _KINDS = (
             "clip norm direction",
         ),
         exact=("record contributions",),
-        how_to_test='send canaries through the clipper: CanaryAudit(..., inject="sample"), or '
-        "wrap(..., clipped_grad=...) in JAX",
+        how_to_test="send canaries through the clipper: with gradients of single records (no "
+        'ghost clipping) CanaryAudit(..., inject="sample"), or wrap(..., clipped_grad=...) in JAX',
     ),
     _Kind(
         name="sampler",
@@ -119,6 +120,7 @@ _KINDS = (
             "sampling in time",
             "batch sizes",
             "sampling",
+            "participation",
         ),
         how_to_test="send canaries through the loader: ExampleCanaries, or observe(planted=...)",
     ),
@@ -133,7 +135,7 @@ _KINDS = (
         name="accountant",
         passed="",
         deciding=("accounted epsilon",),
-        others=("accounting of the clipping count",),
+        others=("accounting of the clipping count", "sensitivity"),
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(

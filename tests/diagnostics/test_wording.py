@@ -24,6 +24,7 @@ from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, apply_gate, judged
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.results import Consequence, Status, Verdict
 from askgauss.sampling import (
     CyclicPoisson,
@@ -41,7 +42,14 @@ from askgauss.simulation import (
     simulate_scores,
 )
 from askgauss.transcript import SeedProbe
-from askgauss.witness import ClipCountFacts, ProbeFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import (
+    ClipCountFacts,
+    ParticipationFacts,
+    ProbeFacts,
+    RoundFacts,
+    StepFacts,
+    WeightFacts,
+)
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
@@ -166,6 +174,24 @@ def trees():
     for fault in TREE_FAULTS.values():
         restart = 8 if fault.restarts else None
         yield simulate_dpftrl(**size, seed=2, restart_every=restart, fault=fault)
+    run = strategy_run()
+    yield run
+    for most in (1, 3):
+        took = ParticipationFacts(clients=9, most=most, closest=most - 1, limit=1, moved=9.0)
+        facts = replace(run.facts, rounds=RoundFacts(probes=SOUND_PROBES, participation=took))
+        yield run.with_facts(facts)
+
+
+def strategy_run():
+    """Rows of a banded strategy."""
+    strategy = BandedStrategy.toeplitz([1.0, 0.5], 20)
+    canaries = ag.DiracCanaries(present=40, absent=80, dimension=120, seed=1)
+    recorder = ag.LinearRecorder(canaries, strategy, release="rows", noise_multiplier=4.0)
+    noise = np.random.default_rng(3).normal(0.0, 4.0, (20, 120))
+    for row in noise:
+        recorder.sample()
+        recorder.observe(row, background=np.zeros(120))
+    return recorder.transcript()
 
 
 def score_sets():
@@ -187,8 +213,10 @@ def undecided():
         if run.finite and run.auditable:
             found += score_checks(run.scores(), run.canaries.planted)
     for run in trees():
-        for claim in (None, ag.PrivacyClaim(epsilon=1.0, delta=1e-5, noise_multiplier=4.0)):
+        for epsilon in (1.0, 9.0):
+            claim = ag.PrivacyClaim(epsilon=epsilon, delta=1e-5, noise_multiplier=4.0)
             found += linear_checks(run, claim)
+        found += linear_checks(run, None)
     for scores in score_sets():
         found += score_checks(scores)
     sound = next(iter(runs()))

@@ -18,7 +18,7 @@ import askgauss as ag
 from askgauss.linear_recorder import LinearRecorder
 from askgauss.mechanisms.matrix import MatrixMechanism
 
-STEPS, EPSILON, DELTA, PLACES = 64, 4.0, 1e-5, 3000
+STEPS, EPSILON, DELTA, PLACES = 64, 4.0, 1e-5, 12_000
 
 
 def show(variant: str) -> Outcome:
@@ -42,7 +42,7 @@ def show(variant: str) -> Outcome:
         gram = mechanism.query_matrix @ mechanism.query_matrix.T
         mechanism._C = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T.copy()
         mechanism._C_inv_noise = ForwardSubstitution(mechanism._C, STEPS - 1)
-    canaries = ag.DiracCanaries(present=1000, absent=1000, dimension=PLACES, seed=0)
+    canaries = ag.DiracCanaries(present=4000, absent=4000, dimension=PLACES, seed=0)
     plan = MatrixMechanism(strategy=mechanism.query_matrix.astype(float))
     recorder = LinearRecorder(canaries, plan, noise_multiplier=noise)
     for step in range(STEPS):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,11 @@ from scipy.special import chdtri, gammainc, ndtr, stdtr
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
+from askgauss.diagnostics.linear_run import LinearRun
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
+from askgauss.diagnostics.rounds import round_checks
+from askgauss.diagnostics.sensitivity import covered_sensitivity, leaf_noise, participation
 from askgauss.diagnostics.tails import (
     Spread,
     equal_variances_p_value,
@@ -28,7 +30,7 @@ from askgauss.diagnostics.tails import (
 from askgauss.exceptions import NotDefinedError
 from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.results import Assumption, Consequence, Finding
-from askgauss.stats import gaussian, normality
+from askgauss.stats import normality
 
 __all__ = ["linear_checks"]
 
@@ -54,7 +56,7 @@ _LARGEST = ", as the largest of so many may by chance."
 
 def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check that the transcript of a tree mechanism allows."""
-    run = _Run(transcript, claim)
+    run = LinearRun(transcript, claim)
     yield fact(
         "finite gradients",
         not transcript.finite,
@@ -65,6 +67,10 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
         remedy="Find where they come from: nothing can be said of such a run.",
     )
     yield _step_count(run)
+    yield covered_sensitivity(run)
+    if (rounds := transcript.facts.rounds) is not None:
+        yield from round_checks(rounds, claim, None)
+        yield participation(run, rounds)
     if not transcript.finite:
         return
     yield _silent_nodes(run)
@@ -73,6 +79,7 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
     yield _shared(run)
     yield _ties(run)
     yield _restarts(run)
+    yield leaf_noise(run)
     yield _by_node(run)
     yield _by_level(run)
     yield _by_coordinate(run)
@@ -82,62 +89,7 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
     yield _contribution(run)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A transcript, and what it is held against."""
-
-    transcript: LinearTranscript
-    claim: PrivacyClaim | None
-
-    @property
-    def known(self) -> bool:
-        """Whether what absent canaries show is noise and nothing else."""
-        return self.transcript.facts.background == "known"
-
-    @property
-    def claimed(self) -> float | None:
-        """The claimed noise of one node, in clip norms."""
-        claimed = self.claim.noise_multiplier if self.claim is not None else None
-        return claimed or self.transcript.facts.noise_multiplier or None
-
-    @property
-    def absent(self) -> int:
-        """Observations of one node."""
-        return int(np.count_nonzero(~self.transcript.member))
-
-    @property
-    def noise(self) -> Spread:
-        """The noise of all nodes together."""
-        scale, count = self.transcript.measured_noise()
-        return Spread(float(count), count * scale**2)
-
-    def elsewhere(self) -> float:
-        """The noise of a node at most, taken over all of them."""
-        most = self.noise.interval(INTERVAL_ERROR)[1]
-        return max(most, self.claimed or 0.0)
-
-    def breach(self, shift: float) -> tuple[bool, str]:
-        """Whether a record that moves its score so far breaks the claim, and a sentence on it."""
-        if self.claim is None:
-            return False, ""
-        epsilon = float(gaussian.gdp_epsilon(self.claim.delta, shift))
-        if not epsilon > (1.0 + TOLERANCE) * float(self.claim.epsilon):
-            return False, ""
-        return True, f" It implies epsilon {epsilon:.3g} where {self.claim.epsilon:g} is claimed."
-
-    def breach_of_piece(self, piece: int, scale: float) -> tuple[bool, str]:
-        """The same of a piece whose noise is at most ``scale``, all others having their noise."""
-        pieces, largest = self.transcript.pieces, self.transcript.largest_information
-        signal, gain = 1.0, largest**2
-        if pieces.signal is not None and pieces.gain is not None:
-            signal, gain = float(pieces.signal[piece]), float(pieces.gain[piece])
-        if scale <= 0.0:
-            return self.breach(math.inf if signal > 0.0 else 0.0)
-        rest = max(gain - signal**2, 0.0) / self.elsewhere() ** 2
-        return self.breach(math.sqrt(rest + (signal / scale) ** 2))
-
-
-def _step_count(run: _Run) -> Finding:
+def _step_count(run: LinearRun) -> Finding:
     transcript, claim = run.transcript, run.claim
     accounted = transcript.plan.steps if claim is None else claim.steps or transcript.plan.steps
     taken = transcript.number_of_steps
@@ -159,7 +111,7 @@ def _step_count(run: _Run) -> Finding:
     )
 
 
-def _silent_nodes(run: _Run) -> Finding:
+def _silent_nodes(run: LinearRun) -> Finding:
     name, square = "nodes without noise", run.transcript.pieces.square
     most = run.absent * (_SILENCE * (run.claimed or 1.0)) ** 2
     # A handful of canaries may all read near zero by chance; exact zeros they may not.
@@ -181,7 +133,7 @@ def _silent_nodes(run: _Run) -> Finding:
     )
 
 
-def _silent_values(run: _Run) -> Finding:
+def _silent_values(run: LinearRun) -> Finding:
     """Whether single values have no noise: some coordinates, in some nodes."""
     name, values = "values without noise", np.abs(run.transcript.kept_values).ravel()
     if not run.known or not values.size:
@@ -220,14 +172,14 @@ def _visible_count(expected: float) -> int:
     return count
 
 
-def _place(run: _Run, row: int) -> str:
+def _place(run: LinearRun, row: int) -> str:
     pieces = run.transcript.pieces
     if isinstance(run.transcript.plan, StrategyPlan):
         return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
-def _cannot_compare(run: _Run, rows: NDArray[np.float64]) -> str | None:
+def _cannot_compare(run: LinearRun, rows: NDArray[np.float64]) -> str | None:
     """What is missing to compare the noises of nodes."""
     if rows.shape[0] < 2 or rows.shape[1] < _FEWEST_COLUMNS:
         return f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept"
@@ -236,7 +188,7 @@ def _cannot_compare(run: _Run, rows: NDArray[np.float64]) -> str | None:
     return None if run.transcript.plan.independent else _APART
 
 
-def _repeated(run: _Run) -> Finding:
+def _repeated(run: LinearRun) -> Finding:
     """Whether the noise of one node comes back in another."""
     name, rows = "repeated noise", run.transcript.kept_values
     if missing := _cannot_compare(run, rows):
@@ -259,7 +211,7 @@ def _repeated(run: _Run) -> Finding:
     )
 
 
-def _shared(run: _Run) -> Finding:
+def _shared(run: LinearRun) -> Finding:
     """Whether two coordinates get the same noise."""
     name, rows = "shared noise", run.transcript.kept_values
     if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < 2:
@@ -283,7 +235,7 @@ def _shared(run: _Run) -> Finding:
     )
 
 
-def _ties(run: _Run) -> Finding:
+def _ties(run: LinearRun) -> Finding:
     """Whether nodes that are near each other, or all of them together, have noise in common."""
     name, transcript = "noise of related nodes", run.transcript
     if missing := _cannot_compare(run, transcript.kept_values):
@@ -305,7 +257,7 @@ def _ties(run: _Run) -> Finding:
     )
 
 
-def _restarts(run: _Run) -> Finding:
+def _restarts(run: LinearRun) -> Finding:
     name, transcript = "noise after restarts", run.transcript
     if not transcript.plan.independent:
         return not_run(name, _APART)
@@ -329,7 +281,7 @@ def _restarts(run: _Run) -> Finding:
     )
 
 
-def _by_node(run: _Run) -> Finding:
+def _by_node(run: LinearRun) -> Finding:
     """Every node's noise: one that lacks it is enough to give a record away."""
     pieces = run.transcript.pieces
     return _by_group(
@@ -343,7 +295,7 @@ def _by_node(run: _Run) -> Finding:
     )
 
 
-def _by_level(run: _Run) -> Finding:
+def _by_level(run: LinearRun) -> Finding:
     """The noise of every level: a level counts whatever its nodes are."""
     name, pieces = "noise by level", run.transcript.pieces
     levels, owner = np.unique(pieces.level, return_inverse=True)
@@ -366,7 +318,7 @@ def _by_level(run: _Run) -> Finding:
     )
 
 
-def _by_coordinate(run: _Run) -> Finding:
+def _by_coordinate(run: LinearRun) -> Finding:
     """The noise of every coordinate, over all nodes: present canaries' too, less what they add."""
     name, transcript = "noise by coordinate", run.transcript
     if transcript.noise_square is None:
@@ -388,7 +340,7 @@ def _by_coordinate(run: _Run) -> Finding:
 
 
 def _by_group(
-    run: _Run,
+    run: LinearRun,
     name: str,
     square: NDArray[np.float64],
     freedom: NDArray[np.float64],
@@ -452,7 +404,7 @@ def _by_group(
     )
 
 
-def _where_planted(run: _Run) -> Finding:
+def _where_planted(run: LinearRun) -> Finding:
     """Whether values that a canary is in have the noise of all others."""
     name, pieces = "noise where planted", run.transcript.pieces
     if not run.known:
@@ -486,7 +438,7 @@ def _where_planted(run: _Run) -> Finding:
     )
 
 
-def _scale(run: _Run) -> Finding:
+def _scale(run: LinearRun) -> Finding:
     name, claimed = "noise scale", run.claimed
     if not claimed:
         return not_run(name, "a claimed noise_multiplier to compare with")
@@ -529,7 +481,7 @@ def _scale(run: _Run) -> Finding:
     )
 
 
-def _shape(run: _Run) -> Finding:
+def _shape(run: LinearRun) -> Finding:
     """Whether the noise of a node is Gaussian."""
     name, rows = "noise shape", run.transcript.kept_values
     if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < _FEWEST_FOR_SHAPE:
@@ -556,7 +508,7 @@ def _shape(run: _Run) -> Finding:
     )
 
 
-def _contribution(run: _Run) -> Finding:
+def _contribution(run: LinearRun) -> Finding:
     """What a planted canary adds to its leaves, in clip norms: over the run, and in parts of it."""
     name, transcript = "contribution", run.transcript
     if not run.known or not transcript.plan.independent:
