@@ -90,6 +90,23 @@ def test_a_package_that_is_gone_is_skipped_by_name(apart):
     assert list(rooms.ROOMS.iterdir()) == []
 
 
+def test_without_a_network_it_is_skipped_by_name(apart, monkeypatch):
+    # Nobody listens at this port.
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    said = unshown(exhibit("opacus-closure"))
+    assert exhibit("opacus-closure").broken[0].label in said
+    assert list(rooms.ROOMS.iterdir()) == []
+
+
+def test_an_installer_that_never_answers_is_skipped_by_name(apart, monkeypatch):
+    monkeypatch.setattr(rooms, "_SECONDS", 0.001)
+    said = unshown(exhibit("opacus-closure"))
+    assert "no answer in" in said
+    assert list(rooms.ROOMS.iterdir()) == []
+
+
 def test_a_package_whose_hash_differs_is_skipped_by_name(apart):
     digest = make_wheel(apart, "exhibit-of-a-test")
     right = Release(name="exhibit-of-a-test", version="1.0", sha256=digest)

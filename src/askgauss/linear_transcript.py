@@ -19,6 +19,7 @@ from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.witness import RoundFacts
 
 __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "StrategyPlan", "TreePlan"]
 
@@ -146,6 +147,7 @@ class LinearFacts:
         notes: Anything a reader of the report should know.
         carried_shift: How much of what all nodes show of the record protected least a score shows.
         run: The identity of the run, as in `askgauss.transcript.RunFacts`.
+        rounds: What was seen of the clients of federated rounds; None where there are none.
     """
 
     steps: int
@@ -160,6 +162,7 @@ class LinearFacts:
     notes: tuple[str, ...] = ()
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)
+    rounds: RoundFacts | None = None
 
     def check(self, plan: Plan) -> None:
         """Refuse what no run is like, in facts that come from a file.
@@ -182,6 +185,8 @@ class LinearFacts:
             raise FileFormatError(
                 f"Expected facts.carried_shift in (0, 1], got {self.carried_shift}."
             )
+        if self.rounds is not None:
+            self.rounds.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

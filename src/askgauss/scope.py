@@ -120,6 +120,7 @@ _KINDS = (
             "sampling in time",
             "batch sizes",
             "sampling",
+            "participation",
         ),
         how_to_test="send canaries through the loader: ExampleCanaries, or observe(planted=...)",
     ),

@@ -42,7 +42,14 @@ from askgauss.simulation import (
     simulate_scores,
 )
 from askgauss.transcript import SeedProbe
-from askgauss.witness import ClipCountFacts, ProbeFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import (
+    ClipCountFacts,
+    ParticipationFacts,
+    ProbeFacts,
+    RoundFacts,
+    StepFacts,
+    WeightFacts,
+)
 
 # What only a check that did not pass may say.
 ACCUSING = re.compile(
@@ -167,7 +174,12 @@ def trees():
     for fault in TREE_FAULTS.values():
         restart = 8 if fault.restarts else None
         yield simulate_dpftrl(**size, seed=2, restart_every=restart, fault=fault)
-    yield strategy_run()
+    run = strategy_run()
+    yield run
+    for most in (1, 3):
+        took = ParticipationFacts(clients=9, most=most, closest=most - 1, limit=1, moved=9.0)
+        facts = replace(run.facts, rounds=RoundFacts(probes=SOUND_PROBES, participation=took))
+        yield run.with_facts(facts)
 
 
 def strategy_run():

@@ -19,7 +19,8 @@ from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.linear_run import LinearRun
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
-from askgauss.diagnostics.sensitivity import covered_sensitivity, leaf_noise
+from askgauss.diagnostics.rounds import round_checks
+from askgauss.diagnostics.sensitivity import covered_sensitivity, leaf_noise, participation
 from askgauss.diagnostics.tails import (
     Spread,
     equal_variances_p_value,
@@ -67,6 +68,9 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
     )
     yield _step_count(run)
     yield covered_sensitivity(run)
+    if (rounds := transcript.facts.rounds) is not None:
+        yield from round_checks(rounds, claim, None)
+        yield participation(run, rounds)
     if not transcript.finite:
         return
     yield _silent_nodes(run)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.signal import planting
@@ -26,8 +27,16 @@ _MOVED = 1e-6
 _EXPLAINED = 4.0
 
 
-def round_checks(context: Context, facts: RoundFacts) -> Iterator[Finding]:
-    """Every check of federated rounds."""
+def round_checks(
+    facts: RoundFacts, claim: PrivacyClaim | None, context: Context | None
+) -> Iterator[Finding]:
+    """Every check of federated rounds.
+
+    Args:
+        facts: What was seen of their clients.
+        claim: What the run claims.
+        context: What was released; None where its noise hangs together from round to round.
+    """
     probes = facts.probes
     yield _client_weight(context, facts)
     yield _odd_update("nan update", "an update with one nan", probes.with_nan, probes)
@@ -35,10 +44,10 @@ def round_checks(context: Context, facts: RoundFacts) -> Iterator[Finding]:
     yield _noise_placement(probes)
     if facts.adaptive:
         yield _direction(probes)
-        if context.transcript.finite:
+        if context is not None and context.transcript.finite:
             yield _noise_norm(context, facts)
-    if context.claim is not None:
-        yield _unit(context.claim.unit, context.claim.adjacency)
+    if claim is not None:
+        yield _unit(claim.unit, claim.adjacency)
     if facts.unreleased:
         yield Finding(
             check="rounds without a release",
@@ -47,7 +56,7 @@ def round_checks(context: Context, facts: RoundFacts) -> Iterator[Finding]:
         )
 
 
-def _client_weight(context: Context, facts: RoundFacts) -> Finding:
+def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
     """Whether a client weighs more than the noise assumes."""
     name, probes = "client weight", facts.probes
     remedy = (
@@ -81,8 +90,10 @@ def _client_weight(context: Context, facts: RoundFacts) -> Finding:
             remedy=remedy,
             sees=f"a client that weighs {1.0 + NOTICED * probes.heavy_error:.2g} times its share",
         )
-    estimate = planting(context) if context.transcript.finite else None
-    if estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
+    estimate = None
+    if context is not None and context.transcript.finite:
+        estimate = planting(context)
+    if context is None or estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
         return not_run(name, f"clients that report different weights; or {_COPY}")
     mean, error, _ = estimate
     broken, implied = context.breach(signal=mean - 4.0 * error)

@@ -13,8 +13,9 @@ from askgauss.diagnostics.tails import Spread, oddest_variance
 from askgauss.linear_transcript import StrategyPlan
 from askgauss.results import Consequence, Finding
 from askgauss.stats import gaussian
+from askgauss.witness import RoundFacts
 
-__all__ = ["covered_sensitivity", "leaf_noise"]
+__all__ = ["covered_sensitivity", "leaf_noise", "participation"]
 
 
 def covered_sensitivity(run: LinearRun) -> Finding:
@@ -88,4 +89,27 @@ def leaf_noise(run: LinearRun) -> Finding:
         remedy="The noise is not that of the declared strategy: compare the matrix that the noise "
         "is made with, row by row and column by column.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
+    )
+
+
+def participation(run: LinearRun, rounds: RoundFacts) -> Finding:
+    """Whether clients took part more often, or sooner again, than was accounted for."""
+    name, seen = "participation", rounds.participation
+    if seen is None or seen.limit is None:
+        return not_run(name, "the names of the clients of every round: participants=")
+    often, soon = seen.most > seen.limit, 0 < seen.closest < seen.separation
+    again = f", the closest {seen.closest:,} apart" if seen.closest else ""
+    broken, implied = False, ""
+    if run.claimed and (often or soon):
+        broken, implied = run.breach(seen.moved / run.elsewhere())
+    return fact(
+        name,
+        often or soon,
+        f"of {seen.clients:,} clients the most frequent took part in {seen.most:,} rounds{again}; "
+        f"{seen.limit:,} are accounted for, at least {seen.separation:,} apart.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=float(seen.most),
+        claimed=float(seen.limit),
+        remedy="Let the server keep when it last asked each client, and ask it again only as "
+        "accounted; or account for more participations.",
     )

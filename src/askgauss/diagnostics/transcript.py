@@ -47,4 +47,4 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     if transcript.facts.clip_count is not None and transcript.finite:
         yield from clip_count_checks(Context(transcript, claim), transcript.facts.clip_count)
     if transcript.facts.rounds is not None:
-        yield from round_checks(Context(transcript, claim), transcript.facts.rounds)
+        yield from round_checks(transcript.facts.rounds, claim, Context(transcript, claim))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.probes import probed
+from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
@@ -54,6 +56,10 @@ class AuditedAggregator(AuditedRun[()]):
         seed: Root of the canaries' random choices.
         monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
             it to what is declared here. An alarm comes before the mean is handed on.
+        plan: DP-FTRL at the server, whose noise hangs together from round to round: a `TreePlan`
+            of which prefixes are released, or a strategy (`BandedStrategy`, `BufferedToeplitz`, a
+            `MatrixMechanism`), with the participations that were accounted for. The aggregator
+            returns the mean of a round, with the noise that this round adds to those before it.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -92,11 +98,15 @@ class AuditedAggregator(AuditedRun[()]):
         probes: bool = True,
         seed: int | None = None,
         monitor: Monitor | bool | None = None,
+        plan: TreePlan | Strategy | None = None,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
         if not callable(clip_norm):
             _validate.positive(clip_norm=clip_norm)
+        elif plan is not None:
+            hint = "Noise of earlier rounds was scaled by the first."
+            raise _validate.fail("clip_norm", clip_norm, "to be one number with a plan", hint)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         self._aggregate = aggregate
@@ -113,6 +123,8 @@ class AuditedAggregator(AuditedRun[()]):
             background=background,
             seed=seed,
             monitor=monitor_of(monitor),
+            plan=plan,
+            clip_norm=1.0 if callable(clip_norm) else float(clip_norm),
         )
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._probing = probes
@@ -130,17 +142,24 @@ class AuditedAggregator(AuditedRun[()]):
     @property
     def monitor(self) -> Monitor | None:
         """What watches the rounds, if anything does."""
-        return self._clients.recorder.monitor
+        return self._clients.monitor
 
     def _norm(self, aggregate: Any) -> float:
         return float(self._clip_norm(aggregate) if callable(self._clip_norm) else self._clip_norm)
 
-    def __call__(self, updates: Sequence[Any], weights: ArrayLike | None = None) -> Any:
+    def __call__(
+        self,
+        updates: Sequence[Any],
+        weights: ArrayLike | None = None,
+        *,
+        participants: Sequence[Hashable] | None = None,
+    ) -> Any:
         """Aggregate a round, canary clients among the others.
 
         Args:
             updates: The honest clients' updates, one each.
             weights: What they report, such as numbers of examples; None where they report nothing.
+            participants: Their names, to count how often each takes part; in every round or none.
 
         Returns:
             What the aggregator returned.
@@ -149,7 +168,12 @@ class AuditedAggregator(AuditedRun[()]):
             InvalidArgumentError: An update or a weight is not like the others.
             PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
-        joined = self._clients.join(updates, weights, clip_norm=self._norm(self._aggregate))
+        joined = self._clients.join(
+            updates,
+            weights,
+            clip_norm=self._norm(self._aggregate),
+            participants=participants,
+        )
         if self._probing:
             self._probing = False
             self._probes = self._probed(weighted=weights is not None)
@@ -175,7 +199,7 @@ class AuditedAggregator(AuditedRun[()]):
             adaptive=callable(self._clip_norm),
         )
 
-    def transcript(self) -> Transcript:
+    def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries.
 
         Raises:

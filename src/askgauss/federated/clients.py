@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
+from askgauss.federated.recording import LinearRecording, Participants, StepRecording
 from askgauss.federated.updates import Form, checked_weights
+from askgauss.linear_recorder import LinearRecorder
+from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.sampling import EveryStep, Scheme
@@ -56,7 +60,7 @@ class _Round:
     # What honest clients add by each way to weigh them, at all coordinates that are read.
     backgrounds: tuple[NDArray[np.float64], ...]
     reported: float
-    heaviest: float
+    participants: tuple[Hashable, ...] | None
 
 
 class CanaryClients:
@@ -75,6 +79,9 @@ class CanaryClients:
         background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
         seed: Root of the canaries' random choices.
         monitor: Watches every round.
+        plan: Noise that hangs together from round to round: a tree, or a strategy. In place of a
+            scheme it says how often a client takes part.
+        clip_norm: The norm updates are clipped to, where there is a plan.
     """
 
     def __init__(
@@ -90,8 +97,9 @@ class CanaryClients:
         background: bool = True,
         seed: int | None = None,
         monitor: Monitor | None = None,
+        plan: TreePlan | Strategy | None = None,
+        clip_norm: float = 1.0,
     ) -> None:
-        scheme = EveryStep() if sampling is None else sampling
         if isinstance(dimension, Sequence):
             canaries = DiracCanaries(present=present, absent=absent, tensors=dimension, seed=seed)
         else:
@@ -101,10 +109,26 @@ class CanaryClients:
         if weight is not None:
             _validate.non_negative(canary_weight=weight)
         self.canaries = canaries
-        self.recorder = Recorder(
-            canaries, sampling=scheme, noise_multiplier=noise_multiplier, monitor=monitor
-        )
-        self._known = background and scheme.known_background
+        self.recording: StepRecording | LinearRecording
+        if plan is None:
+            self.recording = StepRecording(
+                canaries,
+                EveryStep() if sampling is None else sampling,
+                noise_multiplier=noise_multiplier,
+                monitor=monitor,
+            )
+        elif sampling is not None or monitor is not None:
+            raise InvalidArgumentError(
+                "Expected a plan without sampling and without a monitor, got both: the plan says "
+                "how often a client takes part, and rounds whose noise hangs together say nothing "
+                "one by one."
+            )
+        else:
+            self.recording = LinearRecording(
+                canaries, plan, clip_norm=clip_norm, noise_multiplier=noise_multiplier
+            )
+        self._known = background and self.recording.known_background
+        self._participants = Participants()
         self._divisor, self._weight = divisor, weight
         self._form: Form | None = None
         self._drawn: NDArray[np.int64] | None = None
@@ -113,6 +137,16 @@ class CanaryClients:
         self._facts = RoundFacts()
         self._ratios: list[float] = []
         self._plantings = 0
+
+    @property
+    def recorder(self) -> Recorder | LinearRecorder:
+        """What the rounds are recorded with."""
+        return self.recording.recorder
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What watches the rounds, if anything does."""
+        return self.recording.monitor
 
     @property
     def form(self) -> Form | None:
@@ -130,7 +164,12 @@ class CanaryClients:
         return divisor
 
     def join(
-        self, updates: Sequence[Any], weights: ArrayLike | None, *, clip_norm: float
+        self,
+        updates: Sequence[Any],
+        weights: ArrayLike | None,
+        *,
+        clip_norm: float,
+        participants: Sequence[Hashable] | None = None,
     ) -> Joined:
         """The canary clients of a round.
 
@@ -138,12 +177,14 @@ class CanaryClients:
             updates: Updates of the honest clients; read, and neither copied nor changed.
             weights: What these report.
             clip_norm: The norm that this round's updates are clipped to.
+            participants: Names of the honest clients, to count how often each takes part.
 
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
         """
         _validate.positive(clip_norm=clip_norm)
         honest = checked_weights(weights, len(updates))
+        self._participants.check(participants, len(updates))
         for index, update in enumerate(updates):
             if self._form is None:
                 self._form = Form(update, self.canaries)
@@ -184,7 +225,7 @@ class CanaryClients:
             if self._known
             else (),
             reported=share,
-            heaviest=heaviest,
+            participants=None if participants is None else tuple(participants),
         )
         self._facts = replace(
             self._facts,
@@ -250,14 +291,9 @@ class CanaryClients:
             return
         values = form.read(form.parts(mean, "the mean")) * now.divisor
         clean = self._background(values, now)
-        watched = values if clean is None else values - clean
         try:
-            self.recorder.observe(
-                form.along(values),
-                background=None if clean is None else form.along(clean),
-                clip_norm=now.clip_norm,
-                watch=form.watched(watched),
-                batch_size=now.clients,
+            self.recording.observe(
+                form, values, clean, clip_norm=now.clip_norm, clients=now.clients
             )
         except PrivacyAlarm:
             self._close(now, next_norm)
@@ -274,6 +310,7 @@ class CanaryClients:
         if next_norm is not None:
             self._ratios.append(float(next_norm) / now.clip_norm)
         self._facts = replace(facts, reported=mean_share)
+        self._participants.add(self.recorder.steps - 1, now.participants)
         self._drawn = self._round = None
 
     def _background(self, values: NDArray[np.float64], now: _Round) -> NDArray[np.float64] | None:
@@ -297,24 +334,19 @@ class CanaryClients:
                 for other in now.backgrounds
             ]
             self._weighing = int(np.argmin(left)) if np.isfinite(left).all() else 0
-            if self.recorder.monitor is not None:
+            if self.monitor is not None:
                 # Of several, the one that leaves least was taken: too little is no evidence here.
-                self.recorder.monitor.pass_over()
+                self.monitor.pass_over()
         return now.backgrounds[self._weighing]
 
-    def transcript(self, probes: ProbeFacts) -> Transcript:
+    def transcript(self, probes: ProbeFacts) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""
-        recorded = self.recorder.transcript()
-        met = ("clipping", "sum", "weighting", "noise")
-        return recorded.with_facts(
+        return self.recording.transcript(
             replace(
-                recorded.facts,
-                exercised=(*recorded.facts.exercised, *met),
-                rounds=replace(
-                    self._facts,
-                    probes=probes,
-                    adaptive=bool(self._ratios),
-                    next_norms=tuple(self._ratios),
-                ),
+                self._facts,
+                probes=probes,
+                adaptive=bool(self._ratios),
+                next_norms=tuple(self._ratios),
+                participation=self._participants.facts(self.recording.plan),
             )
         )

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.canaries import Stream, random_stream
 from askgauss.federated.aggregator import AuditedAggregator
+from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.strategy import Strategy
+from askgauss.mechanisms.tree import TreeNoise
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
 
@@ -33,6 +37,9 @@ class Server:
         noise_multiplier: Noise on the sum, in clip norms.
         adaptive: Whether the clip norm follows the updates.
         seed: Root of the noise.
+        plan: DP-FTRL: noise that hangs together from round to round, by a tree or a strategy, and
+            ``noise_multiplier`` is that of one node or row. Divide by as many clients in every
+            round.
     """
 
     def __init__(
@@ -42,11 +49,15 @@ class Server:
         noise_multiplier: float,
         adaptive: bool = False,
         seed: int = 0,
+        plan: TreePlan | Strategy | None = None,
     ) -> None:
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)
         self.adaptive = adaptive
         self.generator = random_stream(seed, Stream.NOISE)
+        self.plan = plan
+        self._stream: NoiseStream | None = None
+        self._before: NDArray[np.float64] | float = 0.0
 
     def __call__(self, updates: list[Any], weights: list[float] | None) -> NDArray[np.float64]:
         """The noised mean of the updates of a round."""
@@ -77,7 +88,39 @@ class Server:
 
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         """Noise on the mean."""
-        return self.generator.normal(0.0, self.noise_multiplier * norm / clients, size)
+        scale = self.noise_multiplier * norm / clients
+        if self.plan is None:
+            return self.generator.normal(0.0, scale, size)
+        if self._stream is None:
+            self._stream = _stream(self.plan, _Draw(self.generator, size))
+        drawn = np.asarray(self._stream.next())
+        if isinstance(self.plan, Strategy):
+            return scale * drawn
+        # A tree has the noise of prefixes: a round adds what is new.
+        fresh, self._before = drawn - self._before, drawn
+        return scale * fresh
+
+
+class _Draw:
+    """Draws that go their own way in a copy of the server."""
+
+    def __init__(self, generator: np.random.Generator, size: int) -> None:
+        self.generator, self.size = generator, size
+
+    def __call__(self, out: Any) -> Any:
+        return self.generator.standard_normal(self.size)
+
+
+def _stream(plan: TreePlan | Strategy, draw: Draw) -> NoiseStream:
+    if isinstance(plan, Strategy):
+        return plan.stream(draw)
+    return TreeNoise(
+        draw,
+        steps=plan.steps,
+        estimator=plan.estimator,
+        restart_every=plan.restart_every,
+        completion=plan.completion,
+    )
 
 
 class _WeightedMean(Server):
@@ -143,6 +186,7 @@ class FederatedFault:
         server: The server that has it.
         finding: The check that names it.
         adaptive: Whether it needs a clip norm that moves.
+        eager: Whether clients are asked again sooner than the plan of DP-FTRL lets them.
     """
 
     name: str
@@ -150,6 +194,7 @@ class FederatedFault:
     server: type[Server]
     finding: str
     adaptive: bool = False
+    eager: bool = False
 
 
 FEDERATED_FAULTS = {
@@ -217,6 +262,13 @@ FEDERATED_FAULTS = {
             server=_NoiseForInvited,
             finding="noise scale",
         ),
+        FederatedFault(
+            name="eager-clients",
+            description="DP-FTRL, and clients are asked again twice as soon as accounted for.",
+            server=Server,
+            finding="participation",
+            eager=True,
+        ),
     )
 }
 
@@ -234,7 +286,8 @@ def simulate_federated(
     sampling: Scheme | None = None,
     fault: FederatedFault | str | None = None,
     seed: int = 0,
-) -> Transcript:
+    plan: TreePlan | Strategy | None = None,
+) -> Transcript | LinearTranscript:
     """Run federated averaging with canary clients on paper.
 
     Args:
@@ -249,6 +302,8 @@ def simulate_federated(
         sampling: How clients are drawn; all in every round if not given.
         fault: What is broken: a fault, or its name in `FEDERATED_FAULTS`.
         seed: Root of every random choice.
+        plan: DP-FTRL at the server: a tree of which prefixes are released, or a strategy. Rounds
+            are those of the plan, and cohorts take turns so that clients take part as it allows.
 
     Returns:
         What the rounds released about the canaries.
@@ -269,8 +324,24 @@ def simulate_federated(
         _validate.one_of(tuple(FEDERATED_FAULTS), fault=fault)
         fault = FEDERATED_FAULTS[fault]
     adaptive = adaptive or (fault is not None and fault.adaptive)
+    eager = fault is not None and fault.eager
+    if eager and plan is None:
+        # Without noise that hangs together nothing limits how often a client takes part.
+        plan = TreePlan(
+            steps=rounds,
+            release="prefixes",
+            restart_every=max(1, rounds // 4),
+            participations=4,
+            min_separation=max(1, rounds // 4),
+        )
+    if plan is not None:
+        _validate.within(1, plan.steps, closed="both", rounds=rounds)
     server = (Server if fault is None else fault.server)(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, adaptive=adaptive, seed=seed
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        adaptive=adaptive,
+        seed=seed,
+        plan=plan,
     )
     audited = AuditedAggregator(
         server,
@@ -281,14 +352,28 @@ def simulate_federated(
         noise_multiplier=noise_multiplier,
         sampling=sampling,
         seed=seed,
+        plan=plan,
     )
     honest = random_stream(seed, Stream.SAMPLER)
     common = honest.normal(size=dimension) / np.sqrt(dimension)
     with np.errstate(all="ignore"):
-        for _ in range(rounds):
+        for number in range(rounds):
             updates = 0.5 * common + honest.normal(size=(clients, dimension)) / np.sqrt(dimension)
             sizes = honest.uniform(_LEAST_NORM, _MOST_NORM, clients) * clip_norm
             updates *= (sizes / np.linalg.norm(updates, axis=1))[:, None]
             examples = honest.integers(1, _MOST_EXAMPLES, clients)
-            audited(list(updates), examples.tolist())
+            names = None if plan is None else _cohort(plan, number, clients, eager=eager)
+            audited(list(updates), examples.tolist(), participants=names)
     return audited.transcript()
+
+
+def _cohort(
+    plan: TreePlan | Strategy, number: int, clients: int, *, eager: bool
+) -> list[tuple[int, int, int]]:
+    """Names of the clients of a round: cohorts take turns, and leave when they may not return."""
+    separation = min(int(plan.min_separation), int(plan.steps))
+    if eager:
+        separation = max(1, separation // 2)
+    turn, place = divmod(number, separation)
+    generation = 0 if eager else turn // int(plan.participations)
+    return [(generation, place, index) for index in range(clients)]

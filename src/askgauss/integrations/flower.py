@@ -18,6 +18,7 @@ from askgauss.audited_run import AuditedRun
 from askgauss.exceptions import InvalidArgumentError, MissingExtraError, UnsupportedError
 from askgauss.federated import CanaryClients, Joined
 from askgauss.federated.probes import probed
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
@@ -150,7 +151,7 @@ class _Flower(AuditedRun[()]):
         """What watches the rounds, if anything does."""
         return self._monitor
 
-    def transcript(self) -> Transcript:
+    def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""
         if self._clients is None:
             raise InvalidArgumentError(

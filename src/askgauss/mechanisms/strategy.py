@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+from askgauss.mechanisms.noise import Draw, NoiseStream
 
 __all__ = ["Strategy"]
 
@@ -100,6 +101,10 @@ class Strategy(GaussianMechanism):
             units[chosen, np.arange(chosen.size)] = 1.0
             norms.append(np.linalg.norm(self.apply(units), axis=0))
         return np.concatenate(norms)
+
+    @abc.abstractmethod
+    def stream(self, draw: Draw) -> NoiseStream:
+        """The noise of one step after another."""
 
     @abc.abstractmethod
     def numbers(self) -> tuple[Array, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["ProbeFacts", "RoundFacts"]
+__all__ = ["ParticipationFacts", "ProbeFacts", "RoundFacts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,37 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipationFacts:
+    """How often clients took part, where rounds say who did.
+
+    Attributes:
+        clients: Clients that were named.
+        most: Most rounds that one of them entered.
+        closest: Least distance between two rounds of one of them; 0 where none entered twice.
+        limit: Most rounds that were accounted for; None where nothing limits them.
+        separation: Least distance that was accounted for.
+        moved: How far the client that moves the mechanism most moves its nodes or rows, in clip
+            norms, of those beyond the limits; 0 where none is.
+    """
+
+    clients: int = 0
+    most: int = 0
+    closest: int = 0
+    limit: int | None = None
+    separation: int = 1
+    moved: float = 0.0
+
+    def check(self) -> None:
+        """Refuse what no run is like, in facts that come from a file."""
+        for name in ("clients", "most", "closest", "limit", "separation", "moved"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise FileFormatError(
+                    f"Expected facts.rounds.participation.{name} >= 0, got it below."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFacts:
     """What was seen of the clients of all rounds, beside what was released.
 
@@ -57,6 +88,7 @@ class RoundFacts:
         next_norms: The clip norm after each round over the one before it; empty where it is fixed.
         unreleased: Rounds that released nothing.
         probes: What odd updates did.
+        participation: How often clients took part; None where rounds do not say who did.
     """
 
     fewest: int = 0
@@ -67,6 +99,7 @@ class RoundFacts:
     next_norms: tuple[float, ...] = ()
     unreleased: int = 0
     probes: ProbeFacts = ProbeFacts()
+    participation: ParticipationFacts | None = None
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file."""
@@ -75,3 +108,5 @@ class RoundFacts:
                 raise FileFormatError(f"Expected facts.rounds.{name} >= 0, got it below.")
         if not all(ratio > 0.0 for ratio in self.next_norms):
             raise FileFormatError("Expected facts.rounds.next_norms > 0, got others.")
+        if self.participation is not None:
+            self.participation.check()
