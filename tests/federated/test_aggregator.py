@@ -312,6 +312,7 @@ def test_schemes_decide_whether_honest_updates_are_taken_off(scheme, background)
     [
         ({"unit": "example"}, "one example"),
         ({"unit": "user", "adjacency": "replace"}, "two clip norms"),
+        ({"unit": "user", "sampling": FixedSize(batch=3, records=9)}, "zero-out"),
     ],
 )
 def test_unit_and_adjacency_are_spoken_of(claim, says):
