@@ -387,3 +387,13 @@ def test_reading_comes_after_joining():
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         audited(Mean(), **wrong)
+
+
+def test_a_later_round_may_have_no_honest_client():
+    rng = np.random.default_rng(0)
+    run = audited(Server(noise_multiplier=1.0), noise_multiplier=1.0)
+    run(updates_of(rng), [1] * 12)
+    run([], [])
+    run(updates_of(rng), [1] * 12)
+    assert run.rounds == 3
+    assert run.transcript().facts.rounds.fewest == 0

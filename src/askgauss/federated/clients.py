@@ -237,7 +237,7 @@ class CanaryClients:
         )
         self._facts = replace(
             self._facts,
-            fewest=min(self._facts.fewest or len(updates), len(updates)),
+            fewest=min(self._facts.fewest, len(updates)) if self._facts.most else len(updates),
             most=max(self._facts.most, len(updates)),
             heaviest=max(self._facts.heaviest, heaviest),
         )
