@@ -13,7 +13,7 @@ from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
-from askgauss.sampling import Poisson, Scheme
+from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.stats import normality
 from askgauss.transcript import SILENCE, RunFacts, Transcript
 
@@ -219,7 +219,10 @@ class Context:
     def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
         """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
         assert self.claim is not None
-        drawn_by = self.facts.scheme
+        drawn_by, rounds = self.facts.scheme, self.facts.rounds
+        if self.claim.adjacency == "replace" and rounds is not None and rounds.signed:
+            drawn = Poisson(rate=rate) if drawn_by is None else drawn_by.record_by_record()
+            drawn_by = ReplaceOne(of=drawn)
         if isinstance(drawn_by, (Poisson, type(None))):
             implied = accounting.schedule_epsilon_lower(
                 signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta
