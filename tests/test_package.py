@@ -62,6 +62,7 @@ LAYERS = {
     "power": 5,
     "simulation": 5,
     "linear_recorder": 5,
+    "_planned_recorder": 5,
     "released_steps": 5,
     "sampled_recorder": 5,
     "mechanism_audit": 5,

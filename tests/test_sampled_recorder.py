@@ -13,6 +13,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
+from askgauss.inputs import load_audit_input
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
@@ -189,6 +190,15 @@ def test_a_resumed_run_has_the_transcript_of_an_unbroken_one(tmp_path) -> None:
     assert resumed.facts == unbroken.facts
     for name, array in resumed.arrays().items():
         assert np.array_equal(array, unbroken.arrays()[name], equal_nan=True), name
+
+
+def test_a_finished_checkpoint_is_audited_by_the_command_line(tmp_path) -> None:
+    recorder = make()
+    run(recorder)
+    recorder.save(tmp_path / "run.npz", finished=True)
+    read = load_audit_input(tmp_path / "run.npz")
+    assert isinstance(read, ag.Transcript)
+    assert np.array_equal(read.canaries.total, recorder.transcript().canaries.total)
 
 
 def test_a_run_that_stops_early_has_the_rounds_that_are_over() -> None:

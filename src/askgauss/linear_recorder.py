@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
-from askgauss._checkpoints import Checkpointed
+from askgauss._planned_recorder import PlannedRecorder
 from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
@@ -66,7 +66,7 @@ class _Progress:
     run: str | None = None
 
 
-class LinearRecorder(Checkpointed):
+class LinearRecorder(PlannedRecorder):
     """Records a run with correlated noise step by step, whatever framework runs it.
 
     Every canary, present or absent, has leaves of its own, drawn at random. A step is: ask
@@ -126,6 +126,7 @@ class LinearRecorder(Checkpointed):
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
+        super().__init__()
         self._canaries = canaries
         self._mechanism = plan
         self._plan: Plan
@@ -148,11 +149,6 @@ class LinearRecorder(Checkpointed):
         self._absent = np.flatnonzero(~canaries.member)
         self._keep(min(max(kept, _FEWEST_KEPT), _MOST_KEPT))
         self._run = secrets.token_hex(16)
-        self._step = 0
-        self._asked = False
-        self._background: Literal["known", "unknown"] | None = None
-        # False while a step is being added: an interruption there leaves sums that mean nothing.
-        self._whole = True
         self._sums = {name: np.zeros(canaries.size) for name in ("score", "gain", "square")}
         self._sums["leaf_gain"] = np.zeros(plan.steps)
         self._pieces: list[tuple[float, ...]] = []
@@ -192,11 +188,6 @@ class LinearRecorder(Checkpointed):
             noise_multiplier=noise_multiplier,
             release=release,
         )
-
-    @property
-    def steps(self) -> int:
-        """Number of steps observed so far."""
-        return self._step
 
     @property
     def run(self) -> str:
@@ -244,21 +235,11 @@ class LinearRecorder(Checkpointed):
             InvalidArgumentError: An argument has the wrong shape or type.
             RecordingError: The step does not fit the ones before it, or the plan.
         """
-        self._check_next()
-        if not self._asked:
-            raise RecordingError(
-                "observe() came before sample(): ask which canaries enter this step first."
-            )
+        known = self._check_observed(background)
         size = self._canaries.size
         shape: tuple[int, ...] = (size,)
         if isinstance(self._plan, TreePlan) and self._plan.release == "nodes":
             shape = (len(released_nodes(self._plan, self._step)), size)
-        known: Literal["known", "unknown"] = "unknown" if background is None else "known"
-        if self._background not in (None, known):
-            raise RecordingError(
-                f"Expected the background to stay {self._background}, got it {known} in step "
-                f"{self._step + 1}. Give it in every step or in none."
-            )
         noisy = numbers("released", released, shape)
         clean = 0.0 if background is None else numbers("background", background, shape)
         angles = None if cosines is None else numbers("cosines", cosines, (2, size))
@@ -275,9 +256,7 @@ class LinearRecorder(Checkpointed):
                 if self._cosines is None:
                     self._cosines = np.array(angles, dtype=np.float64)
                 np.maximum(self._cosines, angles, out=self._cosines)
-        self._background, self._asked = known, False
-        self._step += 1
-        self._whole = True
+        self._observed(known)
 
     def _add(self, piece: Piece) -> None:
         stop = piece.first + piece.signal.size
@@ -311,21 +290,6 @@ class LinearRecorder(Checkpointed):
             )
         )
         self._kept_values.append(noise[self._kept])
-
-    def _check_next(self) -> None:
-        self._check_whole()
-        if self._step >= self._plan.steps:
-            raise RecordingError(
-                f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "
-                "were observed. Plan for more steps before training."
-            )
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RecordingError(
-                f"Recording step {self._step + 1} was interrupted half way: its sums mean nothing. "
-                "Load the last checkpoint into a new recorder."
-            )
 
     def transcript(self) -> LinearTranscript:
         """The transcript of the steps observed so far.
@@ -497,24 +461,12 @@ class LinearRecorder(Checkpointed):
                 stays as it was.
         """
         progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
-        for name, mine in (
-            ("fingerprint", self._canaries.fingerprint()),
-            ("plan", self._plan),
-            ("clip_norm", self._clip_norm),
-        ):
-            theirs = getattr(progress, name)
-            if theirs != mine:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
-                    f"this run has {mine!r}. Start with the same canaries, seed and settings."
-                )
-        if not 0 <= progress.step <= self._plan.steps:
-            raise FileFormatError(f"Expected step up to {self._plan.steps}, got {progress.step}.")
-        if progress.open != (remembered := self._reader.remembered(progress.step)):
-            raise FileFormatError(
-                f"Expected {remembered} open values after step {progress.step}, got "
-                f"{progress.open}. Load an older checkpoint."
-            )
+        self._check_progress(
+            progress,
+            fingerprint=self._canaries.fingerprint(),
+            plan=self._plan,
+            clip_norm=self._clip_norm,
+        )
         size = self._canaries.size
         pieces, kept, early = self._recorded_pieces(state)
         sums = {
@@ -537,9 +489,7 @@ class LinearRecorder(Checkpointed):
         self._pieces = [tuple(row) for row in pieces.tolist()]
         self._keep(kept)
         self._reader.resume(progress.step, open_values)
-        self._step, self._asked = progress.step, progress.asked
-        self._background = progress.background
-        self._whole = True
+        self._go_on(progress)
 
     def _recorded_pieces(self, state: dict[str, Any]) -> tuple[NDArray[np.float64], int, bool]:
         """The pieces of a checkpoint, of how many canaries they were kept, and if it is early."""

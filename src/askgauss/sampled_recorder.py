@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
-from askgauss._checkpoints import Checkpointed
+from askgauss._planned_recorder import PlannedRecorder
 from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
@@ -47,7 +47,7 @@ class _Progress:
     recorder: dict[str, Any]
 
 
-class SampledRecorder(Checkpointed):
+class SampledRecorder(PlannedRecorder):
     """Records a run with correlated noise and sampling, whatever framework runs it.
 
     Make it with `LinearRecorder.sampled`, and use it like a `LinearRecorder`: ask `sample` who
@@ -100,6 +100,7 @@ class SampledRecorder(Checkpointed):
         if not isinstance(given, Strategy):
             hint = "Make one of askgauss.mechanisms: BandedStrategy.toeplitz([1.0, 0.5], steps)."
             raise _validate.fail("strategy", strategy, "to be a strategy", hint)
+        super().__init__()
         self._sampling = sampling
         if isinstance(sampling, Poisson):
             sampling = CyclicPoisson(rate=sampling.rate, cycle=1)
@@ -109,7 +110,7 @@ class SampledRecorder(Checkpointed):
                 "other schemes add to privacy is not known. Where records enter known steps, "
                 "make a LinearRecorder of a strategy that says how often."
             )
-        self._plan = plan_of(strategy, release)
+        self._plan: StrategyPlan = plan_of(strategy, release)
         self._rounds = InRounds(canaries, strategy, sampling)
         self._reader = RowReader(self._plan, strategy)
         self._filter = self._rounds.filter(self._rounds.groups)
@@ -127,16 +128,6 @@ class SampledRecorder(Checkpointed):
         # Who is drawn for a round is known before the round before it is over.
         self._coins = Planting(canaries, self._rounds.sampling, None)
         self._drawn = np.zeros(0, dtype=np.int64)
-        self._step = 0
-        self._asked = False
-        self._background: Literal["known", "unknown"] | None = None
-        # False while a step is being added: an interruption there leaves sums that mean nothing.
-        self._whole = True
-
-    @property
-    def steps(self) -> int:
-        """Number of steps observed so far."""
-        return self._step
 
     @property
     def run(self) -> str:
@@ -174,17 +165,7 @@ class SampledRecorder(Checkpointed):
             InvalidArgumentError: An argument has the wrong shape or type.
             RecordingError: The step does not fit the ones before it, or the plan.
         """
-        self._check_next()
-        if not self._asked:
-            raise RecordingError(
-                "observe() came before sample(): ask which canaries enter this step first."
-            )
-        known: Literal["known", "unknown"] = "unknown" if background is None else "known"
-        if self._background not in (None, known):
-            raise RecordingError(
-                f"Expected the background to stay {self._background}, got it {known} in step "
-                f"{self._step + 1}. Give it in every step or in none."
-            )
+        known = self._check_observed(background)
         shape = (self._canaries.size,)
         noisy = numbers("released", released, shape)
         clean = 0.0 if background is None else numbers("background", background, shape)
@@ -196,24 +177,7 @@ class SampledRecorder(Checkpointed):
                 for ended in self._filter.add(self._step, piece.value):
                     self._recorder.sample()
                     self._recorder.observe(ended, background=0.0 if known == "known" else None)
-        self._background, self._asked = known, False
-        self._step += 1
-        self._whole = True
-
-    def _check_next(self) -> None:
-        self._check_whole()
-        if self._step >= self._plan.steps:
-            raise RecordingError(
-                f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "
-                "were observed. Plan for more steps before training."
-            )
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RecordingError(
-                f"Recording step {self._step + 1} was interrupted half way: its sums mean nothing. "
-                "Load the last checkpoint into a new recorder."
-            )
+        self._observed(known)
 
     def transcript(self) -> Transcript:
         """The transcript of the rounds that are over, one step each.
@@ -264,20 +228,7 @@ class SampledRecorder(Checkpointed):
                 stays as it was.
         """
         progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
-        for name, mine in (("plan", self._plan), ("sampling", self._sampling)):
-            theirs = getattr(progress, name)
-            if theirs != mine:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
-                    f"this run has {mine!r}. Start with the same canaries, seed and settings."
-                )
-        if not 0 <= progress.step <= self._plan.steps:
-            raise FileFormatError(f"Expected step up to {self._plan.steps}, got {progress.step}.")
-        if progress.open != (remembered := self._reader.remembered(progress.step)):
-            raise FileFormatError(
-                f"Expected {remembered} open values after step {progress.step}, got "
-                f"{progress.open}. Load an older checkpoint."
-            )
+        self._check_progress(progress, plan=self._plan, sampling=self._sampling)
         size, entering = self._canaries.size, state.get("entering")
         if not isinstance(entering, np.ndarray) or not (
             entering.dtype == np.int64
@@ -302,6 +253,4 @@ class SampledRecorder(Checkpointed):
         self._recorder.load_state_dict({**inner, "state": progress.recorder})
         self._reader.resume(progress.step, open_values)
         self._filter.sums, self._drawn, self._coins = sums, entering.copy(), coins
-        self._step, self._asked = progress.step, progress.asked
-        self._background = progress.background
-        self._whole = True
+        self._go_on(progress)

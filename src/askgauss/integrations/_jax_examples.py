@@ -19,7 +19,7 @@ from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._jax_plan import as_scheme
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, Readings
+from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
 from askgauss.sampling import Scheme
@@ -78,6 +78,8 @@ class ExampleAudit(AuditedRun[Any]):
     released along it; what the other records add there is not known. Any direction that is fixed
     before the noise is drawn gives a valid reading: a worse one only lowers the bound. Where
     gradients are much alike, what most of them share is left out of the directions.
+
+    The state takes twelve times the memory of the parameters for that, beside its readings.
 
     Args:
         params: The parameters, or anything of their structure and shapes.
@@ -198,14 +200,7 @@ class ExampleAudit(AuditedRun[Any]):
             clipped sum was taken at, and in ``batch`` the indices of its records; those below zero
             are padding.
         """
-        takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
-        if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
-            raise _validate.fail(
-                "privatizer",
-                type(privatizer).__name__,
-                "to be an optax.GradientTransformation",
-                "Wrap what adds the noise, not the optimizer behind it.",
-            )
+        takes_more = checked_privatizer(privatizer)
 
         def init(params: Any) -> AuditState:
             self._tree.leaves(params)
@@ -339,7 +334,8 @@ class ExampleAudit(AuditedRun[Any]):
 
         size = len(self._compared)
         apart = 1.0 - jnp.eye(size)
-        overlaps = jax.vmap(lambda count: (cosines(count) * apart).sum() / (size * (size - 1)))(
+        pairs = max(size * (size - 1), 1)
+        overlaps = jax.vmap(lambda count: (cosines(count) * apart).sum() / pairs)(
             jnp.arange(most + 1)
         )
         far = overlaps <= _APART

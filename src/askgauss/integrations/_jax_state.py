@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from numpy.typing import NDArray
 
+from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, RecordingError
 
-__all__ = ["AuditState", "Readings"]
+__all__ = ["AuditState", "Readings", "checked_privatizer"]
 
 # Device memory that readings may take without being asked for: a step without donation copies it.
 _MOST_BYTES = 1 << 28
@@ -36,6 +38,22 @@ class AuditState(NamedTuple):
     planted: Any
     tag: Any
     seen: Any = None
+
+
+def checked_privatizer(privatizer: Any) -> bool:
+    """Whether a transformation takes more arguments than any.
+
+    Raises:
+        InvalidArgumentError: It is no transformation.
+    """
+    if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
+        raise _validate.fail(
+            "privatizer",
+            type(privatizer).__name__,
+            "to be an optax.GradientTransformation",
+            "Wrap what adds the noise, not the optimizer behind it.",
+        )
+    return isinstance(privatizer, optax.GradientTransformationExtraArgs)
 
 
 class Readings:

@@ -57,7 +57,7 @@ from askgauss.integrations._jax_examples import ExampleAudit
 from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, Readings
+from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
@@ -273,13 +273,7 @@ class Audit(AuditedRun[Any]):
         Returns:
             A transformation to put in its place; also inside ``optax.chain``.
         """
-        if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
-            raise _validate.fail(
-                "privatizer",
-                type(privatizer).__name__,
-                "to be an optax.GradientTransformation",
-                "Wrap what adds the noise, not the optimizer behind it.",
-            )
+        takes_more = checked_privatizer(privatizer)
         rows = None
         if clipped_grad is not None:
             if self._loss is None:
@@ -289,7 +283,6 @@ class Audit(AuditedRun[Any]):
                 )
             rows = PlantedRows(self._seam, self._clip_norm, self._planted)
             self._exercised = ("clipping", *self._exercised)
-        takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
 
         def init(params: Any) -> AuditState:
             self._tree.leaves(params)
