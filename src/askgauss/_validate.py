@@ -86,9 +86,12 @@ def within(
             raise fail(name, value, expected, hint)
 
 
-def integer(minimum: int | None = None, *, hint: str = "", **arguments: Any) -> None:
-    """Every argument is a whole number, at least ``minimum``."""
+def integer(
+    minimum: int | None = None, maximum: int | None = None, *, hint: str = "", **arguments: Any
+) -> None:
+    """Every argument is a whole number, at least ``minimum`` and at most ``maximum``."""
     expected = "to be a whole number" if minimum is None else f"to be a whole number >= {minimum}"
+    expected += "" if maximum is None else f" and <= {maximum}"
     for name, value in arguments.items():
         if isinstance(value, (bool, np.bool_)):
             raise fail(name, value, expected, hint)
@@ -96,7 +99,7 @@ def integer(minimum: int | None = None, *, hint: str = "", **arguments: Any) -> 
             number = operator.index(value)
         except TypeError as error:
             raise fail(name, value, expected, hint) from error
-        if minimum is not None and number < minimum:
+        if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
             raise fail(name, value, expected, hint)
 
 

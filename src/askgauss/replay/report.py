@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 from askgauss import _files, _plain
 from askgauss._text import one_line
 from askgauss.exceptions import FileFormatError
+from askgauss.replay.worlds import LEFT_OUT, REPLACED
 from askgauss.results import Consequence, Finding, Status, Verdict
 
 __all__ = ["ADJACENCIES", "Adjacency", "Difference", "ReplayReport"]
@@ -198,12 +199,16 @@ class ReplayReport:
             item.name: _plain.from_plain(hints[item.name], content[item.name], item.name)
             for item in fields(cls)
         }
+        if unknown := {*read["worlds"]} - {LEFT_OUT, REPLACED}:
+            raise FileFormatError(
+                f"Expected worlds of the record left out or replaced, got {min(unknown)[:80]!r}."
+            )
         return cls(**read)
 
     def rows(self) -> list[tuple[str, str]]:
         """What was replayed, as pairs of a name and a sentence."""
         other = "another record" if self.source is None else f"a copy of record {self.source}"
-        pairs = {"left out": "left out", "replaced": f"replaced by {other}"}
+        pairs = {LEFT_OUT: "left out", REPLACED: f"replaced by {other}"}
         neighbours = ", then ".join(pairs[item] for item in self.worlds)
         rows = [("pair", f"record {self.record} of {self.records:,} {neighbours}")]
         present = (

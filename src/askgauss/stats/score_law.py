@@ -169,7 +169,7 @@ class ScoreLaw:
     @property
     def excess_kurtosis(self) -> float:
         """Fourth standardised cumulant of a present canary's score."""
-        return self.cumulant(4) / self.variance**2
+        return self.cumulant(4) / (self.variance * self.variance)
 
     def cumulant(self, order: int) -> float:
         """Cumulant of a present canary's score, of any order from 1."""
