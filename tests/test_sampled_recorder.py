@@ -129,6 +129,30 @@ def test_a_correct_run_is_cleared_with_most_of_its_epsilon() -> None:
     assert 0.85 * claim().epsilon < result.epsilon_lower < 1.02 * claim().epsilon
 
 
+def test_a_claim_in_steps_of_the_training_is_the_same_as_one_in_rounds() -> None:
+    recorder = make()
+    run(recorder)
+    epsilon, delta = claim().epsilon, DELTA
+    for said in (
+        {"steps": STEPS, "sampling": SCHEME, "noise_multiplier": NOISE},
+        {"steps": 30, "sampling_rate": RATE, "noise_multiplier": NOISE},
+    ):
+        stated = ag.PrivacyClaim(epsilon=epsilon, delta=delta, **said)
+        result = ag.audit(recorder.transcript(), claim=stated)
+        assert result.verdict in CALM, result.reason
+        assert not failed(result)
+        assert result.claim == stated
+        checks = {item.check: item.status for item in result.findings}
+        for name in ("step count", "accounted sampling", "sampling rate"):
+            assert checks[name] is not Status.WARN, name
+    # What is not true of the run is found in either way of saying it.
+    short = ag.PrivacyClaim(epsilon=epsilon, delta=delta, steps=60, sampling=SCHEME)
+    other = ag.PrivacyClaim(epsilon=0.3 * epsilon, delta=delta, steps=STEPS, sampling_rate=0.075)
+    counted = ag.audit(recorder.transcript(), claim=short).findings
+    assert next(item for item in counted if item.check == "step count").status is Status.WARN
+    assert ag.audit(recorder.transcript(), claim=other).verdict is Verdict.VIOLATION
+
+
 @pytest.mark.parametrize(
     ("fault", "check"),
     [

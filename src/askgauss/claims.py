@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.sampling import Scheme, scheme_of
+from askgauss.sampling import CyclicPoisson, Poisson, Scheme, scheme_of
 
 __all__ = ["PrivacyClaim", "check_claim"]
 
@@ -69,6 +69,24 @@ class PrivacyClaim:
     def scheme(self) -> Scheme | None:
         """The scheme that was accounted for, however it was said."""
         return scheme_of(self.sampling, self.sampling_rate)
+
+    def in_rounds(self, turns: int) -> PrivacyClaim:
+        """The same claim in the rounds of a run whose records take turns in so many steps.
+
+        To one record, cyclic Poisson sampling is Poisson sampling of rounds. A claim that does not
+        say that records take turns is left as it is.
+
+        Examples:
+            >>> scheme = CyclicPoisson(rate=0.2, cycle=4)
+            >>> claim = PrivacyClaim(epsilon=8.0, delta=1e-5, steps=400, sampling=scheme)
+            >>> claim.in_rounds(4).steps, claim.in_rounds(4).sampling
+            (100, Poisson(rate=0.2))
+        """
+        scheme = self.sampling
+        if turns == 1 or not isinstance(scheme, CyclicPoisson) or scheme.cycle != turns:
+            return self
+        steps = None if self.steps is None else -(-self.steps // turns)
+        return replace(self, sampling=Poisson(rate=scheme.rate), steps=steps)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} at delta {self.delta:g}"

@@ -31,10 +31,12 @@ class ReleasedSteps(abc.ABC):
     Attributes:
         sampling: How the canaries of a recorded step are drawn.
         note: What a reader of the report should know about it; empty if nothing.
+        turns: Released steps that a recorded one stands for, where records take turns in them.
     """
 
     sampling: Scheme
     note: str = ""
+    turns: int = 1
 
     @abc.abstractmethod
     def recorded(self, steps: int) -> int:
@@ -122,6 +124,7 @@ class InRounds(ReleasedSteps):
         steps = strategy.steps
         self.sampling = Poisson(rate=scheme.rate)
         self._strategy, self.cycle = strategy, scheme.cycle
+        self.turns = scheme.cycle
         self.norm = float(strategy.norms(steps).max())
         self.count = unmixing.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
         if self.count < 1:

@@ -193,7 +193,12 @@ class SampledRecorder(PlannedRecorder):
             )
         recorded = self._recorder.transcript()
         missing = self._rounds.accounted(self._step) - self._recorder.steps
-        facts = replace(recorded.facts, skipped_steps=missing, notes=(self._rounds.note,))
+        facts = replace(
+            recorded.facts,
+            skipped_steps=missing,
+            turns=self._rounds.turns,
+            notes=(self._rounds.note,),
+        )
         return recorded.with_facts(facts)
 
     def state_dict(self) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class RunFacts:
         rounds: What was seen of the clients of federated rounds; None where there are none.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
+        turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
@@ -134,6 +135,7 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -165,6 +167,8 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        if not 1 <= self.turns < 1 << 62:
+            raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (self.weights, self.witness, self.rounds, self.clip_count):
             if part is not None:
                 part.check()

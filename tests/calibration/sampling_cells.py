@@ -231,9 +231,13 @@ RUNS = (
 )
 
 
-def whole_audits(audits: int, seed: int, folder: Path | None) -> Iterator[verdicts.Tally]:
-    """Whole audits of every run; what the folder holds is not counted again."""
+def whole_audits(
+    audits: int, seed: int, folder: Path | None, schemes: list[str] | None = None
+) -> Iterator[verdicts.Tally]:
+    """Whole audits of every run, or of some schemes; what the folder holds is not counted again."""
     for run in RUNS:
+        if schemes is not None and run.scheme.tag not in schemes:
+            continue
         name = f"{audits} {seed} {run}"
         kept = None if folder is None else folder / f"{sha256(name.encode()).hexdigest()[:16]}.json"
         if kept is not None and kept.exists():
@@ -251,13 +255,15 @@ def whole_audits(audits: int, seed: int, folder: Path | None) -> Iterator[verdic
         yield result
 
 
-def whole_section(audits: int, seed: int, folder: Path | None) -> Iterator[str]:
+def whole_section(
+    audits: int, seed: int, folder: Path | None, schemes: list[str] | None
+) -> Iterator[str]:
     """Whole audits as Markdown."""
     note = (
         "Recorded runs of every scheme with their batches handed in, each held to the epsilon of "
         "its canary's pair of worlds."
     )
-    tallies = list(whole_audits(audits, seed, folder))
+    tallies = list(whole_audits(audits, seed, folder, schemes))
     yield from verdicts.section("Whole audits of every scheme", note, tallies)
 
 
@@ -288,9 +294,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where cells are kept as they are counted")
     parser.add_argument("--only", choices=("whole", "bounds"))
+    tags = [*dict.fromkeys(run.scheme.tag for run in RUNS)]
+    parser.add_argument("--schemes", nargs="*", choices=tags, help="of whole audits; all if absent")
     options = parser.parse_args()
     if options.only != "bounds":
-        for line in whole_section(options.audits, options.seed, options.folder):
+        for line in whole_section(options.audits, options.seed, options.folder, options.schemes):
             print(line)
     if options.only != "whole":
         for line in bounds_section(options.audits, options.seed):

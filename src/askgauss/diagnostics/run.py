@@ -44,7 +44,9 @@ def diagnose(
     _validate.within(0, 0.5, gate_error=gate_error)
     findings: list[Finding] = []
     if isinstance(data, Transcript):
-        findings += transcript_checks(data, claim)
+        findings += transcript_checks(
+            data, None if claim is None else claim.in_rounds(data.facts.turns)
+        )
         if data.finite and data.auditable:
             findings += score_checks(data.scores(), data.canaries.planted)
     elif isinstance(data, LinearTranscript):

@@ -442,6 +442,7 @@ class Audit(AuditedRun[Any]):
             recorded.facts,
             run=self._run,
             skipped_steps=self._released.accounted(taken) - steps,
+            turns=self._released.turns,
             watch_background="known",
             tensors=self._tree.names,
             exercised=self._exercised,
