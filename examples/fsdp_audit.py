@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--broken", action="store_true", help="rank 1 forgets its noise")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

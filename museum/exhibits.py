@@ -51,7 +51,7 @@ class Exhibit:
         maintainer: For a live bug: what to run, what one expects, what one sees, and where.
         fast: Whether it is quick enough for every run of the tests.
         newest_python: The newest Python its releases are made for, such as "3.11"; any if empty.
-        unavailable: Why it cannot be installed at all, where it cannot.
+        unavailable: Why it cannot be shown on any machine, where it cannot, and what was tried.
     """
 
     name: str

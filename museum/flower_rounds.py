@@ -89,7 +89,7 @@ def _rounds(strategy: Any, most: int = 501) -> Outcome:
     np.random.seed(1)  # noqa: NPY002  (Flower draws its noise from it)
     rng = np.random.default_rng(0)
     noise = float(strategy.noise_multiplier)
-    watched = audited(strategy, present=50, absent=950)
+    watched = audited(strategy, present=250, absent=1200)
     current = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number in range(1, ROUNDS + 1):
         # What configure_fit does first; it would ask a client manager for clients next.

@@ -22,6 +22,8 @@ except ImportError:  # before 1.5
     ghost_clipping = None
 
 DELTA = 1e-5
+# As many as the table's network has room for, so that a sound run ends with a clear word.
+MANY = {"present": 350, "absent": 1500}
 # In the first releases with ghost clipping users call both backward passes themselves.
 _BY_HAND = not hasattr(ghost_clipping, "DPTensorFastGradientClipping")
 Step = Callable[[Any, Callable[[], Any]], None]
@@ -94,6 +96,7 @@ def train(
     accountant: str = "rdp",
     ghost: bool = False,
     poisson: bool = True,
+    options: dict[str, Any] | None = None,
     step: Step = plain_step,
     memory: Callable[[Any, Any], AbstractContextManager[Iterable[Any]]] | None = None,
     after_epoch: Callable[[PrivacyEngine], Any] = lambda engine: None,
@@ -111,6 +114,7 @@ def train(
         accountant: The accountant's name.
         ghost: Whether to clip without gradients by example.
         poisson: Whether batches are drawn by coins.
+        options: More for ``make_private``.
         step: How a step is taken.
         memory: What splits batches that are too large.
         after_epoch: What is done after an epoch.
@@ -124,6 +128,7 @@ def train(
         "data_loader": DataLoader(data, batch_size=batch, shuffle=not poisson),
         "max_grad_norm": clip,
         **({} if poisson else {"poisson_sampling": False}),
+        **(options or {}),
     }
     if target is not None:
         made = engine.make_private_with_epsilon(

@@ -9,11 +9,11 @@ from museum.tour import Shown
 
 _HEAD = """# The museum
 
-Bugs that were really released, or published with a proof, each run as a user would run it, audited,
-and set beside a twin that is mended. Every release is installed by name and hash, without its
-dependencies, into a folder of its own. `make museum` runs all of them and writes this page;
-`askgauss museum list` and `askgauss museum run NAME` do it one by one, in a copy of the source
-repository.
+Bugs that were really released, each run as a user would run it, audited, and set beside a twin that
+is mended. Every release is installed by name and hash, without its dependencies, into a folder of
+its own. Mechanisms marked *published* are of papers: written here from their descriptions, and from
+nobody's package. `make museum` runs all of them and writes this page; `askgauss museum list` and
+`askgauss museum run NAME` do it one by one, in a copy of the source repository.
 
 *Claimed* is the epsilon that the library or its user states for the run, *bound* what the audit
 shows at confidence 0.95, *true* what is known otherwise. *Finding* is the check that named the
@@ -56,8 +56,10 @@ def summary(tours: list[Shown]) -> str:
     clean = [item.outcomes["mended"]["verdict"] for item in shown if item.twin_clean]
     runs = {run["run"]: run["seconds"] for item in shown for run in item.outcomes.values()}
     unseen = sum(not item.exhibit.finding for item in shown)
+    released = sum(bool(item.exhibit.broken) for item in shown)
     return (
-        f"{len(tours)} exhibits, {len(shown)} of them shown: {found} named by their finding, "
+        f"{len(tours)} exhibits, {len(shown)} of them shown ({released} of released packages, "
+        f"{len(shown) - released} published): {found} named by their finding, "
         f"{unseen} that no audit of ours sees, {len(clean)} of {len(shown)} twins clean "
         f"({clean.count('CONSISTENT')} of them consistent with their claim, "
         f"{clean.count('INCONCLUSIVE')} without an alarm and too small a run to say more), "

@@ -21,7 +21,7 @@ def show_case(broken: str, mended: str, *, true: float) -> None:
     def show(variant: str) -> Outcome:
         case = cases[broken if variant == "broken" else mended]
         result = ag.audit_mechanism(
-            case.mechanism, case.data, case.neighbour, claim=case.claim, max_samples=20_000
+            case.mechanism, case.data, case.neighbour, claim=case.claim, max_samples=100_000
         )
         return of_mechanism(result, true=true if variant == "broken" else None)
 

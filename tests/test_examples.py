@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +37,9 @@ def test_example_runs(example, tmp_path):
         assert "VIOLATION" not in correct
         assert "VIOLATION" in broken
     if example.stem == "fsdp_audit":
-        # A sound run alarms once in a thousand.
-        assert "VIOLATION" not in output
-        assert "INVALID" not in output
+        # A sound run alarms once in a thousand; bounds of so many steps are 97 % on average.
+        assert "CONSISTENT" in output
+        assert int(re.search(r"\((\d+)% of the claim\)", output)[1]) >= 90
     if example.stem == "federated":
         correct, broken = output.split("Clients weigh the examples")
         assert "CONSISTENT" in correct

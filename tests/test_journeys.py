@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
-import sysconfig
 import textwrap
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,34 +19,33 @@ ROOT = Path(__file__).parents[1]
 CLAIM = ("--epsilon", "8", "--delta", "1e-5")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, as a release builds it."""
-    place = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(place)]
-    done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True, check=False)
-    if done.returncode and "hatchling" in done.stderr + done.stdout:
-        pytest.skip(f"the build backend cannot be had here: {done.stderr[-200:]}")
+def run_pip(python, *arguments):
+    """Call pip; without the packages it needs there is nothing to walk with."""
+    command = [python, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "Could not find a version" in done.stderr or "No matching distribution" in done.stderr:
+        pytest.skip(f"packages cannot be had here: {done.stderr[-200:]}")
     assert done.returncode == 0, done.stderr
-    (built,) = place.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
-def fresh(wheel, tmp_path_factory):
-    """A Python that has the wheel, and the dependencies of this one, but not these sources."""
-    place = tmp_path_factory.mktemp("fresh")
-    venv.create(place, with_pip=False, symlinks=True)
-    python = place / "bin" / "python"
-    found = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    packages = Path(found.stdout.strip())
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    # A path alone: what makes our own sources importable in this environment stays behind.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+def fresh(tmp_path_factory):
+    """An empty environment with the wheel as a release builds it, and what pip brings with it."""
+    # One for all workers of a run, which share the folder above theirs.
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "journeys"
+    place.mkdir(exist_ok=True)
+    python = place / "environment" / "bin" / "python"
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "whole").exists():
+            run_pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(place), str(ROOT))
+            (wheel,) = place.glob("*.whl")
+            venv.create(place / "environment", with_pip=True, clear=True)
+            pinned = ("install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"))
+            run_pip(python, *pinned, "torch==2.13.0")
+            run_pip(python, *pinned, f"{wheel}[opacus]")
+            (place / "whole").touch()
     return python
 
 
@@ -106,7 +105,6 @@ torch.save(model.state_dict(), "model.pt")
 
 
 def test_the_engineer(desk):
-    pytest.importorskip("opacus")
     (desk.place / "train.py").write_text(TRAIN)
     shown = desk("train.py").stdout
     # Twelve epochs of eight steps, and the numbers of canaries left to the audit.

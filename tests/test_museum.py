@@ -77,7 +77,7 @@ def unshown(item):
     assert not shown.twin_clean
     assert f"{item.name:34} skipped" in shown.line
     text = page.render([shown])
-    assert "1 exhibits, 0 of them shown: 0 named by their finding" in text
+    assert "1 exhibits, 0 of them shown (0 of released packages, 0 published): 0 named" in text
     assert f"**{item.name}**" in text.split("Not shown, and not counted as found")[1]
     return shown.skipped
 
@@ -87,6 +87,23 @@ def test_a_package_that_is_gone_is_skipped_by_name(apart):
     said = unshown(replace(exhibit("opacus-closure"), broken=(gone,)))
     assert "askgauss-no-such-package 0.0.1" in said
     # Nothing half-installed is left.
+    assert list(rooms.ROOMS.iterdir()) == []
+
+
+def test_without_a_network_it_is_skipped_by_name(apart, monkeypatch):
+    # Nobody listens at this port.
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    said = unshown(exhibit("opacus-closure"))
+    assert exhibit("opacus-closure").broken[0].label in said
+    assert list(rooms.ROOMS.iterdir()) == []
+
+
+def test_an_installer_that_never_answers_is_skipped_by_name(apart, monkeypatch):
+    monkeypatch.setattr(rooms, "_SECONDS", 0.001)
+    said = unshown(exhibit("opacus-closure"))
+    assert "no answer in" in said
     assert list(rooms.ROOMS.iterdir()) == []
 
 

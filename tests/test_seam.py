@@ -150,3 +150,15 @@ def test_nobody_present_plants_nothing():
     planted = seam.plant(given, np.ones(9, dtype=bool))
     assert np.array_equal(flat(planted), flat(given))
     assert seam.along(seam.read(planted)).shape == (9,)
+
+
+def test_leaves_that_come_one_at_a_time_are_read_as_together():
+    generator = torch.Generator().manual_seed(0)
+    tree = [torch.randn(shape, generator=generator) for shape in ((4, 5), (3,), (30,))]
+    # Over one flat vector, and so few that some leaf holds none.
+    seam = Seam(tree, lambda _: ag.DiracCanaries(present=2, absent=2, dimension=53, seed=1))
+    parts = [seam.read_leaf(index, leaf) for index, leaf in enumerate(tree)]
+    assert torch.equal(seam.joined(parts), seam.read(tree))
+    flat = torch.cat([leaf.reshape(-1) for leaf in tree])
+    at_canaries = flat[seam.canaries.coordinates.tolist()]
+    assert torch.equal(seam.along(seam.read(tree)), at_canaries)

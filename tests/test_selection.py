@@ -85,7 +85,7 @@ class TestParts:
         assert sorted(parts.sum(axis=1)) == [2, 2, 3, 3]
 
     def test_too_few_canaries(self):
-        with pytest.raises(ScoresError, match="at least 5 canaries for CrossFit"):
+        with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
             list(choosing_parts(CrossFit(), 4, np.arange(4.0)))
 
 

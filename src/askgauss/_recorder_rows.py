@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["MARKS", "Rows", "apart", "by_tensor", "halvings"]
+from askgauss.exceptions import FileFormatError, InvalidArgumentError
+
+__all__ = ["MARKS", "Rows", "apart", "by_tensor", "halvings", "numbers", "saved_numbers"]
 
 # Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
 # products of so few are not handed to other threads.
@@ -86,3 +88,30 @@ def by_tensor(
         groups, counts = np.unique(tensor[part], return_counts=True)
         order = slice(None) if groups.size == 1 else np.argsort(tensor[part], kind="stable")
         yield part, order, np.cumsum(counts) - counts, groups
+
+
+def numbers(name: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """What was read along each canary, one column each.
+
+    Raises:
+        InvalidArgumentError: It has another shape or type.
+    """
+    values = np.asarray(given)
+    if values.dtype.kind not in "biuf" or values.shape != shape:
+        raise InvalidArgumentError(
+            f"Expected {name} to be numbers of shape {shape}, one column a canary, got shape "
+            f"{values.shape} and dtype {values.dtype}. Read it with canaries.project()."
+        )
+    return values
+
+
+def saved_numbers(state: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """A copy of one array of a checkpoint."""
+    given = state.get(name)
+    if not isinstance(given, np.ndarray) or given.dtype != np.float64 or given.shape != shape:
+        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
+        raise FileFormatError(
+            f"Expected {name} of the checkpoint to be float64 {shape}, got {found[:80]}. "
+            "Load an older checkpoint."
+        )
+    return given.copy()

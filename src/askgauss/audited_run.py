@@ -27,7 +27,7 @@ class AuditedRun(abc.ABC, Generic[*State]):
 
     Attributes:
         result_ends: Whether nothing else says that the run is over, so that asking for its result
-            tells those who follow its monitor.
+            tells those who follow its monitor, unless the run is known to go on.
     """
 
     result_ends: ClassVar[bool] = False
@@ -46,6 +46,10 @@ class AuditedRun(abc.ABC, Generic[*State]):
     ) -> Transcript | LinearTranscript:
         """The transcript, with what is known only once the claim is."""
         return self.transcript(*state)
+
+    def _goes_on(self, *state: *State) -> bool:
+        """Whether more steps are known to follow."""
+        return False
 
     def _own_claim(self) -> PrivacyClaim | None:
         """The claim the audit was made with, if it was."""
@@ -78,6 +82,8 @@ class AuditedRun(abc.ABC, Generic[*State]):
         )
         if self.monitor is None:
             return found
+        if self._goes_on(*state):
+            return with_course(found, self.monitor.feed("running"))
         if self.result_ends:
             self.monitor.close()
         return with_course(found, self.monitor.feed("finished"))

@@ -67,6 +67,7 @@ _HOLDS_TRANSCRIPT = {
     OPACUS_KIND: OPACUS_SCHEMA,
     "askgauss-recorder": 2,
     "askgauss-linear-recorder": 2,
+    "askgauss-sampled-recorder": 1,
 }
 # Files of a run that hold something else.
 _NEVER = ("run.json", "result.json", "checkpoint.npz", "config.json", "environment.json")

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
-from askgauss._checkpoints import Checkpointed
+from askgauss._planned_recorder import PlannedRecorder
+from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.linear_transcript import (
     LinearFacts,
     LinearTranscript,
@@ -31,8 +32,10 @@ from askgauss.linear_transcript import (
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.pieces import Piece, Reader, reader
 from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
-from askgauss.mechanisms.rows import RowReader
+from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
+from askgauss.sampled_recorder import SampledRecorder
+from askgauss.sampling import Scheme
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
@@ -63,7 +66,7 @@ class _Progress:
     run: str | None = None
 
 
-class LinearRecorder(Checkpointed):
+class LinearRecorder(PlannedRecorder):
     """Records a run with correlated noise step by step, whatever framework runs it.
 
     Every canary, present or absent, has leaves of its own, drawn at random. A step is: ask
@@ -123,12 +126,13 @@ class LinearRecorder(Checkpointed):
         _validate.positive(clip_norm=clip_norm)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
+        super().__init__()
         self._canaries = canaries
         self._mechanism = plan
         self._plan: Plan
         self._reader: Reader
         if isinstance(plan, Strategy):
-            self._plan = _strategy_plan(plan, release)
+            self._plan = plan_of(plan, release)
             self._reader = RowReader(self._plan, plan)
             kept = _KEPT_OF_ROWS // plan.steps
         else:
@@ -145,21 +149,45 @@ class LinearRecorder(Checkpointed):
         self._absent = np.flatnonzero(~canaries.member)
         self._keep(min(max(kept, _FEWEST_KEPT), _MOST_KEPT))
         self._run = secrets.token_hex(16)
-        self._step = 0
-        self._asked = False
-        self._background: Literal["known", "unknown"] | None = None
-        # False while a step is being added: an interruption there leaves sums that mean nothing.
-        self._whole = True
         self._sums = {name: np.zeros(canaries.size) for name in ("score", "gain", "square")}
         self._sums["leaf_gain"] = np.zeros(plan.steps)
         self._pieces: list[tuple[float, ...]] = []
         self._kept_values: list[NDArray[np.float64]] = []
         self._cosines: NDArray[np.float64] | None = None
 
-    @property
-    def steps(self) -> int:
-        """Number of steps observed so far."""
-        return self._step
+    @classmethod
+    def sampled(
+        cls,
+        canaries: PlacedCanaries,
+        strategy: Strategy,
+        *,
+        sampling: Scheme,
+        clip_norm: float = 1.0,
+        noise_multiplier: float | None = None,
+        release: Literal["rows", "steps", "prefixes"] = "steps",
+    ) -> SampledRecorder:
+        """A recorder for records that join their steps by coins, as in BandMF.
+
+        Args:
+            canaries: Who is planted where.
+            strategy: A strategy with no more bands than the cycle is long.
+            sampling: ``CyclicPoisson(rate=..., cycle=...)``; a record may join one step in so many.
+            clip_norm: Norm of one planted canary.
+            noise_multiplier: The noise of one row of the strategy that the run claims, in clip
+                norms.
+            release: As for `LinearRecorder`.
+
+        Returns:
+            A recorder that is used in the same way, and whose transcript is that of DP-SGD.
+        """
+        return SampledRecorder(
+            canaries,
+            strategy,
+            sampling=sampling,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            release=release,
+        )
 
     @property
     def run(self) -> str:
@@ -207,24 +235,14 @@ class LinearRecorder(Checkpointed):
             InvalidArgumentError: An argument has the wrong shape or type.
             RecordingError: The step does not fit the ones before it, or the plan.
         """
-        self._check_next()
-        if not self._asked:
-            raise RecordingError(
-                "observe() came before sample(): ask which canaries enter this step first."
-            )
+        known = self._check_observed(background)
         size = self._canaries.size
         shape: tuple[int, ...] = (size,)
         if isinstance(self._plan, TreePlan) and self._plan.release == "nodes":
             shape = (len(released_nodes(self._plan, self._step)), size)
-        known: Literal["known", "unknown"] = "unknown" if background is None else "known"
-        if self._background not in (None, known):
-            raise RecordingError(
-                f"Expected the background to stay {self._background}, got it {known} in step "
-                f"{self._step + 1}. Give it in every step or in none."
-            )
-        noisy = _numbers("released", released, shape)
-        clean = 0.0 if background is None else _numbers("background", background, shape)
-        angles = None if cosines is None else _numbers("cosines", cosines, (2, size))
+        noisy = numbers("released", released, shape)
+        clean = 0.0 if background is None else numbers("background", background, shape)
+        angles = None if cosines is None else numbers("cosines", cosines, (2, size))
         if self._step and (angles is None) != (self._cosines is None):
             raise RecordingError("Expected cosines in every step or in none.")
         # Infinite gradients make nan here. They are recorded, and the scores then refuse them.
@@ -238,9 +256,7 @@ class LinearRecorder(Checkpointed):
                 if self._cosines is None:
                     self._cosines = np.array(angles, dtype=np.float64)
                 np.maximum(self._cosines, angles, out=self._cosines)
-        self._background, self._asked = known, False
-        self._step += 1
-        self._whole = True
+        self._observed(known)
 
     def _add(self, piece: Piece) -> None:
         stop = piece.first + piece.signal.size
@@ -274,21 +290,6 @@ class LinearRecorder(Checkpointed):
             )
         )
         self._kept_values.append(noise[self._kept])
-
-    def _check_next(self) -> None:
-        self._check_whole()
-        if self._step >= self._plan.steps:
-            raise RecordingError(
-                f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "
-                "were observed. Plan for more steps before training."
-            )
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RecordingError(
-                f"Recording step {self._step + 1} was interrupted half way: its sums mean nothing. "
-                "Load the last checkpoint into a new recorder."
-            )
 
     def transcript(self) -> LinearTranscript:
         """The transcript of the steps observed so far.
@@ -460,36 +461,26 @@ class LinearRecorder(Checkpointed):
                 stays as it was.
         """
         progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
-        for name, mine in (
-            ("fingerprint", self._canaries.fingerprint()),
-            ("plan", self._plan),
-            ("clip_norm", self._clip_norm),
-        ):
-            theirs = getattr(progress, name)
-            if theirs != mine:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
-                    f"this run has {mine!r}. Start with the same canaries, seed and settings."
-                )
-        if not 0 <= progress.step <= self._plan.steps:
-            raise FileFormatError(f"Expected step up to {self._plan.steps}, got {progress.step}.")
-        if progress.open != (remembered := self._reader.remembered(progress.step)):
-            raise FileFormatError(
-                f"Expected {remembered} open values after step {progress.step}, got "
-                f"{progress.open}. Load an older checkpoint."
-            )
+        self._check_progress(
+            progress,
+            fingerprint=self._canaries.fingerprint(),
+            plan=self._plan,
+            clip_norm=self._clip_norm,
+        )
         size = self._canaries.size
         pieces, kept, early = self._recorded_pieces(state)
         sums = {
             # What an early checkpoint did not count stays unknown.
             name: np.full(old.shape, np.nan)
             if early and name == "square"
-            else _part(state, f"sums.{name}", old.shape)
+            else saved_numbers(state, f"sums.{name}", old.shape)
             for name, old in self._sums.items()
         }
-        open_values = [_part(state, f"open.{index}", (size,)) for index in range(progress.open)]
-        kept_values = _part(state, "kept_values", (len(pieces), kept))
-        cosines = _part(state, "cosines", (2, size)) if "cosines" in state else None
+        open_values = [
+            saved_numbers(state, f"open.{index}", (size,)) for index in range(progress.open)
+        ]
+        kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
+        cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
         # Places of nodes are whole numbers below the steps, kept among the floats.
         if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
             raise FileFormatError("Expected pieces of the checkpoint to name nodes or rows.")
@@ -498,35 +489,18 @@ class LinearRecorder(Checkpointed):
         self._pieces = [tuple(row) for row in pieces.tolist()]
         self._keep(kept)
         self._reader.resume(progress.step, open_values)
-        self._step, self._asked = progress.step, progress.asked
-        self._background = progress.background
-        self._whole = True
+        self._go_on(progress)
 
     def _recorded_pieces(self, state: dict[str, Any]) -> tuple[NDArray[np.float64], int, bool]:
         """The pieces of a checkpoint, of how many canaries they were kept, and if it is early."""
         given = state.get("pieces")
         early = isinstance(given, np.ndarray) and given.shape[1:] == (_EARLY_COLUMNS,)
         columns = _EARLY_COLUMNS if early else _COLUMNS
-        pieces = _part(state, "pieces", (len(state.get("pieces", ())), columns))
+        pieces = saved_numbers(state, "pieces", (len(state.get("pieces", ())), columns))
         if early:
             missing = np.full((len(pieces), _COLUMNS - _EARLY_COLUMNS), np.nan)
             return np.concatenate([pieces, missing], axis=1), min(32, self._absent.size), True
         return pieces, self._kept.size, False
-
-
-def _strategy_plan(
-    strategy: Strategy, release: Literal["rows", "steps", "prefixes"]
-) -> StrategyPlan:
-    kind: Any = strategy.kind
-    return StrategyPlan(
-        steps=strategy.steps,
-        kind=kind,
-        digest=strategy.digest(),
-        remembers=strategy.remembers,
-        release=release,
-        participations=strategy.participations,
-        min_separation=strategy.min_separation,
-    )
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:
@@ -540,25 +514,3 @@ def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:
         return generator.integers(slots, size=(canaries.size, 1))
     chosen = [np.sort(generator.choice(slots, count, replace=False)) for _ in range(canaries.size)]
     return np.array(chosen, dtype=np.int64) + gap * np.arange(count)
-
-
-def _numbers(name: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    values = np.asarray(given)
-    if values.dtype.kind not in "biuf" or values.shape != shape:
-        raise InvalidArgumentError(
-            f"Expected {name} to be numbers of shape {shape}, one column a canary, got shape "
-            f"{values.shape} and dtype {values.dtype}. Read it with canaries.project()."
-        )
-    return values
-
-
-def _part(state: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """A copy of one array of a checkpoint."""
-    given = state.get(name)
-    if not isinstance(given, np.ndarray) or given.dtype != np.float64 or given.shape != shape:
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        raise FileFormatError(
-            f"Expected {name} of the checkpoint to be float64 {shape}, got {found[:80]}. "
-            "Load an older checkpoint."
-        )
-    return given.copy()

@@ -332,10 +332,8 @@ class _Like:
 @functools.lru_cache(maxsize=64)
 def _needed(like: _Like, power: float) -> tuple[int, int] | None:
     """The fewest canaries, to a twentieth, or to one where they are few."""
-    if not like.scaled and like.auditor.reads != "scores":
+    if not like.auditor.any_size or (not like.scaled and like.auditor.reads != "scores"):
         return None
-    if getattr(like.auditor, "groups", None) is not None:
-        return None  # somebody told the groups of these very canaries
     low = min(like.present, like.absent)
     most = LARGEST_NEEDED if like.scaled else LARGEST_SIMULATED
     if like.room is not None:

@@ -107,8 +107,8 @@ _KINDS = (
             "clip norm direction",
         ),
         exact=("record contributions",),
-        how_to_test='send canaries through the clipper: CanaryAudit(..., inject="sample"), or '
-        "wrap(..., clipped_grad=...) in JAX",
+        how_to_test="send canaries through the clipper: with gradients of single records (no "
+        'ghost clipping) CanaryAudit(..., inject="sample"), or wrap(..., clipped_grad=...) in JAX',
     ),
     _Kind(
         name="sampler",

@@ -20,6 +20,8 @@ from askgauss.exceptions import InvalidArgumentError
 
 __all__ = ["Layout", "Seam", "leaves"]
 
+_NOWHERE = np.zeros(0, dtype=np.int64)
+
 
 class Layout:
     """Where the canaries lie in a list of tensors, laid out once for fast access.
@@ -90,7 +92,8 @@ class Seam:
         tree: The arrays canaries are planted in, such as a model's parameters or their gradient.
             Only shapes are kept of it.
         canaries: Makes the canaries, given the sizes of the leaves in order; such as
-            ``lambda sizes: DiracCanaries(present=100, absent=900, tensors=sizes, seed=0)``.
+            ``lambda sizes: DiracCanaries(present=100, absent=900, tensors=sizes, seed=0)``. Those
+            over one flat vector of all leaves will do.
 
     Raises:
         InvalidArgumentError: The tree holds no floating-point array, or something that is none.
@@ -126,12 +129,13 @@ class Seam:
                 )
         sizes = tuple(int(np.prod(shape)) for shape in self._shapes)
         self.canaries = canaries(sizes)
-        if self.canaries.tensor_sizes != sizes:
+        if self.canaries.tensor_sizes not in (sizes, (sum(sizes),)):
             raise InvalidArgumentError(
                 f"Expected canaries for tensors of sizes {sizes}, got "
                 f"{self.canaries.tensor_sizes}. Make them from the sizes they are handed."
             )
         self.layout = Layout(np.array(sizes, dtype=np.int64), self.canaries)
+        self._places = dict(self.layout.read_places)
         # Which canary, and which of its coordinates, goes to each place that may be planted.
         owner = np.zeros(self.layout.plantable, dtype=np.int64)
         sign = np.ones(self.layout.plantable)
@@ -168,6 +172,15 @@ class Seam:
         """
         held = self._checked(tree)
         return _joined([_taken(held[index], places) for index, places in self.layout.read_places])
+
+    def read_leaf(self, index: int, leaf: Any) -> Any:
+        """What one leaf holds there: its part of `read`, where leaves come one at a time."""
+        return _taken(leaf, self._places.get(index, _NOWHERE))
+
+    @staticmethod
+    def joined(parts: list[Any]) -> Any:
+        """What `read_leaf` gave of every leaf, in their order, as `read` gives it."""
+        return _joined(parts)
 
     def along(self, values: Any) -> Any:
         """What was read says about each canary."""

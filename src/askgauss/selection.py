@@ -254,8 +254,8 @@ def choosing_parts(
     needed = selection.folds if isinstance(selection, CrossFit) else 2
     if canaries < needed:
         raise ScoresError(
-            f"Expected at least {needed} canaries for {selection}, got {canaries}. Plant more "
-            "canaries, or state the rule in advance with Fixed()."
+            f"Expected at least {needed} canaries of a kind for {selection}, got {canaries}. Plant "
+            "more, or state the rule in advance with Fixed()."
         )
     generator = stream(selection, "parts", scores)
     if isinstance(selection, CrossFit):

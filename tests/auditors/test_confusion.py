@@ -362,9 +362,14 @@ class TestArguments:
         with pytest.raises(ScoresError, match="more canaries than 16 candidates"):
             gather(ag.ClopperPearson(selection=ag.UnionBound()), draw(5, 5, 1.0))
 
-    def test_a_side_without_canaries(self):
-        with pytest.raises(ScoresError, match=r"present and absent canaries .* after splitting"):
-            gather(ag.ClopperPearson(selection=ag.Split(fraction=0.25)), draw(2, 2, 1.0))
+    def test_fewer_of_a_kind_than_folds(self):
+        with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
+            gather(ag.ClopperPearson(selection=ag.CrossFit()), draw(4, 90, 1.0))
+
+    def test_few_of_a_kind_are_on_both_sides(self):
+        """By chance all of them would be on one side in every other audit."""
+        for seed in range(50):
+            gather(ag.ClopperPearson(selection=ag.Split()), draw(2, 300, 1.0, seed))
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_constant_scores(self, kind):

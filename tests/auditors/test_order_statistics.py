@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily, SubsampledFamily
-from askgauss.auditors.order_statistics import epsilon_from_counts
+from askgauss.auditors.order_statistics import _accuracies, epsilon_from_counts
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.stats.gaussian import gdp_mu
 
 FAIR = ScoreMetadata(fair_coins=True)
 
@@ -105,3 +108,31 @@ def test_guesses_that_no_noise_explains_are_not_a_bound():
 def test_what_it_refuses(options, error, message):
     with pytest.raises(error, match=message):
         ag.OrderStatistics(**options)
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+def test_expected_accuracies_are_those_of_draws(two_sided):
+    generator = np.random.default_rng(4)
+    member = generator.random(400_000) < 0.5
+    order = np.argsort(generator.standard_normal(member.size) + 1.5 * member)
+    ordered, fraction = member[order], np.array([0.01, 0.2, 0.6])
+    expected = _accuracies(1.5, fraction, two_sided)
+    for share, value in zip(fraction, expected, strict=True):
+        high = round(share * member.size * (0.5 if two_sided else 1.0))
+        right = [ordered[-high:], ~ordered[:high]] if two_sided else [ordered[-high:]]
+        found = np.concatenate(right)
+        assert found.mean() == pytest.approx(value, abs=5 * math.sqrt(0.25 / found.size))
+
+
+def test_the_number_of_guesses_hardly_depends_on_luck():
+    """Audits of one size choose alike: at 1,200 a side their power was between .09 and .96."""
+    auditor, shift = ag.OrderStatistics(), gdp_mu(8.0, 1e-5)
+    guesses = []
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        scores = ag.CanaryScores.from_groups(
+            present=draw.normal(shift, 1.0, 1200), absent=draw.normal(size=1200)
+        )
+        (trial,) = auditor.gather(scores, delta=1e-5, confidence=0.95).trials
+        guesses.append(trial.guesses / trial.canaries)
+    assert max(guesses) < 1.6 * min(guesses)

@@ -127,6 +127,17 @@ def test_shares_are_scipys_beta():
         assert above[index] == pytest.approx(law.sf(share), rel=1e-10)
 
 
+def test_the_extreme_shares_are_those_of_all():
+    generator = np.random.default_rng(5)
+    count = generator.integers(1, 9, 5000).astype(float)
+    square = generator.chisquare(count)
+    lowest, below, above = tails.extreme_shares(square, count)
+    every = tails.share_p_values(square / square.sum(), count, count.sum())
+    assert lowest == int(np.argmin(every[0]))
+    assert below == pytest.approx(every[0].min(), rel=1e-12)
+    assert above == pytest.approx(every[1].min(), rel=1e-12)
+
+
 def test_extremes_are_as_often_that_far_as_they_say():
     largest = np.random.default_rng(3).standard_normal((4000, 50)).max(axis=1)
     p_values = np.array([tails.extreme_p_value(t, t, 50) for t in stats.norm.sf(largest)])

@@ -22,9 +22,12 @@ from askgauss.cli.runs import RunFolder as CommandFolder
 from askgauss.inputs import load_audit_input
 from askgauss.linear_recorder import LinearRecorder
 from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
 from askgauss.paper import data, formats, sweep
 from askgauss.paper.run_folder import RunFolder
+from askgauss.sampled_recorder import SampledRecorder
+from askgauss.sampling import CyclicPoisson
 from askgauss.step_store import StepStore
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
@@ -32,6 +35,7 @@ from tests.fuzz.mutations import Mutation
 FIRST = Path(__file__).parent.parent / "golden" / "first"
 CANARIES = ag.DiracCanaries(present=10, absent=14, dimension=200, seed=3)
 PLAN = TreePlan(steps=8, estimator="honaker", release="prefixes")
+STRATEGY = BandedStrategy.toeplitz([1.0, 0.5], 12)
 CLAIM = ag.PrivacyClaim(epsilon=1.0, delta=1e-5)
 CONFIG = {"seed": 1}
 
@@ -53,6 +57,12 @@ class Subject:
     read: Callable[[bytes], Any]
     protected: bool = True
     forgeries: tuple[Mutation, ...] = ()
+
+
+def sampled() -> SampledRecorder:
+    """A recorder of correlated noise with sampling, before its first step."""
+    sampling = CyclicPoisson(rate=0.5, cycle=2)
+    return LinearRecorder.sampled(CANARIES, STRATEGY, sampling=sampling, noise_multiplier=1.0)
 
 
 def plain(value: Any) -> Any:
@@ -125,6 +135,11 @@ class Workshop:
     def linear_recorder(self, content: bytes) -> Any:
         recorder = LinearRecorder(CANARIES, PLAN, noise_multiplier=1.0)
         recorder.load(self.path("linear.npz", content))
+        return plain(recorder.state_dict())
+
+    def sampled_recorder(self, content: bytes) -> Any:
+        recorder = sampled()
+        recorder.load(self.path("sampled.npz", content))
         return plain(recorder.state_dict())
 
     def steps(self, content: bytes) -> Any:
@@ -241,6 +256,12 @@ def _recorded(folder: Path) -> dict[str, bytes]:
             linear.save(folder / "made.npz")
             found["linear recorder"] = (folder / "made.npz").read_bytes()
     found["linear transcript"] = _saved(linear.transcript())
+    rounds = sampled()
+    for _ in range(5):
+        rounds.sample()
+        rounds.observe(noise.normal(size=24), background=np.zeros(24))
+    rounds.save(folder / "made.npz")
+    found["sampled recorder"] = (folder / "made.npz").read_bytes()
     return found
 
 
@@ -309,6 +330,9 @@ def make(folder: Path) -> list[Subject]:
         ),
         Subject(
             "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=archive
+        ),
+        Subject(
+            "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=archive
         ),
         Subject("step store", files["steps"], shop.steps),
         *(

@@ -29,6 +29,7 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.jax import Audit, claim_of
+from askgauss.monitor.feed import read_feed
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
 from tests.integrations import jax_runs as runs
 
@@ -169,6 +170,26 @@ def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
     assert course(result).step[-1] == 42
     unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=runs.claim())
     assert result.epsilon_lower == unwatched.epsilon_lower
+
+
+def test_followers_are_told_of_the_end_when_it_has_come(tmp_path):
+    """An alarm has probability .001 here."""
+
+    def told() -> str:
+        return read_feed(tmp_path).status
+
+    audit = runs.make(steps=12, monitor=ag.Monitor(claim=runs.claim(), folder=tmp_path))
+    wrapped = audit.wrap(runs.gaussian())
+    state, step = wrapped.init(runs.params()), jax.jit(wrapped.update)
+    for _ in range(8):
+        _, state = step(runs.gradient(), state)
+    half = audit.result(state, claim=runs.claim())
+    assert not (tmp_path / "watch.json").exists() or told() == "running"
+    assert half.metadata["watched"]["status"] == "running"
+    for _ in range(4):
+        _, state = step(runs.gradient(), state)
+    whole = audit.result(state, claim=runs.claim())
+    assert told() == whole.metadata["watched"]["status"] == "finished"
 
 
 def test_an_alarm_in_steps_never_drained_is_in_the_result():
@@ -408,6 +429,17 @@ def test_arrays_spread_over_devices():
 # --- what is refused --------------------------------------------------------------------------
 
 
+def test_steps_without_the_wrapped_transformation_are_counted_where_they_are_said():
+    audit = runs.make()
+    _, state = runs.scanned(audit.wrap(runs.gaussian()), 20)
+    facts = audit.transcript(state, unseen_steps=5).facts
+    assert facts.skipped_steps == 5
+    assert "5 of 25 steps were taken without the audit." in facts.notes
+    assert audit.transcript(state).facts.skipped_steps == 0
+    with pytest.raises(InvalidArgumentError, match="unseen_steps"):
+        audit.transcript(state, unseen_steps=-1)
+
+
 @pytest.mark.parametrize(
     ("tree", "match"),
     [
@@ -425,7 +457,7 @@ def test_a_tree_that_changes_is_refused(tree, match):
 def test_bad_arguments_are_refused_with_a_next_step():
     with pytest.raises(InvalidArgumentError, match=r"int32 in step.*Leave out what is not trained"):
         Audit({"step": jnp.zeros(3, jnp.int32), "w": jnp.zeros(99)}, sampling=Poisson(rate=0.1))
-    with pytest.raises(InvalidArgumentError, match="canaries"):
+    with pytest.raises(InvalidArgumentError, match="Take fewer canaries"):
         Audit({"w": jnp.zeros(9)}, sampling=Poisson(rate=0.1), canaries=100)
     with pytest.raises(InvalidArgumentError, match="sampling"):
         Audit({"w": jnp.zeros(9)}, sampling=0.1)

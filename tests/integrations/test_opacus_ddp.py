@@ -16,6 +16,7 @@ import pytest
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status
+from tests.integrations.ranks import ran
 from tests.integrations.runs import SIZES, make_run
 
 RANKS = 2
@@ -25,25 +26,7 @@ SIGMA = 2.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The files that two ranks wrote."""
-    place = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    worker = str(Path(__file__).with_name("ddp_worker.py"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), str(RANKS), str(place)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        errors = [rank.communicate(timeout=900)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, errors
-    return place
+    return ran("ddp_worker.py", tmp_path_factory.mktemp("ddp"), RANKS)
 
 
 def transcript(folder, name, rank=0):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,35 +11,14 @@ import pytest
 import askgauss as ag
 from askgauss import accounting
 from askgauss.results import Status
+from tests.integrations.ranks import ran
 
 DELTA = 1e-5
 
 
-def ran(place: Path, ranks: int) -> Path:
-    """The files that so many ranks wrote."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    worker = str(Path(__file__).with_name("sharded_worker.py"))
-    started = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), str(ranks), str(place)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [rank.communicate(timeout=900)[1] for rank in started]
-    finally:
-        for rank in started:
-            rank.kill()
-    assert [rank.returncode for rank in started] == [0] * ranks, errors
-    return place
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return ran(tmp_path_factory.mktemp("sharded"), 2)
+    return ran("sharded_worker.py", tmp_path_factory.mktemp("sharded"), 2)
 
 
 def transcript(folder, name, rank=0):
@@ -157,7 +132,7 @@ def test_what_cannot_be_planted_in_is_refused_by_name(folder):
 
 def test_a_rank_may_hold_nothing_of_a_tensor(tmp_path):
     """Four rows on three ranks: two, two, none."""
-    place = ran(tmp_path, 3)
+    place = ran("sharded_worker.py", tmp_path, 3)
     recorded = transcript(place, "exact")
     names = recorded.facts.tensors
     assert sum("1.weight" in name or "2.weight" in name for name in names) == 2

@@ -85,6 +85,27 @@ class TestAndersonDarling:
         assert normality.anderson_darling(np.random.default_rng(1).laplace(size=500))[1] < 1e-5
 
 
+class TestOutlying:
+    @pytest.mark.parametrize(("size", "samples"), [(20, 20_000), (500, 3000)])
+    def test_is_valid_at_small_sizes(self, size, samples):
+        rows = np.random.default_rng(size).standard_normal((samples, size))
+        at_most_nominal([normality.outlying(row)[1] for row in rows])
+
+    def test_is_the_binomial_law_of_every_rank(self):
+        values = np.random.default_rng(2).standard_normal(40) * np.r_[np.full(3, 9.0), np.ones(37)]
+        off = sorted(np.abs(values - values.mean()) / values.std(ddof=1), reverse=True)
+        chances = [stats.binom.sf(k - 1, 40, 2 * stats.norm.sf(off[k - 1])) for k in (1, 2, 4)]
+        furthest, p_value = normality.outlying(values)
+        assert furthest == pytest.approx(off[0])
+        assert p_value == pytest.approx(3 * min(chances))
+
+    def test_outliers_do_not_hide_each_other(self):
+        """Ten of 2,000 at four to five deviations: the furthest alone is nothing odd."""
+        values = np.random.default_rng(3).standard_normal(2000)
+        values[:10] = np.linspace(3.9, 4.6, 10)
+        assert normality.outlying(values)[1] < 1e-9
+
+
 class TestAverageShape:
     def test_is_scipys_of_single_rows(self):
         rows = np.random.default_rng(0).exponential(size=(7, 30))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from museum.opacus_runs import table, train
+from museum.opacus_runs import MANY, table, train
 from museum.showing import Outcome, main
 
 
 def show(variant: str) -> Outcome:
-    run = train(table(), step=lambda optimizer, gradients: optimizer.step(gradients))
+    run = train(table(), step=lambda optimizer, gradients: optimizer.step(gradients), **MANY)
     return run.outcome(true=math.inf if variant == "broken" else None)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from museum.opacus_runs import DELTA, table, train
+from museum.opacus_runs import DELTA, MANY, table, train
 from museum.showing import Outcome, main
 
 import askgauss as ag
 
 
 def show(variant: str) -> Outcome:
-    run = train(table(), accountant="gdp" if variant == "broken" else "rdp")
+    run = train(table(), accountant="gdp" if variant == "broken" else "rdp", **MANY)
     rate = 1 / len(run.loader)
     true = ag.accounting.dpsgd_epsilon(
         noise_multiplier=1.0, sampling_rate=rate, steps=round(5 / rate), delta=DELTA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from museum.opacus_runs import DELTA, table, train
+from museum.opacus_runs import DELTA, MANY, table, train
 from museum.showing import Outcome, main
 
 import askgauss as ag
@@ -13,6 +13,7 @@ def show(variant: str) -> Outcome:
     # Mended, the Gaussian accountant still understates: that is an exhibit of its own.
     run = train(
         table(),
+        **MANY,
         accountant="gdp" if variant == "broken" else "rdp",
         after_epoch=lambda engine: said.append(float(engine.get_epsilon(DELTA))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from museum.opacus_runs import table, train
+from museum.opacus_runs import MANY, table, train
 from museum.showing import Outcome, main
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 
@@ -15,7 +15,7 @@ def memory(loader: Any, optimizer: Any) -> AbstractContextManager[Any]:
 
 
 def show(variant: str) -> Outcome:
-    return train(table(), ghost=True, memory=memory, present=350, absent=1500).outcome()
+    return train(table(), ghost=True, memory=memory, **MANY).outcome()
 
 
 main(show)

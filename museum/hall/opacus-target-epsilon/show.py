@@ -9,7 +9,7 @@ import askgauss as ag
 
 
 def show(variant: str) -> Outcome:
-    run = train(table(), target=1.0, present=200, absent=2000)
+    run = train(table(), target=1.0, present=700, absent=2000)
     rate = 1 / len(run.loader)
     true = ag.accounting.dpsgd_epsilon(
         noise_multiplier=float(run.optimizer.noise_multiplier),

@@ -26,7 +26,7 @@ def show(variant: str) -> Outcome:
         sampling=Poisson(rate=RATE),
         noise_multiplier=NOISE,
         steps=STEPS,
-        canaries=canaries(present=40, absent=400),
+        canaries=canaries(present=300, absent=1500),
     )
     epsilon = ag.accounting.dpsgd_epsilon(
         noise_multiplier=NOISE, sampling_rate=RATE, steps=STEPS, delta=DELTA

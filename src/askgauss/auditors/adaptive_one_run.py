@@ -166,6 +166,11 @@ class AdaptiveOneRun(GuessingAuditor):
             object.__setattr__(self, "groups", _labels(self.groups))
 
     @property
+    def any_size(self) -> bool:
+        """Not where groups were told, which are those of one set of canaries."""
+        return self.groups is None
+
+    @property
     def _told(self) -> bool:
         """Whether being told a coin can help."""
         return self.groups is not None and len(set(self.groups)) < len(self.groups)

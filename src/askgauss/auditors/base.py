@@ -49,6 +49,11 @@ class Auditor(abc.ABC, Generic[Evidence]):
         """Name on the command line: the class name in kebab-case."""
         return self.kebab_name()
 
+    @property
+    def any_size(self) -> bool:
+        """Whether its options fit other canaries too, and so other numbers of them."""
+        return True
+
     @abc.abstractmethod
     def gather(self, data: Any, *, delta: float, confidence: float) -> Evidence:
         """Sufficient statistics of the scores (or of the transcript)."""

@@ -176,7 +176,14 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         shares = selection.folds if isinstance(selection, CrossFit) else 1
         level = combination.share(error, shares)
         trials: list[ConfusionMatrix] = []
-        for chosen in choosing_parts(selection, score.size, score):
+        # Of either group its share, so that a part is never left without one of them.
+        sides = [
+            choosing_parts(selection, int(np.count_nonzero(group)), score[group])
+            for group in (member, ~member)
+        ]
+        for of_present, of_absent in zip(*sides, strict=True):
+            chosen = np.zeros(score.size, dtype=np.bool_)
+            chosen[member], chosen[~member] = of_present, of_absent
             rest = ~chosen
             size = int(np.count_nonzero(rest))
             cut = self._choose(score[chosen], member[chosen], size, delta, level)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.auditors.guessing import (
@@ -18,6 +18,7 @@ from askgauss.auditors.guessing import (
     GuessingAuditor,
     GuessTrial,
     accuracy_lower,
+    tried,
 )
 from askgauss.auditors.one_run_fdp import (
     EpsilonDeltaFamily,
@@ -35,9 +36,13 @@ from askgauss.stats.order_statistics import epsilon_from_counts
 __all__ = ["OrderStatistics", "epsilon_from_counts"]
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 # A shift at which the noise no longer matters.
 _NOISELESS = 1e3
+# The accuracy of guesses that seem to say nothing.
+_LEAST = 0.52
+_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,20 @@ class OrderStatistics(GuessingAuditor):
         reach = fraction if self.two_sided else np.minimum(2.0 * fraction, 1.0)
         return np.asarray(ndtri(reach * accuracy) - ndtri(reach * (1.0 - accuracy)))
 
+    def _best_share(self, correct: Integers, size: int, canaries: int, error: float) -> float:
+        if isinstance(self.family, EpsilonDeltaFamily) or self._rate < 1.0:
+            return GuessingAuditor._best_share(self, correct, size, canaries, error)
+        # Of a Gaussian channel one shift says how accurate every share of guesses is. Taken from
+        # half of the scores on either side, it depends on luck less than the shares themselves.
+        counts = tried(size)
+        halves = -1 if self.two_sided else int(np.argmin(np.abs(counts - 0.5 * size)))
+        accuracy = min(max(correct[halves] / counts[halves], _LEAST), 1.0 - 0.5 / counts[halves])
+        fraction = counts / size
+        expected = _accuracies(2.0 * float(ndtri(accuracy)), fraction, self.two_sided)
+        guesses = fraction * canaries
+        promise = self._promise(fraction, guesses, expected * guesses, error)
+        return float(fraction[np.argmax(promise)])
+
     def findings(
         self, evidence: GuessEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
@@ -157,6 +176,17 @@ class OrderStatistics(GuessingAuditor):
         bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
         found += sampling_findings(bound, self._rate)
         return found + family_findings(self.family)
+
+
+def _accuracies(shift: float, fraction: Array, two_sided: bool) -> Array:
+    """How often the most confident shares of guesses are right, of a Gaussian channel."""
+    tail = 0.5 * fraction if two_sided else fraction
+    low, high = np.full(tail.shape, -40.0), np.full(tail.shape, 40.0)
+    for _ in range(_HALVINGS):
+        cut = 0.5 * (low + high)
+        above = 0.5 * (ndtr(0.5 * shift - cut) + ndtr(-0.5 * shift - cut)) > tail
+        low, high = np.where(above, cut, low), np.where(above, high, cut)
+    return np.asarray(np.clip(0.5 * ndtr(0.5 * shift - low) / tail, 0.5, 1.0))
 
 
 def _mistakes(trial: GuessTrial) -> dict[str, int]:

@@ -220,6 +220,45 @@ class ExampleCanaries(Canaries):
         """
         return ExampleDataset(train_set, self)
 
+    def joined(self, inputs: Any, labels: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Arrays of a training set with the present canaries at their end.
+
+        Args:
+            inputs: The training inputs, one row a record.
+            labels: Their labels.
+
+        Returns:
+            Inputs and labels to sample batches from, in the training set's own number formats.
+
+        Raises:
+            InvalidArgumentError: They have another shape or kind than the canaries'.
+
+        Examples:
+            >>> canaries = ExampleCanaries(np.ones((4, 3)), np.ones(4, int), present=2, seed=0)
+            >>> inputs, labels = canaries.joined(np.zeros((10, 3), np.float32), np.zeros(10, int))
+            >>> inputs.shape, inputs.dtype.name, labels[-3:].tolist()
+            ((12, 3), 'float32', [0, 1, 1])
+        """
+        joined = []
+        for name, given in (("inputs", inputs), ("labels", labels)):
+            own, records = getattr(self, name)[self.member], np.asarray(given)
+            if records.ndim == 0 or records.shape[1:] != own.shape[1:]:
+                raise InvalidArgumentError(
+                    f"Expected {name} with rows of shape {own.shape[1:]}, as the canaries', got "
+                    f"shape {records.shape}. Make the canaries as the model gets its records."
+                )
+            if own.dtype.kind == "f" and records.dtype.kind != "f":
+                raise InvalidArgumentError(
+                    f"Expected {name} of real numbers, as the canaries', got {records.dtype}."
+                )
+            joined.append(np.concatenate([records, own.astype(records.dtype)]))
+        if len(joined[0]) != len(joined[1]):
+            raise InvalidArgumentError(
+                f"Expected one label for each of {len(np.asarray(inputs))} inputs, got "
+                f"{len(np.asarray(labels))}."
+            )
+        return joined[0], joined[1]
+
     def fingerprint(self) -> str:
         """A short digest of the examples and of who is present."""
         return self._fingerprint

@@ -54,7 +54,7 @@ def demo(
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Epsilon the run claims.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Delta the run claims.")] = 1e-5,
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 1500,
     batches: Annotated[
         int, typer.Option(help="Batches an epoch; the sampling rate is one over it.")
     ] = 8,
@@ -71,8 +71,8 @@ def demo(
 ) -> None:
     """Train a small private network with canaries in it, audit it, and write a report.
 
-    Trains on the digits of scikit-learn by Opacus' DP-SGD, in about a minute. Without those extras
-    it trains the same network in numpy. Ctrl-C keeps what was done; --resume goes on from there.
+    Trains on the digits of scikit-learn by Opacus' DP-SGD, in about half a minute. Without those
+    extras it trains the same network in numpy. Ctrl-C keeps what was done; --resume goes on.
 
     Exits like askgauss audit.
     """

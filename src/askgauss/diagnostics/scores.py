@@ -29,6 +29,8 @@ _FEWEST_ALIKE = 3
 _BLOCKS = 20
 # Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
 _VISIBLE = 0.2
+# Where it is not visible, it makes far scores at most so many times as likely.
+_SAMPLED_TAIL = 2.0
 # The shift lies outside its interval with this probability, which is added to the p-values.
 _OUTSIDE = 1e-9
 # Shifts in that interval that the law is tried at, and scores that it is compared with.
@@ -121,9 +123,14 @@ def score_checks(
             present scores is then seen by itself.
     """
     residuals = _residuals(scores, planted)
+    # A transcript's own extremes are looked at step by step.
+    alone = planted is None and scores.relative_shift is None
     yield _duplicates(scores)
-    yield _normality("absent", residuals)
-    yield _law(scores, residuals.sampling) if residuals.mixed else _normality("present", residuals)
+    yield _normality("absent", residuals, alone)
+    if residuals.mixed:
+        yield _law(scores, residuals.sampling)
+    else:
+        yield _normality("present", residuals, alone)
     yield _equal_variance(residuals)
     yield _drift(residuals)
 
@@ -175,22 +182,29 @@ def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[fl
     return least, greatest * expected / fewest if fewest > 0.0 else math.inf
 
 
-def _normality(group: str, residuals: _Residuals) -> Finding:
+def _normality(group: str, residuals: _Residuals, alone: bool) -> Finding:
+    """Whether scores have the shape of Gaussian ones and, where they are alone, their extremes."""
     name = f"normality of {group} scores"
     values = residuals.groups[0 if group == "present" else 1]
     if values.size < _FEWEST_FOR_SHAPE:
         return not_run(name, f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
     if float(np.ptp(values)) == 0.0:
         return not_run(name, "scores that vary")
-    statistic, p_value = normality.anderson_darling(ties.off_the_grid(values))
+    values = ties.off_the_grid(values)
+    statistic, p_value = normality.anderson_darling(values)
     # Where nobody says how canaries were sampled, present scores may be any mixture.
     sampled = group == "present" and not residuals.explained
     unknown = sampled and residuals.sampling is None
+    extremes = ""
+    if alone and not unknown:
+        furthest, chance = normality.outlying(values)
+        p_value = min(1.0, 2.0 * min(p_value, chance * (_SAMPLED_TAIL if sampled else 1.0)))
+        extremes = f", the furthest is {furthest:.1f} deviations off"
     return judged(
         name,
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
-        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
-        f"are as far off in {_share(p_value)} of runs.",
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}{extremes}, and "
+        f"Gaussian scores are as far off in {_share(p_value)} of runs.",
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "

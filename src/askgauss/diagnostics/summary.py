@@ -51,6 +51,7 @@ _TEXT = 300
 # Scores are drawn this many standard deviations out, standardised ones this far.
 _REACH = 5.0
 _HEXAGON_REACH = 4.5
+_DENSITY_BLOCK = 1 << 14
 _GRAM_STEPS = 2048
 _FEWEST_STEPS = 10
 _FEWEST_OBSERVATIONS = 20
@@ -439,12 +440,24 @@ def _pit(standard: Array) -> Array:
 def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) -> Array:
     """Standardised scores against the canary index, each counted in its nearest hexagon."""
     columns, rows = HEXAGONS
-    mean = np.where(scores.member, present.mean, absent.mean)
-    deviation = np.where(scores.member, present.standard_deviation, absent.standard_deviation)
-    standard = (scores.score - mean) / deviation
-    standard = np.clip(standard, -_HEXAGON_REACH, _HEXAGON_REACH)
-    x = (np.arange(len(scores)) + 0.5) * (columns / len(scores))
-    y = (standard + _HEXAGON_REACH) * (rows / (2.0 * _HEXAGON_REACH))
+    mean = np.array([absent.mean, present.mean])
+    deviation = np.array([absent.standard_deviation, present.standard_deviation])
+    counts = np.zeros(hexagon_centres()[0].size)
+    # In blocks, whose many intermediate arrays stay in the processor's cache.
+    for start in range(0, len(scores), _DENSITY_BLOCK):
+        score = scores.score[start : start + _DENSITY_BLOCK]
+        member = scores.member[start : start + _DENSITY_BLOCK].astype(np.intp)
+        standard = (score - mean[member]) / deviation[member]
+        standard = np.clip(standard, -_HEXAGON_REACH, _HEXAGON_REACH)
+        x = (np.arange(start, start + score.size) + 0.5) * (columns / len(scores))
+        y = (standard + _HEXAGON_REACH) * (rows / (2.0 * _HEXAGON_REACH))
+        counts += np.bincount(_hexagon(x, y), minlength=counts.size)
+    return counts
+
+
+def _hexagon(x: NDArray[Any], y: Array) -> NDArray[np.int64]:
+    """Index of the nearest centre of `hexagon_centres`, in units of columns and rows."""
+    columns, rows = HEXAGONS
     # The centres form two rectangular lattices, one half a cell off the other; rows are the root
     # of 3 times as far apart as columns.
     whole = np.rint(x), np.rint(y)
@@ -456,7 +469,7 @@ def _density(scores: CanaryScores, present: GroupMoments, absent: GroupMoments) 
         whole[0] * (rows + 1) + whole[1],
         (columns + 1) * (rows + 1) + half[0] * rows + half[1],
     )
-    return np.bincount(index.astype(np.int64), minlength=hexagon_centres()[0].size).astype(float)
+    return np.asarray(index, dtype=np.int64)
 
 
 def hexagon_centres() -> tuple[Array, Array]:

@@ -27,6 +27,7 @@ __all__ = [
     "correlation_tail",
     "equal_variances_p_value",
     "extreme_p_value",
+    "extreme_shares",
     "oddest_variance",
     "overlap_p_value",
     "ratio_p_value",
@@ -90,6 +91,31 @@ def share_p_values(
     """
     first, second, x = 0.5 * freedom, 0.5 * (whole - freedom), np.clip(share, 0.0, 1.0)
     return np.asarray(betainc(first, second, x)), np.asarray(betaincc(first, second, x))
+
+
+def extreme_shares(
+    square: NDArray[np.float64], count: NDArray[np.float64]
+) -> tuple[int, float, float]:
+    """The least likely parts of a sum of squares, of parts of whole numbers of observations.
+
+    Of parts of one count the smallest is the least likely to be so small, and the largest to be so
+    large: a tail is computed for these alone, which of millions takes a fiftieth of the time.
+
+    Returns:
+        Which part is least likely to be so small; how likely that one is, and the least likely to
+        be so large.
+    """
+    kind = count.astype(np.int64)
+    least, most = np.full(kind.max() + 1, np.inf), np.full(kind.max() + 1, -np.inf)
+    np.minimum.at(least, kind, square)
+    np.maximum.at(most, kind, square)
+    kinds = np.flatnonzero(least < np.inf)
+    ends = np.concatenate((least[kinds], most[kinds]))
+    whole = float(square.sum()), float(count.sum())
+    below, above = share_p_values(ends / whole[0], np.tile(kinds, 2).astype(np.float64), whole[1])
+    odd = kinds[np.argmin(below[: kinds.size])]
+    lowest = int(np.argmax((kind == odd) & (square == least[odd])))
+    return lowest, float(below.min()), float(above.min())
 
 
 def extreme_p_value(above: float, at_least: float, count: int) -> float:

@@ -19,8 +19,8 @@ from askgauss.diagnostics.tails import (
     correlation_tail,
     equal_variances_p_value,
     extreme_p_value,
+    extreme_shares,
     ratio_p_value,
-    share_p_values,
 )
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.transcript import SILENCE
@@ -79,15 +79,14 @@ def _by_coordinate(context: Context) -> Finding:
     square = context.audible(square, count)
     silent = int(np.count_nonzero((square == 0.0) & (count >= 2)))
     whole = float(square.sum()), float(count.sum())
-    below, above = share_p_values(square / whole[0], count, whole[1])
-    tests = [min(1.0, count.size * float(below.min())), min(1.0, count.size * float(above.min()))]
+    lowest, *odds = extreme_shares(square, count)
+    tests = [min(1.0, count.size * chance) for chance in odds]
     level = math.sqrt(whole[0] / whole[1])
     scales = np.sqrt(square / count) / level
     spread = _beyond_chance(scales, count)
     if not silent and count.min() >= _FEWEST_OBSERVATIONS:
         tests.append(equal_variances_p_value(square, count))
     p_value = 0.0 if silent else min(1.0, len(tests) * min(tests))
-    lowest = int(np.argmin(below))
     broken, implied = silent > 0, ""
     if not silent and p_value < SUSPICIOUS:
         # Either one coordinate stands out, or they differ without any standing out.

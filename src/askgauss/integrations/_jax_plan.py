@@ -22,7 +22,15 @@ from askgauss.sampling import (
     TruncatedPoisson,
 )
 
-__all__ = ["Accounted", "PlannedRun", "accounted", "claim_of", "planned_run", "scheme_of"]
+__all__ = [
+    "Accounted",
+    "PlannedRun",
+    "accounted",
+    "as_scheme",
+    "claim_of",
+    "planned_run",
+    "scheme_of",
+]
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -121,6 +129,11 @@ def _planned_strategy(config: Any, steps: int) -> Any:
     for band in range(1, coefficients.size):
         columns[steps - band :, band] = 0.0
     return columns / np.linalg.norm(columns, axis=1, keepdims=True)
+
+
+def as_scheme(given: Any, records: int | None) -> Scheme:
+    """A scheme as it is, or a batch selection strategy as one."""
+    return given if isinstance(given, Scheme) else scheme_of(given, records)
 
 
 def scheme_of(given: Any, records: int | None = None) -> Scheme:

@@ -144,9 +144,7 @@ class PlantedRows:
                 "jax_privacy.clipped_grad(audit.loss(loss), ...)."
             )
         # Losses and norms by example come behind the sum.
-        found: Any = jax.tree.structure(total)
-        same = found == jax.tree.structure(params)
-        total = total if same else total[0]
+        total = total if tree.alike(total) else total[0]
         return tuple(
             more.astype(leaf.dtype)
             for more, leaf in zip(jax.tree.leaves(total), leaves, strict=True)

@@ -48,6 +48,11 @@ class ParameterTree:
         """A tree of this structure."""
         return jax.tree.unflatten(self._structure, leaves)
 
+    def alike(self, tree: Any) -> bool:
+        """Whether a tree has this structure, whatever its shapes."""
+        structure: Any = jax.tree.structure(tree)
+        return bool(structure == self._structure)
+
     def leaves(self, tree: Any) -> tuple[tuple[Any, ...], int | None]:
         """The leaves of a tree of this structure and these shapes.
 

@@ -17,11 +17,10 @@ device: nothing waits for the host before the result is asked for.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +37,9 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations._canary_choice import choose_canaries
-from askgauss.integrations._released_steps import released_steps
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
+from askgauss.released_steps import released_steps
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import SeedProbe, Transcript
@@ -54,35 +53,17 @@ except ImportError as error:
         "askgauss.integrations.jax needs JAX and optax: pip install 'askgauss[jax]'."
     ) from error
 
-from askgauss.integrations._jax_plan import claim_of, planned_run, scheme_of
+from askgauss.integrations._jax_examples import ExampleAudit
+from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
+from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 
-__all__ = ["Audit", "AuditState", "claim_of"]
+__all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
 
 _STEPS = 1024
 _ABSENT = 1000
-# Device memory that readings may take without being asked for: a step without donation copies it.
-_MOST_BYTES = 1 << 28
-
-
-class AuditState(NamedTuple):
-    """The state of an audited transformation.
-
-    Attributes:
-        inner: That of the user's transformation.
-        step: Steps taken.
-        readings: What was released at the canaries, one row a step.
-        planted: Who is planted, one row a step and one column a present canary.
-        tag: Tells one audit's states from another's.
-    """
-
-    inner: Any
-    step: Any
-    readings: Any
-    planted: Any
-    tag: Any
 
 
 class Audit(AuditedRun[Any]):
@@ -160,12 +141,11 @@ class Audit(AuditedRun[Any]):
         if buffer is not None:
             _validate.integer(1, buffer=buffer)
         _validate.one_of(("auto", "known", "unknown"), background=background)
-        self._sampling = _scheme(sampling, records)
+        self._sampling = as_scheme(sampling, records)
         self._known = _known(background, self._sampling)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = noise_multiplier
         self._steps = int(steps)
-        self._rows = min(self._steps, self._steps if buffer is None else int(buffer))
         self._tree = ParameterTree(params)
         self._seed = seed
         self._seam = Seam(
@@ -188,25 +168,17 @@ class Audit(AuditedRun[Any]):
         width = layout.columns.size + layout.watch_columns.size
         self._subtracted = np.full(width, self._known, dtype=np.bool_)
         self._subtracted[layout.watch_columns] = True
-        self._width = width
-        if buffer is None and 4 * self._rows * width > _MOST_BYTES:
-            raise InvalidArgumentError(
-                f"Expected readings of at most {_MOST_BYTES >> 20} MB on the device, got "
-                f"{4 * self._rows * width >> 20} MB for {self._steps:,} steps of {width:,} places. "
-                "Give buffer= and call drain(state) at least once in so many steps, or take fewer "
-                "canaries."
-            )
         self._released = released_steps(self._canaries, self._sampling, strategy, self._steps)
         self._present = np.flatnonzero(self._canaries.member)
         self._planted = self._plan()
-        digest = hashlib.sha256(self._canaries.fingerprint().encode())
-        digest.update(np.packbits(self._planted).tobytes())
-        self._tag = np.frombuffer(digest.digest()[:8], dtype=np.uint32)
+        self._readings = Readings(
+            self._steps,
+            width,
+            buffer,
+            self._canaries.fingerprint().encode() + np.packbits(self._planted).tobytes(),
+        )
         self._run = secrets.token_hex(16)
-        # Steps of the run that the wrapped transformation did not take.
-        self.unseen_steps = 0
         self._loss: CanaryLoss | None = None
-        self._drained: list[NDArray[np.float32]] = []
         self._exercised: tuple[str, ...] = ("noise", "step count")
         self._monitor = monitor_of(monitor)
         if self._monitor is not None and strategy is not None:
@@ -301,13 +273,7 @@ class Audit(AuditedRun[Any]):
         Returns:
             A transformation to put in its place; also inside ``optax.chain``.
         """
-        if not (hasattr(privatizer, "init") and hasattr(privatizer, "update")):
-            raise _validate.fail(
-                "privatizer",
-                type(privatizer).__name__,
-                "to be an optax.GradientTransformation",
-                "Wrap what adds the noise, not the optimizer behind it.",
-            )
+        takes_more = checked_privatizer(privatizer)
         rows = None
         if clipped_grad is not None:
             if self._loss is None:
@@ -317,17 +283,10 @@ class Audit(AuditedRun[Any]):
                 )
             rows = PlantedRows(self._seam, self._clip_norm, self._planted)
             self._exercised = ("clipping", *self._exercised)
-        takes_more = isinstance(privatizer, optax.GradientTransformationExtraArgs)
 
         def init(params: Any) -> AuditState:
             self._tree.leaves(params)
-            return AuditState(
-                inner=privatizer.init(params),
-                step=jnp.zeros((), jnp.int32),
-                readings=jnp.zeros((self._rows, self._width), jnp.float32),
-                planted=jnp.asarray(self._planted),
-                tag=jnp.asarray(self._tag),
-            )
+            return self._readings.first(privatizer.init(params), self._planted)
 
         def update(
             updates: Any = None,
@@ -341,11 +300,7 @@ class Audit(AuditedRun[Any]):
             # jax_privacy's privatizers have names of their own for the first two.
             updates = sum_of_clipped_grads if updates is None else updates
             state = noise_state if state is None else state
-            if not isinstance(state, AuditState):
-                raise InvalidArgumentError(
-                    f"Expected the state that the wrapped transformation's init gave, got "
-                    f"{type(state).__name__}. Call init after wrap."
-                )
+            state = self._readings.checked(state)
             extra = extra if takes_more else {}
             leaves, batch = self._tree.leaves(updates)
             audited = state.step < self._steps
@@ -366,9 +321,7 @@ class Audit(AuditedRun[Any]):
                 released, inner = privatizer.update(planted, state.inner, params, **extra)
                 row = self._read(self._tree.leaves(released)[0])
                 row = row - jnp.where(self._subtracted, clean, 0.0)
-            place = jnp.where(audited, state.step % self._rows, self._rows)
-            readings = state.readings.at[place].set(row, mode="drop")
-            return released, state._replace(inner=inner, step=state.step + 1, readings=readings)
+            return released, self._readings.kept(state, row, inner)
 
         kind = optax.GradientTransformationExtraArgs if takes_more else optax.GradientTransformation
         return kind(init, update)
@@ -435,17 +388,9 @@ class Audit(AuditedRun[Any]):
             RecordingError: Steps were overwritten before they were drained.
             PrivacyAlarm: The monitor alarms; everything has been taken over.
         """
-        held = self._held
-        rows = self._new_rows(self._found(state))
-        if len(rows):
-            self._drained.append(rows)
-        self._tell(held, rows)
-        return self._held
-
-    @property
-    def _held(self) -> int:
-        """Steps that have been drained."""
-        return sum(len(part) for part in self._drained)
+        held = self._readings.held
+        self._tell(held, self._readings.drain(self._readings.found(state)))
+        return self._readings.held
 
     def _tell(self, held: int, rows: NDArray[np.float32]) -> None:
         """Tell the monitor of rows after the first ``held``; what it raises comes at the end."""
@@ -462,71 +407,26 @@ class Audit(AuditedRun[Any]):
         if alarm is not None:
             raise alarm
 
-    def _found(self, state: Any) -> AuditState:
-        """The audit's own state, in whatever holds it."""
-
-        def ours(node: Any) -> bool:
-            return isinstance(node, AuditState)
-
-        found = [node for node in jax.tree.leaves(state, is_leaf=ours) if ours(node)]
-        if len(found) != 1:
-            raise InvalidArgumentError(
-                f"Expected state to hold that of one audited transformation, got {len(found)}. "
-                "Pass what the last step of the wrapped transformation returned."
-            )
-        own: AuditState = found[0]
-        parts = (own.step, own.readings, own.tag)
-        if any(isinstance(part, jax.core.Tracer) for part in parts):
-            raise InvalidArgumentError(
-                "Expected a state with values, got one that is being traced. Ask for the result "
-                "outside of jit, scan and grad, with the state that they return."
-            )
-        if any(isinstance(part, jax.Array) and part.is_deleted() for part in parts):
-            raise InvalidArgumentError(
-                "Expected a state that is still there, got one that was donated to a later step. "
-                "Pass the state that the last step returned."
-            )
-        if not np.array_equal(np.asarray(own.tag), self._tag):
-            raise RecordingError(
-                "Expected a state of this audit, got one with other canaries. Make the Audit as it "
-                "was for the run: the same parameters, sampling, steps, canaries and seed."
-            )
-        return own
-
-    def _new_rows(self, state: AuditState) -> NDArray[np.float32]:
-        """Rows that have not been drained, in the order of the steps."""
-        held = self._held
-        last = min(int(state.step), self._steps)
-        if last < held:
-            raise RecordingError(
-                f"Expected a state of step {held:,} or later, which were drained, got one of step "
-                f"{last:,}. Make a new Audit for another run."
-            )
-        if last - held > self._rows:
-            raise RecordingError(
-                f"Steps {held + 1:,} to {last - self._rows:,} were overwritten before they were "
-                f"drained. Call drain(state) at least once in {self._rows:,} steps, or give a "
-                "larger buffer."
-            )
-        return np.asarray(state.readings)[np.arange(held, last) % self._rows]
-
-    def transcript(self, state: Any) -> Transcript:
+    def transcript(self, state: Any, *, unseen_steps: int = 0) -> Transcript:
         """What the run has released about the canaries so far.
 
         Args:
             state: The state the last step returned, or a tree that holds it.
+            unseen_steps: Steps that the run has taken without the wrapped transformation: the
+                result says how many.
 
         Raises:
             InvalidArgumentError: It is no such state, or was donated.
             RecordingError: No step was taken, or steps were overwritten.
         """
-        own = self._found(state)
-        values = np.concatenate([*self._drained, self._new_rows(own)]).astype(np.float64)
+        _validate.integer(0, unseen_steps=unseen_steps)
+        own = self._readings.found(state)
+        values = self._readings.all(own)
         steps = self._released.recorded(len(values))
         if steps == 0:
             raise RecordingError(
                 f"Expected steps to audit, got {len(values)}, too few for one recorded step. Train "
-                "with the wrapped transformation, and pass the state its last step returned."
+                "for longer, and pass the state that the last step returned."
             )
         along = np.array([self._seam.along(row) for row in values])
         watched = self._seam.watched(values.T).T
@@ -537,7 +437,7 @@ class Audit(AuditedRun[Any]):
             recorder.sample()
             recorder.observe(row, background=0.0 if self._known else None, watch=watch)
         recorded = recorder.transcript()
-        taken = int(own.step) + self.unseen_steps
+        taken = int(own.step) + unseen_steps
         facts = replace(
             recorded.facts,
             run=self._run,
@@ -552,8 +452,8 @@ class Audit(AuditedRun[Any]):
                 for note in (
                     f"{self._sampling}, by your word: the run's sampler was not seen.",
                     self._released.note,
-                    f"{self.unseen_steps:,} of {taken:,} steps were taken without the audit."
-                    if self.unseen_steps
+                    f"{unseen_steps:,} of {taken:,} steps were taken without the audit."
+                    if unseen_steps
                     else "",
                 )
                 if note
@@ -585,8 +485,12 @@ class Audit(AuditedRun[Any]):
     def _transcript_for(self, claim: PrivacyClaim | None, *state: Any) -> Transcript:
         # Whoever asks for the result is told of an alarm there, not by an error.
         with contextlib.suppress(PrivacyAlarm):
-            self._tell(self._held, self._new_rows(self._found(*state)))
+            new = self._readings.new(self._readings.found(*state))
+            self._tell(self._readings.held, new)
         return self.transcript(*state)
+
+    def _goes_on(self, *state: Any) -> bool:
+        return int(self._readings.found(*state).step) < self._steps
 
     @property
     def monitor(self) -> Monitor | None:
@@ -604,10 +508,6 @@ class Audit(AuditedRun[Any]):
             f"Audit(present={present}, absent={self._canaries.size - present}, "
             f"steps={self._steps}, sampling={self._sampling!r})"
         )
-
-
-def _scheme(given: Any, records: int | None) -> Scheme:
-    return given if isinstance(given, Scheme) else scheme_of(given, records)
 
 
 def _known(background: str, scheme: Scheme) -> bool:

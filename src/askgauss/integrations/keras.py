@@ -74,6 +74,8 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         self._claim: PrivacyClaim | None = None
         self._attached: Any = None
         self._variables: dict[str, Any] = {}
+        # The model's own training step, while another stands in its place.
+        self._step: Any = None
         # What was read, between two calls of fit().
         self._held: AuditState | None = None
 
@@ -100,7 +102,7 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         for variable in self._variables.values():
             self.model._untrack_variable(variable)
         self._variables = {}
-        self.model.train_step = self._step
+        self.model.train_step, self._step = self._step, None
         self.model.train_function = None
 
     def _attach(self, model: Any) -> None:
@@ -199,8 +201,8 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         state = self._state()
         assert self._audit is not None
         taken = keras_api._get_non_trainable_weight("_optimizer_steps", self._attached)
-        self._audit.unseen_steps = int(taken.numpy().item()) - int(state.step)
-        return self._audit.transcript(state)
+        unseen = int(taken.numpy().item()) - int(state.step)
+        return self._audit.transcript(state, unseen_steps=unseen)
 
     def _own_claim(self) -> PrivacyClaim | None:
         return self._claim

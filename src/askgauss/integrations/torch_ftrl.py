@@ -39,6 +39,7 @@ from askgauss.exceptions import (
 from askgauss.linear_recorder import LinearRecorder, NodeSums
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
+from askgauss.seam import Seam
 
 try:
     import torch
@@ -260,7 +261,7 @@ class DPFTRL(AuditedRun[()]):
         self._attended = records is not None
         with torch.no_grad():
             if self._audit is not None:
-                self._audit.plant(sums)
+                sums = self._audit.plant(sums)
             released = []
             for total, addend, noise in zip(self._sums, sums, self._noise, strict=True):
                 total += addend
@@ -510,18 +511,7 @@ class _Audit:
         )
         self._clip_norm = clip_norm
         self._known = known
-        sizes = np.array([item.numel() for item in tensors])
-        starts = np.cumsum(sizes) - sizes
-        owner = np.searchsorted(np.cumsum(sizes), canaries.coordinates, side="right")
-        order = np.argsort(owner, kind="stable")
-        # Readings come tensor by tensor; this puts them back in the order of the canaries.
-        self._column = np.argsort(order, kind="stable")
-        local = (canaries.coordinates - starts[owner])[order]
-        self._owner, self._local = owner, canaries.coordinates - starts[owner]
-        self._places = [
-            torch.from_numpy(local[owner[order] == index]).to(item.device)
-            for index, item in enumerate(tensors)
-        ]
+        self._seam = Seam(list(tensors), lambda _: canaries)
         self._caught: list[list[torch.Tensor]] = [[] for _ in tensors]
         self._leaf = np.zeros((2, canaries.size))
         self._clean = np.zeros(canaries.size)
@@ -531,22 +521,15 @@ class _Audit:
     def catch(self, index: int, noise: torch.Tensor) -> None:
         """Look at the noise of a node as it is drawn for one tensor."""
         if self.recorder.plan.release == "nodes":
-            self._caught[index].append(noise.take(self._places[index]))
+            self._caught[index].append(self._seam.read_leaf(index, noise))
 
-    def plant(self, sums: Sequence[torch.Tensor]) -> None:
-        """Add the canaries of this step to the clipped sums, and remember what was there."""
-        planted = self.recorder.sample()
-        clean = self._read(sums)
-        for index, tensor in enumerate(sums):
-            places = torch.from_numpy(self._local[planted[self._owner[planted] == index]])
-            tensor.put_(
-                places.to(tensor.device),
-                torch.full(
-                    (len(places),), self._clip_norm, dtype=tensor.dtype, device=tensor.device
-                ),
-                accumulate=True,
-            )
-        self._leaf = np.stack([clean, self._read(sums)])
+    def plant(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The clipped sums with the canaries of this step; what was there is remembered."""
+        entered = np.zeros(self.canaries.size, dtype=np.bool_)
+        entered[self.recorder.sample()] = True
+        planted: list[torch.Tensor] = self._seam.plant(sums, entered, clip_norm=self._clip_norm)
+        self._leaf = np.stack([self._read(sums), self._read(planted)])
+        return planted
 
     def observe(self, released: Sequence[torch.Tensor]) -> None:
         """Record what the step released."""
@@ -558,7 +541,8 @@ class _Audit:
         values, background = prefix, self._clean
         if self.recorder.plan.release == "nodes":
             sums = np.stack(self._nodes.push(self._leaf), axis=1)
-            noise = [self._gather(parts) for parts in zip(*self._caught, strict=True)]
+            drawn = zip(*self._caught, strict=True)
+            noise = [self._along(self._seam.joined(list(parts))) for parts in drawn]
             background, values = sums[0], sums[1] + np.stack(noise)
             for caught in self._caught:
                 caught.clear()
@@ -568,13 +552,11 @@ class _Audit:
         self._before = list(released)
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-        return self._gather(
-            [tensor.take(places) for tensor, places in zip(tensors, self._places, strict=True)]
-        )
+        return self._along(self._seam.read(list(tensors)))
 
-    def _gather(self, parts: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-        flat = torch.cat([part.to(torch.float64) for part in parts])
-        return np.asarray(flat.cpu().numpy()[self._column])
+    def _along(self, values: torch.Tensor) -> NDArray[np.float64]:
+        along = self._seam.along(values.cpu().numpy())
+        return np.asarray(along, dtype=np.float64)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: tensors and plain values."""

@@ -126,6 +126,18 @@ class BandedStrategy(Strategy):
         column = np.arange(first, step + 1)
         return first, self.columns[column, step - column]
 
+    def apply(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The strategy times the first rows, band by band."""
+        steps = len(rows)
+        total = np.zeros_like(rows)
+        for band in range(min(self.bands, steps)):
+            total[band:] += self.columns[: steps - band, band, None] * rows[: steps - band]
+        return total
+
+    def norms(self, steps: int) -> NDArray[np.float64]:
+        """Norms of the columns of so many steps."""
+        return np.sqrt(_column_squares(self.columns[:steps]))
+
     def numbers(self) -> tuple[NDArray[np.float64], ...]:
         """The bands."""
         return (self.columns,)
@@ -172,6 +184,6 @@ def _column_squares(columns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Squared norms of the columns, without what falls off the matrix."""
     steps, bands = columns.shape
     squares = np.zeros(steps)
-    for band in range(bands):
+    for band in range(min(bands, steps)):
         squares[: steps - band] += columns[: steps - band, band] ** 2
     return squares

@@ -102,6 +102,11 @@ class BufferedToeplitz(Strategy):
         return np.append(1.0, tail)
 
     @property
+    def bands(self) -> int:
+        """As many as steps: the past never quite fades."""
+        return self.steps
+
+    @property
     def remembers(self) -> int:
         """One array a buffer."""
         return int(self.decay.size)

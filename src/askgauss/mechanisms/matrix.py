@@ -145,6 +145,11 @@ class MatrixMechanism(Strategy):
         first = max(0, step - self.bands + 1)
         return first, self.strategy[step, first : step + 1]
 
+    def apply(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The strategy times the first rows."""
+        steps = len(rows)
+        return np.asarray(self.strategy[:steps, :steps] @ rows)
+
     def numbers(self) -> tuple[NDArray[np.float64], ...]:
         """The matrix."""
         return (self.strategy,)

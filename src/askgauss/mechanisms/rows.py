@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,21 @@ from askgauss.linear_transcript import StrategyPlan
 from askgauss.mechanisms.pieces import Piece, Reader
 from askgauss.mechanisms.strategy import Strategy
 
-__all__ = ["RowReader"]
+__all__ = ["RowReader", "plan_of"]
+
+
+def plan_of(strategy: Strategy, release: Literal["rows", "steps", "prefixes"]) -> StrategyPlan:
+    """A strategy and what is seen of it, as a plan."""
+    kind: Any = strategy.kind
+    return StrategyPlan(
+        steps=strategy.steps,
+        kind=kind,
+        digest=strategy.digest(),
+        remembers=strategy.remembers,
+        release=release,
+        participations=strategy.participations,
+        min_separation=strategy.min_separation,
+    )
 
 
 class RowReader(Reader):

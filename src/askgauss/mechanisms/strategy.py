@@ -1,8 +1,13 @@
-"""What every lower-triangular strategy can do, however it is written down.
+"""What a strategy is, and what every one can do, however it is written down.
 
-Step ``t`` adds ``x[t]``; row ``t`` of the strategy mixes the steps up to it and meets one fresh
-draw of noise. Released are those rows, or the steps decoded from them, ``x + inverse(C) @ draws``.
-Mixing the released steps again gives the rows back, one draw each: what an audit reads.
+A strategy ``C`` is a lower-triangular matrix, one column a step. Step ``t`` adds ``x[t]``; row
+``t`` of the strategy mixes the steps up to it and meets one fresh draw of noise. Released are those
+rows, or the steps decoded from them, ``x + inverse(C) @ draws``. Mixing the released steps again
+gives the rows back, ``C @ x + draws``, one draw each, in which a record that enters step ``s`` adds
+column ``s``: what an audit reads.
+
+It is held as its bands (`BandedStrategy`), as a few buffers (`BufferedToeplitz`) or as the matrix
+(`MatrixMechanism`); `askgauss.mechanisms.unmixing.strategy_of` reads all that people write for one.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from askgauss.mechanisms.noise import Draw, NoiseStream
 __all__ = ["Strategy"]
 
 Array = NDArray[np.float64]
+
+_COLUMNS_AT_ONCE = 256
 
 
 class Strategy(GaussianMechanism):
@@ -49,6 +56,11 @@ class Strategy(GaussianMechanism):
 
     @property
     @abc.abstractmethod
+    def bands(self) -> int:
+        """Diagonals from the main one down to the last that is not zero."""
+
+    @property
+    @abc.abstractmethod
     def remembers(self) -> int:
         """Arrays that have to be held from one step to the next, at most."""
 
@@ -73,6 +85,22 @@ class Strategy(GaussianMechanism):
         if len(held) > self.remembers:
             held.pop(0)
         return mixed
+
+    def apply(self, rows: Array) -> Array:
+        """The strategy times the first rows, as many as there are."""
+        held: list[Array] = []
+        mixed = [self.mix(step, row, held) for step, row in enumerate(rows)]
+        return np.array(mixed).reshape(rows.shape)
+
+    def norms(self, steps: int) -> Array:
+        """Norms of the columns of so many steps."""
+        norms = []
+        for start in range(0, steps, _COLUMNS_AT_ONCE):
+            chosen = np.arange(start, min(start + _COLUMNS_AT_ONCE, steps))
+            units = np.zeros((steps, chosen.size))
+            units[chosen, np.arange(chosen.size)] = 1.0
+            norms.append(np.linalg.norm(self.apply(units), axis=0))
+        return np.concatenate(norms)
 
     @abc.abstractmethod
     def stream(self, draw: Draw) -> NoiseStream:

@@ -1,21 +1,19 @@
-"""Correlated noise undone: releases of a matrix mechanism as steps with noise of their own.
+"""Correlated noise undone: rows of a strategy as steps that an auditor of DP-SGD can read.
 
-A strategy ``C`` is a lower-triangular matrix; the mechanism releases ``x + inverse(C) @ z`` with
-independent ``z``. Applied to the releases it gives ``C @ x + z``: independent noise again, and a
-record that enters step ``s`` adds column ``s`` of the strategy. From there two ways lead to steps
-that an auditor of DP-SGD can read:
+Applied to what was released, a strategy gives rows with noise of their own
+(`askgauss.mechanisms.strategy`). From there two ways lead to such steps:
 
 - records that sample, at least as many steps apart as the strategy has bands: the columns a record
-  may enter do not meet, and the matched filter of each is a step of Poisson sampling (`rounds`);
+  may enter do not meet, and the matched filter of each is a step of Poisson sampling (`rounds`, and
+  `RoundFilter` for one row at a time);
 - records that enter known steps for sure: a rotation spreads what they add evenly over all steps
   and leaves the noise what it was (`evened`).
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.mechanisms.strategy import Strategy
 
-__all__ = ["Strategy", "evened", "full_rounds", "heaviest_entry", "rounds", "strategy_of"]
+__all__ = ["RoundFilter", "evened", "full_rounds", "heaviest_entry", "rounds", "strategy_of"]
 
 # Records with this share of the largest norm are protected as little as any.
 _FULL = 1.0 - 1e-6
@@ -35,114 +35,33 @@ _COLUMNS_AT_ONCE = 256
 Floats = NDArray[np.float64]
 
 
-class Strategy(abc.ABC):
-    """A lower-triangular matrix that can be applied to rows, one a step.
-
-    Attributes:
-        bands: Number of diagonals that are not zero.
-    """
-
-    bands: int
-
-    @abc.abstractmethod
-    def apply(self, rows: Floats) -> Floats:
-        """The strategy times the first rows, as many as there are."""
-
-    def norms(self, steps: int) -> Floats:
-        """Norms of the columns of so many steps."""
-        norms = []
-        for start in range(0, steps, _COLUMNS_AT_ONCE):
-            chosen = np.arange(start, min(start + _COLUMNS_AT_ONCE, steps))
-            units = np.zeros((steps, chosen.size))
-            units[chosen, np.arange(chosen.size)] = 1.0
-            norms.append(np.linalg.norm(self.apply(units), axis=0))
-        return np.concatenate(norms)
-
-
-@dataclass(frozen=True)
-class _Banded(Strategy):
-    """Row ``t`` of ``columns`` is column ``t`` of the strategy from its diagonal downwards."""
-
-    columns: Floats
-
-    @property
-    def bands(self) -> int:  # type: ignore[override]
-        return int(self.columns.shape[1])
-
-    def apply(self, rows: Floats) -> Floats:
-        steps = len(rows)
-        total = np.zeros_like(rows)
-        for band in range(min(self.bands, steps)):
-            total[band:] += self.columns[: steps - band, band, None] * rows[: steps - band]
-        return total
-
-    def norms(self, steps: int) -> Floats:
-        columns = self.columns[:steps].copy()
-        for band in range(1, self.bands):
-            columns[max(steps - band, 0) :, band] = 0.0
-        return np.asarray(np.linalg.norm(columns, axis=1))
-
-
-@dataclass(frozen=True)
-class _Dense(Strategy):
-    """The whole matrix."""
-
-    matrix: Floats
-
-    @property
-    def bands(self) -> int:  # type: ignore[override]
-        rows, columns = np.nonzero(self.matrix)
-        return int((rows - columns).max()) + 1
-
-    def apply(self, rows: Floats) -> Floats:
-        steps = len(rows)
-        return np.asarray(self.matrix[:steps, :steps] @ rows)
-
-
-@dataclass(frozen=True)
-class _Buffered(Strategy):
-    """A few fading sums of what came before."""
-
-    decay: Floats
-    scale: Floats
-    steps: int
-
-    @property
-    def bands(self) -> int:  # type: ignore[override]
-        return self.steps
-
-    def apply(self, rows: Floats) -> Floats:
-        total = rows.copy()
-        buffers = np.zeros((self.decay.size, *rows.shape[1:]))
-        for row, out in zip(rows, total, strict=True):
-            out += np.tensordot(self.scale, buffers, 1)
-            buffers *= self.decay[:, None]
-            buffers += row
-        return total
-
-
 def strategy_of(given: Any, steps: int) -> Strategy:
     """A strategy as people write them down.
 
     Args:
         given: The first column of a Toeplitz matrix; or columns of shape (steps, bands) from the
             diagonal downwards; or a whole lower-triangular matrix of shape (steps, steps); or a
-            `MatrixMechanism` or a `BufferedToeplitz`, jax-privacy's too.
-        steps: Number of steps.
+            strategy of `askgauss.mechanisms`, or jax-privacy's buffered Toeplitz one.
+        steps: Number of steps; of a longer one, the first.
 
     Raises:
         InvalidArgumentError: It is none of these, or has zeros on its diagonal.
         UnsupportedError: The mechanism's releases depend on the future.
     """
-    if isinstance(given, Strategy):
-        return given
-    if isinstance(given, BufferedToeplitz):
-        return _Buffered(given.decay, given.scale, steps)
     if hasattr(given, "buf_decay") and hasattr(given, "output_scale"):
         decay, scale = (
-            np.asarray(part, np.float64) for part in (given.buf_decay, given.output_scale)
+            np.asarray(part, np.float64).reshape(-1)
+            for part in (given.buf_decay, given.output_scale)
         )
-        return _Buffered(decay.reshape(-1), scale.reshape(-1), steps)
+        if min(*decay, *scale) < 0.0 or max(*decay, scale.sum()) > 1.0:
+            # None whose sensitivity has a closed form, but a strategy all the same.
+            tail = decay ** np.arange(steps - 1)[:, None] @ scale
+            return BandedStrategy.toeplitz(np.append(1.0, tail), steps)
+        return BufferedToeplitz(decay=decay, scale=scale, steps=steps)
+    if isinstance(given, BufferedToeplitz):
+        return replace(given, steps=steps)
+    if isinstance(given, BandedStrategy):
+        given = given if given.steps == steps else given.columns
     if isinstance(given, MatrixMechanism):
         if given.decoder is not None:
             raise UnsupportedError(
@@ -150,7 +69,7 @@ def strategy_of(given: Any, steps: int) -> Strategy:
                 "MatrixMechanism.matched_filter()."
             )
         given = given.strategy
-    return _from_array(given, steps)
+    return given if isinstance(given, Strategy) else _from_array(given, steps)
 
 
 def _from_array(given: ArrayLike, steps: int) -> Strategy:
@@ -162,21 +81,23 @@ def _from_array(given: ArrayLike, steps: int) -> Strategy:
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise _validate.fail("strategy", "nan or infinity", "to be finite")
-    if array.ndim == 1:
-        array = np.broadcast_to(array[:steps], (steps, min(array.size, steps)))
-    if len(array) < steps:
+    square = array.ndim == 2 and array.shape[0] == array.shape[1] > 1
+    if array.ndim == 2 and len(array) < steps:
         raise _validate.fail(
             "strategy", array.shape, f"to have a row for each of {steps} steps", "Plan for more."
         )
-    square = array.shape[0] == array.shape[1] and array.shape[0] > 1
     if square and np.triu(array, 1).any():
         raise UnsupportedError(
             "Expected a lower-triangular strategy: a step may depend on the past only."
         )
-    diagonal = np.diagonal(array) if square else array[:, 0]
+    diagonal = array[:1] if array.ndim == 1 else np.diagonal(array) if square else array[:, 0]
     if not (np.abs(diagonal) > np.finfo(np.float64).tiny).all():
         raise _validate.fail("strategy", "a zero on the diagonal", "to be invertible")
-    return _Dense(array) if square else _Banded(array[:steps])
+    if array.ndim == 1:
+        return BandedStrategy.toeplitz(array[:steps], steps)
+    if square:
+        return MatrixMechanism(strategy=array[:steps, :steps])
+    return BandedStrategy(columns=array[:steps, :steps].copy())
 
 
 def heaviest_entry(strategy: Strategy, *, steps: int, cycle: int) -> tuple[int, float]:
@@ -226,6 +147,68 @@ def full_rounds(strategy: Strategy, *, steps: int, cycle: int) -> int:
     return int((steps if short.size == 0 else short[0]) // cycle)
 
 
+class RoundFilter:
+    """Rows of a strategy filtered for columns that do not meet, as the rows go by.
+
+    Records take turns in groups. Those of one group may enter one step in so many, and what such a
+    step adds has faded before the next: one value a canary and round says all there is about it.
+
+    Args:
+        strategy: No more bands than ``cycle``.
+        groups: The group of each canary: it may enter step ``group``, ``group + cycle``, ...
+        cycle: Number of groups.
+        norm: The largest norm of a column: a record that enters one of those adds 1.
+        count: How many rounds.
+
+    Attributes:
+        sums: What is open of the rounds that are not over: two rows, by turns.
+
+    Raises:
+        UnsupportedError: Columns of one record would meet.
+    """
+
+    def __init__(
+        self, strategy: Strategy, *, groups: NDArray[np.int64], cycle: int, norm: float, count: int
+    ) -> None:
+        if strategy.bands > cycle:
+            raise UnsupportedError(
+                f"Expected records at least {strategy.bands} steps apart, as many as the strategy "
+                f"has bands, got {cycle}. What sampling adds to privacy is not known then: no "
+                "accountant has it."
+            )
+        self._strategy, self._groups, self._cycle = strategy, groups, cycle
+        self._scale, self._count = 1.0 / norm**2, count
+        self.sums = np.zeros((2, groups.size))
+
+    def over(self, steps: int) -> int:
+        """How many rounds are over after so many steps."""
+        if steps >= self._strategy.steps:
+            return self._count
+        # Columns with all their bands in it.
+        return max(0, min(self._count, (steps - self._strategy.bands + 1) // self._cycle))
+
+    def add(self, step: int, row: Floats) -> list[Floats]:
+        """Take the row of a step in; the values of the rounds that end with it.
+
+        The noise of each value is that of one draw, over ``norm``.
+        """
+        turn, phase = divmod(step, self._cycle)
+        started = self._groups <= phase
+        first, weights = self._strategy.row(step)
+        # The step that each canary may have entered last, where it still shows.
+        entry = step - phase + self._groups - np.where(started, 0, self._cycle) - first
+        weight = np.where(entry >= 0, weights[np.maximum(entry, 0)], 0.0)
+        addend = self._scale * weight * row
+        now = turn % 2
+        self.sums[now] += np.where(started, addend, 0.0)
+        self.sums[1 - now] += np.where(started, 0.0, addend)
+        ended = []
+        for done in range(self.over(step), self.over(step + 1)):
+            ended.append(self.sums[done % 2].copy())
+            self.sums[done % 2] = 0.0
+        return ended
+
+
 def rounds(
     rows: Floats,
     strategy: Strategy,
@@ -235,39 +218,24 @@ def rounds(
     norm: float,
     count: int,
 ) -> Floats:
-    """Releases filtered for columns that do not meet: one row a round, noise independent.
+    """Released steps filtered for columns that do not meet: one row a round, noise independent.
 
     Args:
         rows: What was released about each canary, one row a step.
         strategy: No more bands than ``cycle``.
-        groups: The group of each canary: it may enter step ``group``, ``group + cycle``, ...
+        groups: As for `RoundFilter`.
         cycle: Number of groups.
-        norm: The largest norm of a column: a record that enters one of those adds 1.
+        norm: As for `RoundFilter`.
         count: How many rounds.
 
     Returns:
-        One row a round. The noise of each entry is that of one draw, over ``norm``.
+        One row for every round that is over.
     """
-    if strategy.bands > cycle:
-        raise UnsupportedError(
-            f"Expected records at least {strategy.bands} steps apart, as many as the strategy has "
-            f"bands, got {cycle}. What sampling adds to privacy is not known then: no accountant "
-            "has it."
-        )
-    white = strategy.apply(rows)
-    steps = len(rows)
-    filtered = np.zeros((count, rows.shape[1]))
-    for group in np.unique(groups):
-        here = np.flatnonzero(groups == group)
-        starts = group + cycle * np.arange(count)
-        column = np.zeros((steps, 1))
-        column[starts] = 1.0
-        # Columns of one group do not meet, so that all of them are found in one product.
-        weights = strategy.apply(column)[:, 0]
-        products = weights[:, None] * white[:, here]
-        edges = np.append(starts, min(starts[-1] + cycle, steps))
-        filtered[:, here] = np.add.reduceat(products[: edges[-1]], starts, axis=0)
-    return filtered / norm**2
+    stream = RoundFilter(strategy, groups=groups, cycle=cycle, norm=norm, count=count)
+    ended = [
+        values for step, row in enumerate(strategy.apply(rows)) for values in stream.add(step, row)
+    ]
+    return np.array(ended).reshape(-1, rows.shape[1])
 
 
 def evened(

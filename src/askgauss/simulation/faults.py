@@ -534,13 +534,15 @@ INVISIBLE = (
         name="private-normaliser",
         description="The sum is divided by the size of the batch, or of the data set.",
         reason="It scales what is released about every canary alike, and a run has one data set.",
-        instead="Read the code: divide by a constant. Or compare two runs on neighbouring data.",
+        instead="In Opacus the audit's `divisor` and a replay on neighbouring data show it; "
+        "elsewhere read the code: divide by a constant.",
     ),
     Invisible(
         name="known-seed",
         description="Somebody knows the seed of the noise.",
         reason="The numbers are what they should be; they are no secret.",
-        instead="Read the code: seed from the operating system, and publish no seed.",
+        instead="Seeds that everybody would try are tried (`predictable noise`). For others read "
+        "the code: seed from the operating system, and publish no seed.",
     ),
     Invisible(
         name="weak-generator",

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.mechanisms import unmixing
+from askgauss.mechanisms.strategy import Strategy
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Scheme
 
-__all__ = ["ReleasedSteps", "released_steps"]
+__all__ = ["InRounds", "ReleasedSteps", "released_steps"]
 
 Floats = NDArray[np.float64]
 Drawn = Iterator[NDArray[np.int64]]
@@ -88,74 +89,99 @@ class _AsReleased(ReleasedSteps):
         return rows
 
 
-class _InRounds(ReleasedSteps):
-    """Records take turns: one recorded step a round, in which every group had its turn."""
+class InRounds(ReleasedSteps):
+    """Records take turns: one recorded step a round, in which every group had its turn.
 
-    def __init__(
-        self, canaries: Canaries, strategy: unmixing.Strategy, scheme: CyclicPoisson, steps: int
-    ) -> None:
+    Args:
+        canaries: Who is planted where.
+        strategy: No more bands than there are groups.
+        scheme: How records are drawn.
+
+    Attributes:
+        cycle: Number of groups.
+        count: Rounds in which every record is protected the least, the only ones to be recorded.
+        groups: The group of each canary.
+        norm: The largest norm of a column of the strategy.
+
+    Raises:
+        InvalidArgumentError: There is no whole round.
+        UnsupportedError: Columns of one record meet, or nobody knows the groups.
+    """
+
+    def __init__(self, canaries: Canaries, strategy: Strategy, scheme: CyclicPoisson) -> None:
+        if scheme.groups == "secret":
+            raise UnsupportedError(
+                f"Expected groups that are known, as accountants assume, got {scheme!r}."
+            )
         if strategy.bands > scheme.cycle:
             raise UnsupportedError(
                 f"Expected records to come back after {strategy.bands} steps at the earliest, as "
                 f"many as the strategy has bands, got sampling={scheme!r}. What sampling adds to "
                 "privacy is not known otherwise: take a longer cycle, or fewer bands."
             )
+        steps = strategy.steps
         self.sampling = Poisson(rate=scheme.rate)
-        self._strategy, self._cycle, self._steps = strategy, scheme.cycle, steps
-        self._norm = float(strategy.norms(steps).max())
-        self._count = unmixing.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
-        if self._count < 1:
+        self._strategy, self.cycle = strategy, scheme.cycle
+        self.norm = float(strategy.norms(steps).max())
+        self.count = unmixing.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
+        if self.count < 1:
             raise InvalidArgumentError(
                 f"Expected steps to hold a whole round of {scheme.cycle} steps and the strategy's "
                 f"{strategy.bands} bands after it, got {steps}. Plan for more steps."
             )
-        self._size = canaries.size
         generator = random_stream(canaries.root_seed, Stream.SAMPLER)
-        self._groups = generator.integers(scheme.cycle, size=canaries.size)
+        self.groups = generator.integers(scheme.cycle, size=canaries.size)
+        self._own = self.filter(self.groups)
         self.note = (
             f"records take turns in {scheme.cycle} groups: a step here is a round of as many "
             "steps of the training, filtered for what a record in one of them adds."
         )
 
+    def filter(self, groups: NDArray[np.int64]) -> unmixing.RoundFilter:
+        """A filter for columns whose records may enter the steps of these groups."""
+        return unmixing.RoundFilter(
+            self._strategy, groups=groups, cycle=self.cycle, norm=self.norm, count=self.count
+        )
+
     def recorded(self, steps: int) -> int:
-        if steps >= self._steps:
-            return self._count
-        # Of a run that stopped early: columns with all their bands in it.
-        return max(0, min(self._count, (steps - self._strategy.bands + 1) // self._cycle))
+        """Rounds that are over after so many steps."""
+        return self._own.over(steps)
 
     def accounted(self, steps: int) -> int:
-        return -(-steps // self._cycle)
+        """Rounds that were begun: all of them were accounted for."""
+        return -(-steps // self.cycle)
 
     def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
-        mask = np.zeros((steps, self._size), dtype=np.bool_)
-        for turn in range(self._count):
+        """Every canary of a round enters the step of its group."""
+        mask = np.zeros((steps, self.groups.size), dtype=np.bool_)
+        for turn in range(self.count):
             chosen = next(drawn)
-            mask[self._groups[chosen] + turn * self._cycle, chosen] = True
+            mask[self.groups[chosen] + turn * self.cycle, chosen] = True
         return mask
 
     def along(self, rows: Floats) -> Floats:
-        return self._filtered(rows, self._groups)
+        """One row a round."""
+        return self._filtered(rows, self.groups)
 
     def watched(self, rows: Floats) -> Floats:
-        return self._filtered(rows, np.arange(rows.shape[1]) % self._cycle)
+        """One row a round, of columns that are put in groups by turns."""
+        return self._filtered(rows, np.arange(rows.shape[1]) % self.cycle)
 
     def _filtered(self, rows: Floats, groups: NDArray[np.int64]) -> Floats:
         return unmixing.rounds(
             rows,
             self._strategy,
             groups=groups,
-            cycle=self._cycle,
-            norm=self._norm,
-            count=self.recorded(len(rows)),
+            cycle=self.cycle,
+            norm=self.norm,
+            count=self.count,
         )
 
 
 class _Evened(ReleasedSteps):
     """Records enter known steps for sure: what they add is spread evenly over all steps."""
 
-    def __init__(
-        self, canaries: Canaries, strategy: unmixing.Strategy, cycle: int, steps: int
-    ) -> None:
+    def __init__(self, canaries: Canaries, strategy: Strategy, cycle: int, steps: int) -> None:
         self.sampling = EveryStep()
         self._strategy, self._cycle = strategy, cycle
         self._first, self._norm = unmixing.heaviest_entry(strategy, steps=steps, cycle=cycle)
@@ -212,13 +238,9 @@ def released_steps(
     if isinstance(scheme, EveryStep):
         return _Evened(canaries, mixed, 1, steps)
     if isinstance(scheme, CyclicPoisson):
-        if scheme.groups == "secret":
-            raise UnsupportedError(
-                f"Expected groups that are known, as accountants assume, got {scheme!r}."
-            )
-        if scheme.rate == 1.0 and mixed.bands > 1:
+        if scheme.rate == 1.0 and scheme.groups == "known" and mixed.bands > 1:
             return _Evened(canaries, mixed, scheme.cycle, steps)
-        return _InRounds(canaries, mixed, scheme, steps)
+        return InRounds(canaries, mixed, scheme)
     raise UnsupportedError(
         f"Correlated noise can be audited with CyclicPoisson and EveryStep sampling, got {scheme}."
     )
