@@ -26,6 +26,8 @@ _PER_CLIENT = 1.4
 _MOVED = 1e-6
 # Standard errors that an exponent may be off the one of either norm.
 _EXPLAINED = 4.0
+# Of a probe that met no noise at all, the least error to hold it against.
+_EXACT = 1e-9
 
 
 def round_checks(
@@ -77,7 +79,7 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
             consequence=Consequence.BREACH,
         )
     if probes.heavy is not None:
-        off = (probes.heavy - 1.0) / probes.heavy_error
+        off = (probes.heavy - 1.0) / max(probes.heavy_error, _EXACT)
         return judged(
             name,
             float(ndtr(-off)),
