@@ -62,9 +62,8 @@ def main() -> None:
             made = getattr(messages, f"DifferentialPrivacy{side}Side{kind}Clipping")(
                 messages.FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS), **options
             )
-            strategy = audited(
-                made, present=50, absent=950, monitor=ag.Monitor(on_alarm=print_none)
-            )
+            monitor = ag.Monitor(on_alarm=lambda alarm: None)
+            strategy = audited(made, present=50, absent=950, monitor=monitor)
             found[f"loop {side} {kind}"] = told(run_loop(strategy, side, kind, rng), made)
     json.dump(found, sys.stdout)
 

@@ -141,3 +141,11 @@ def test_half_noise_is_named_under_replaced_users_too():
     assert result.verdict is Verdict.VIOLATION
     failed = {item.check for item in result.findings if item.status is Status.FAIL}
     assert "noise scale" in failed
+
+
+def test_a_claim_that_is_met_exactly_is_broken_right_beyond_it():
+    """The epsilon of the law itself, to the last bit, is where the search begins."""
+    law = EveryStep()
+    epsilon = law.epsilon_lower(noise_multiplier=1.0, steps=100, delta=DELTA)
+    quick = law.quick_signal_to_noise(epsilon=epsilon, delta=DELTA, steps=100)
+    assert quick == pytest.approx(1.0, rel=6e-3)

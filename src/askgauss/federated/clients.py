@@ -193,10 +193,11 @@ class CanaryClients:
         _validate.positive(clip_norm=clip_norm)
         honest = checked_weights(weights, len(updates))
         self._participants.check(participants, len(updates))
+        parts = []
         for index, update in enumerate(updates):
             if self._form is None:
                 self._form = Form(update, self.canaries)
-            self._form.parts(update, f"update {index:,}")
+            parts.append(self._form.parts(update, f"update {index:,}"))
         if self._form is None:
             raise InvalidArgumentError(
                 "Expected updates of at least one client in the first round, got none: canaries "
@@ -229,7 +230,7 @@ class CanaryClients:
             clients=clients,
             divisor=divisor,
             planted=planted,
-            backgrounds=self._backgrounds(updates, honest, everyone, clip_norm, clients, divisor)
+            backgrounds=self._backgrounds(parts, honest, everyone, clip_norm, clients, divisor)
             if self._known
             else (),
             reported=share,
@@ -254,7 +255,7 @@ class CanaryClients:
 
     def _backgrounds(
         self,
-        updates: Sequence[Any],
+        updates: list[list[NDArray[Any]]],
         honest: NDArray[np.float64] | None,
         everyone: NDArray[np.float64] | None,
         clip_norm: float,
@@ -266,8 +267,7 @@ class CanaryClients:
         assert form is not None
         total = np.zeros(self.canaries.size + self.canaries.watch.size)
         weighted = total.copy()
-        for index, update in enumerate(updates):
-            parts = form.parts(update, f"update {index:,}")
+        for index, parts in enumerate(updates):
             norm = form.norm(parts)
             # What is not finite is left out, as a correct aggregator leaves it out.
             if not math.isfinite(norm):

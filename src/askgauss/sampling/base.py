@@ -137,8 +137,10 @@ class Scheme(ABC):
             low, high, factor = low / factor, low, factor**2
         while (at_high := excess(high)) <= 0.0:
             low, high, at_low, factor = high, high * factor, at_high, factor**2
-        tolerance = precision * low
-        root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
+        root, tolerance = low, precision * low
+        # An end that meets the claim exactly is the root: a bracket has to have two sides.
+        if at_low < 0.0:
+            root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
         while excess(root) <= 0.0:
             root *= 1.0 + precision
         return root
