@@ -528,3 +528,11 @@ class TestSchedules:
             signal_to_noise=ratios, sampling_rate=1.0, delta=1e-5
         )
         assert found == pytest.approx(ag_gaussian.gdp_epsilon(1e-5, 1.3), rel=1e-9)
+
+    def test_steps_of_next_to_no_signal_add_nothing(self):
+        run = {"sampling_rate": 0.5, "delta": 1e-5}
+        loud = np.array([0.6, 0.6, 0.3])
+        expected = accounting.schedule_epsilon_lower(signal_to_noise=loud, **run)
+        for quiet in (0.0, 6e-301, 1e-12):
+            found = accounting.schedule_epsilon_lower(signal_to_noise=np.append(loud, quiet), **run)
+            assert found == pytest.approx(expected, rel=1e-3)

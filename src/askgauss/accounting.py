@@ -62,6 +62,8 @@ Schedule = tuple[tuple[float, int], ...]
 # Grid points per standard deviation of one step's privacy loss. The error is of second order.
 _CLAIM_RESOLUTION = 50.0
 _AUDIT_RESOLUTION = 100.0
+# Signal that is not heard beside one a thousand million times as loud.
+_INAUDIBLE = 1e-9
 # Different steps that a schedule is rounded to, and the grid points per deviation of one: each
 # costs time.
 _SCHEDULE_LEVELS = 64
@@ -504,7 +506,9 @@ def schedule_levels(ratios: Array) -> Schedule:
 
 @lru_cache(maxsize=256)
 def _schedule_epsilon(levels: Schedule, sampling_rate: float, delta: float) -> float:
-    levels = tuple((ratio, count) for ratio, count in levels if ratio > 0.0)
+    # Next to the loudest, steps of far less signal tell nothing; leaving them out is safe.
+    least = _INAUDIBLE * max((ratio for ratio, _ in levels), default=0.0)
+    levels = tuple((ratio, count) for ratio, count in levels if ratio > least)
     if len(levels) < 2:
         return _epsilon_lower(levels[0][0], sampling_rate, levels[0][1], delta) if levels else 0.0
     if sampling_rate == 1.0:

@@ -113,7 +113,7 @@ def audit(
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    method = as_auditor(auditor) if auditor is not None else _default(data)
+    method = as_auditor(auditor) if auditor is not None else _default(data, claim)
     method.check_delta(level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
@@ -302,8 +302,17 @@ def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Fi
     return replace(finding, status=Status.WARN) if harmless else finding
 
 
-def _default(data: CanaryScores | Transcript | LinearTranscript) -> Auditor[Any]:
-    return SubsampledGaussian() if isinstance(data, Transcript) else GaussianShift()
+def _default(
+    data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
+) -> Auditor[Any]:
+    if not isinstance(data, Transcript):
+        return GaussianShift()
+    # What a replaced record moves is known from canaries of both signs alone.
+    rounds = data.facts.rounds
+    signed = rounds is not None and rounds.signed
+    return SubsampledGaussian(
+        replaced=signed and claim is not None and claim.adjacency == "replace"
+    )
 
 
 def _check_direction(data: CanaryScores | Transcript) -> None:

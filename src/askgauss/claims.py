@@ -31,7 +31,9 @@ class PrivacyClaim:
         clip_norm: Largest norm one record contributes to a step's sum.
         sampling: How records are drawn, by what was accounted for; ``sampling_rate`` alone means
             Poisson sampling.
-        adjacency: Neighbouring relation of the claim.
+        adjacency: Neighbouring relation of the claim: a record more or less (``add-remove``), one
+            that adds nothing while its place and all draws stay (``zero-out``), or another one in
+            its place (``replace``), which moves a sum by up to two clip norms.
         unit: What one record is: an example or a user.
 
     Examples:
@@ -46,7 +48,7 @@ class PrivacyClaim:
     steps: int | None = None
     clip_norm: float | None = None
     sampling: Scheme | None = None
-    adjacency: Literal["add-remove", "replace"] = "add-remove"
+    adjacency: Literal["add-remove", "zero-out", "replace"] = "add-remove"
     unit: Literal["example", "user"] = "example"
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class PrivacyClaim:
         if self.clip_norm is not None:
             _validate.positive(clip_norm=self.clip_norm)
         scheme_of(self.sampling, self.sampling_rate)
-        _validate.one_of(("add-remove", "replace"), adjacency=self.adjacency)
+        _validate.one_of(("add-remove", "zero-out", "replace"), adjacency=self.adjacency)
         _validate.one_of(("example", "user"), unit=self.unit)
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from askgauss.sampling import Poisson
-from tests.calibration import sampling_cells
-from tests.calibration.sampling_cells import CELLS, SamplingCell, count
+from tests.calibration import sampling_cells, verdicts
+from tests.calibration.sampling_cells import CELLS, RUNS, SamplingCell, count
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
@@ -23,3 +23,13 @@ def test_the_count_would_notice_a_bound_that_is_too_high(monkeypatch):
     )
     result = count(SamplingCell(Poisson(rate=0.1), 0.7), audits=150, seed=2, composed=0)
     assert result.above > result.allowed_among(len(CELLS))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_whole_audits_neither_alarm_nor_exceed_the_truth_too_often(run):
+    """Six audits of each: nine cells together fail once in 10,000 at their nominal errors."""
+    found = verdicts.tally(run, 6, seed=2)
+    assert sum(found.verdicts.values()) == 6
+    assert set(found.verdicts) <= {"CONSISTENT", "INCONCLUSIVE", "VIOLATION", "INVALID"}
+    assert not found.too_loud(len(RUNS))
+    assert not found.too_high(len(RUNS))

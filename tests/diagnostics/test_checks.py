@@ -355,3 +355,15 @@ def test_a_rehearsal_with_nobody_present_is_checked_for_noise():
         recorder.observe(0.5 * generator.standard_normal(100), background=np.zeros(100))
     failed = {item.check for item in diagnose(recorder.transcript()) if item.status is Status.FAIL}
     assert failed == {"noise scale"}
+
+
+def test_an_absurd_number_of_steps_is_named_without_composing_them_one_by_one():
+    run = ag.simulate_dpsgd(
+        steps=20, sampling_rate=0.2, noise_multiplier=1.0, present=40, absent=60, seed=0
+    )
+    absurd = run.with_facts(replace(run.facts, skipped_steps=10**14))
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, steps=20)
+    result = ag.audit(absurd, claim=claim)
+    assert result.verdict is ag.Verdict.VIOLATION
+    counted = next(item for item in result.findings if item.check == "step count")
+    assert counted.status is Status.FAIL

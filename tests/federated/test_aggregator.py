@@ -312,6 +312,7 @@ def test_schemes_decide_whether_honest_updates_are_taken_off(scheme, background)
     [
         ({"unit": "example"}, "one example"),
         ({"unit": "user", "adjacency": "replace"}, "two clip norms"),
+        ({"unit": "user", "sampling": FixedSize(batch=3, records=9)}, "zero-out"),
     ],
 )
 def test_unit_and_adjacency_are_spoken_of(claim, says):
@@ -386,3 +387,13 @@ def test_reading_comes_after_joining():
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         audited(Mean(), **wrong)
+
+
+def test_a_later_round_may_have_no_honest_client():
+    rng = np.random.default_rng(0)
+    run = audited(Server(noise_multiplier=1.0), noise_multiplier=1.0)
+    run(updates_of(rng), [1] * 12)
+    run([], [])
+    run(updates_of(rng), [1] * 12)
+    assert run.rounds == 3
+    assert run.transcript().facts.rounds.fewest == 0

@@ -10,10 +10,14 @@ import logging
 import sys
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, Metadata, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as results
+from flwr.serverapp import Grid
 from flwr.serverapp import strategy as messages
+from flwr.supercore.task_identity import TaskIdentity
 
 import askgauss as ag
 from askgauss.exceptions import UnsupportedError
@@ -53,7 +57,70 @@ def main() -> None:
         audited(client_side)
     except UnsupportedError as error:
         found["client side"] = str(error)
+    for kind, options in (("Fixed", fixed), ("Adaptive", moving)):
+        for side in ("Client", "Server"):
+            made = getattr(messages, f"DifferentialPrivacy{side}Side{kind}Clipping")(
+                messages.FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS), **options
+            )
+            strategy = audited(
+                made, present=50, absent=950, monitor=ag.Monitor(on_alarm=print_none)
+            )
+            found[f"loop {side} {kind}"] = told(run_loop(strategy, side, kind, rng), made)
     json.dump(found, sys.stdout)
+
+
+class InProcess(Grid):
+    """A grid whose nodes are called in this process: what a simulation sends them, without Ray."""
+
+    def __init__(self, app):
+        self.app = app
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+            for node in range(1, CLIENTS + 1)
+        }
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return [self.app(item, self.contexts[item.metadata.dst_node_id]) for item in messages]
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    run = property()
+
+    def create_message(self, *arguments, **more):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+
+def run_loop(strategy, side, kind, rng):
+    """Flower's own loop and client app: configure, train, clip where clients do, aggregate."""
+    mods = {"Fixed": fixedclipping_mod, "Adaptive": adaptiveclipping_mod}
+    app = ClientApp(mods=[mods[kind]] if side == "Client" else [])
+
+    @app.train()
+    def train(message, context):
+        old = message.content["arrays"].to_numpy_ndarrays()
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(next(answers(old, rng))),
+                "metrics": MetricRecord({"num-examples": 100, "loss": 0.5}),
+            }
+        )
+        return Message(content=content, reply_to=message)
+
+    # What a simulation says of the process that it starts.
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+    start = ArrayRecord([np.zeros(shape, np.float32) for shape in SHAPES])
+    strategy.start(InProcess(app), start, num_rounds=ROUNDS)
+    return strategy
 
 
 def answers(current, rng):

@@ -67,5 +67,24 @@ def test_a_monitor_sees_it_while_it_runs(found, place):
     assert [run["alarm"] for run in runs] == [None, "noise"]
 
 
-def test_client_side_clipping_is_refused(found):
-    assert "clips at the server" in found["client side"]
+def test_client_side_clipping_of_the_earlier_strategies_is_refused(found):
+    assert "flwr.serverapp.strategy" in found["client side"]
+
+
+@pytest.mark.parametrize("side", ["Client", "Server"])
+def test_the_loop_of_flower_itself_is_audited(found, side):
+    """Client app, mods, configuration and aggregation as Flower runs them."""
+    run = found[f"loop {side} Fixed"]
+    # 2,000 observations in noise of 2 clip norms: four standard errors, passed by chance in 6e-5.
+    assert run["measured"]["contribution"] == pytest.approx(1.0, abs=4 * 2.0 / 2000**0.5)
+    assert run["epsilon"] < run["claimed"]
+    assert run["watched"] == 40
+    assert run["alarm"] is None
+    assert {"client weight", "nan update"} <= set(run["flagged"])
+    assert not {"contribution", "noise scale"} & set(run["flagged"])
+
+
+@pytest.mark.parametrize("side", ["Client", "Server"])
+def test_the_adaptive_norm_is_named_in_the_loop_of_flower(found, side):
+    run = found[f"loop {side} Adaptive"]
+    assert {"noise norm", "noise scale"} <= set(run["flagged"])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import accounting
-from askgauss.sampling import Poisson, Scheme
+from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.stats.within import within_canaries
@@ -68,6 +68,7 @@ class StepEvidence:
         weighted: With a schedule, the fit of planting by steps as they are declared: of all
             observations, then of each tensor's.
         scheme: How canaries are drawn, where it was declared as a scheme.
+        replaced: Whether neighbours have another record in a record's place.
     """
 
     strata: tuple[Stratum, ...]
@@ -86,18 +87,24 @@ class StepEvidence:
     schedule_scale: float = 1.0
     weighted: tuple[SlopeTest, ...] = ()
     scheme: Scheme | None = None
+    replaced: bool = False
 
     def known_law(self) -> Scheme | None:
         """How one canary is drawn, where no rate has to be measured for it."""
         if self.scheme is None:
-            return None if self.sampling_rate is None else Poisson(rate=self.sampling_rate)
+            rate = self.sampling_rate
+            return None if rate is None else self._as_neighbours(Poisson(rate=rate))
         if self.sampling_rate is None and self.scheme.most_coins(self.steps) is not None:
             return None
-        return self.scheme.record_by_record()
+        return self._as_neighbours(self.scheme.record_by_record())
 
     def law(self, rate: float) -> Scheme:
         """How one canary is drawn if its coins have this rate."""
-        return Poisson(rate=rate) if self.scheme is None else self.scheme.at_rate(rate)
+        drawn = Poisson(rate=rate) if self.scheme is None else self.scheme.at_rate(rate)
+        return self._as_neighbours(drawn)
+
+    def _as_neighbours(self, drawn: Scheme) -> Scheme:
+        return ReplaceOne(of=drawn) if self.replaced else drawn
 
     def likely_law(self) -> Scheme:
         """How it is drawn, the rate as measured where it has to be."""

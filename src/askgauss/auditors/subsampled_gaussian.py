@@ -8,7 +8,7 @@ subsampled Gaussian at that bound, composed over the steps, is a lower bound on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from askgauss import accounting
@@ -54,6 +54,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
 
     Args:
         counts_only: Use only each canary's sum and how often it was planted.
+        replaced: Bound the epsilon of replace-one neighbours, from canaries that were planted with
+            both signs: a record that turns into its opposite moves a step by two clip norms.
     """
 
     assumption: ClassVar[Assumption] = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
@@ -61,6 +63,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
     reads: ClassVar[str] = "transcript"
 
     counts_only: bool = False
+    replaced: bool = False
 
     def gather(self, data: Transcript, *, delta: float, confidence: float) -> StepEvidence:
         """Moments of planted and other observations, by tensor."""
@@ -75,7 +78,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 f"Expected at least 2 plantings, got {plantings}: nothing to measure. Plant more "
                 "canaries, or run more steps."
             )
-        return step_evidence(data, plantings)
+        return replace(step_evidence(data, plantings), replaced=self.replaced)
 
     def epsilon_lower(self, evidence: StepEvidence, *, delta: float, confidence: float) -> float:
         """The composed lower bound."""

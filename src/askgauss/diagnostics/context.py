@@ -13,7 +13,7 @@ from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
-from askgauss.sampling import Poisson, Scheme
+from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.stats import normality
 from askgauss.transcript import SILENCE, RunFacts, Transcript
 
@@ -33,6 +33,8 @@ _FEWEST_ON_A_LATTICE = 200
 _FEWEST_FOR_SHAPE = 8
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
+# Steps that are composed to say what they leak.
+_MOST_STEPS = 10_000_000
 
 
 def around(value: float, error: float) -> tuple[float, float]:
@@ -202,7 +204,8 @@ class Context:
             return True, ""
         # What the steps have relative to each other is as declared; beyond them, as on average.
         level = self.noise_level if noise is None else noise
-        by_step = np.resize(self.schedule, steps)
+        # So many steps at most, whatever a file says: what fewer of them leak is a lower bound.
+        by_step = np.resize(self.schedule, min(steps, _MOST_STEPS))
         return self.exceeds(signal / (level * by_step), rate)
 
     @property
@@ -219,7 +222,10 @@ class Context:
     def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
         """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
         assert self.claim is not None
-        drawn_by = self.facts.scheme
+        drawn_by, rounds = self.facts.scheme, self.facts.rounds
+        if self.claim.adjacency == "replace" and rounds is not None and rounds.signed:
+            drawn = Poisson(rate=rate) if drawn_by is None else drawn_by.record_by_record()
+            drawn_by = ReplaceOne(of=drawn)
         if isinstance(drawn_by, (Poisson, type(None))):
             implied = accounting.schedule_epsilon_lower(
                 signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta

@@ -142,7 +142,7 @@ def _silent_values(run: LinearRun) -> Finding:
     silent = int(np.count_nonzero(values <= _SILENCE * unit))
     heard = values[values > _SILENCE * unit]
     # Noise on a lattice meets zero as often as the numbers next to it.
-    _, repeats = np.unique(heard, return_counts=True)
+    _, repeats = np.unique(np.rint(heard / (_SILENCE * unit)), return_counts=True)
     on_lattice = silent > 0 and int(repeats.max(initial=0)) > max(2, silent // 8)
     if on_lattice:
         return not_run(name, "noise that is not drawn on a lattice")

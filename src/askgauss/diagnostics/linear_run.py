@@ -54,6 +54,8 @@ class LinearRun:
         """Whether a record that moves its score so far breaks the claim, and a sentence on it."""
         if self.claim is None:
             return False, ""
+        if self.claim.adjacency == "replace":
+            shift *= 2.0
         epsilon = float(gaussian.gdp_epsilon(self.claim.delta, shift))
         if not epsilon > (1.0 + TOLERANCE) * float(self.claim.epsilon):
             return False, ""

@@ -14,6 +14,7 @@ from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.signal import planting
 from askgauss.results import Consequence, Finding, Status
+from askgauss.sampling import FixedSize
 from askgauss.witness import ProbeFacts, RoundFacts
 
 __all__ = ["round_checks"]
@@ -25,6 +26,8 @@ _PER_CLIENT = 1.4
 _MOVED = 1e-6
 # Standard errors that an exponent may be off the one of either norm.
 _EXPLAINED = 4.0
+# Of a probe that met no noise at all, the least error to hold it against.
+_EXACT = 1e-9
 
 
 def round_checks(
@@ -47,7 +50,7 @@ def round_checks(
         if context is not None and context.transcript.finite:
             yield _noise_norm(context, facts)
     if claim is not None:
-        yield _unit(claim.unit, claim.adjacency)
+        yield _unit(claim, steps=context is not None)
     if facts.unreleased:
         yield Finding(
             check="rounds without a release",
@@ -76,7 +79,7 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
             consequence=Consequence.BREACH,
         )
     if probes.heavy is not None:
-        off = (probes.heavy - 1.0) / probes.heavy_error
+        off = (probes.heavy - 1.0) / max(probes.heavy_error, _EXACT)
         return judged(
             name,
             float(ndtr(-off)),
@@ -226,14 +229,29 @@ def _exponent(
     return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
 
 
-def _unit(unit: str, adjacency: str) -> Finding:
-    """What canary clients show of the claim's neighbours."""
+def _unit(claim: PrivacyClaim, *, steps: bool) -> Finding:
+    """What canary clients show of the claim's neighbours.
+
+    Args:
+        claim: The claim.
+        steps: Whether rounds have fresh noise, so that replaced clients have a law.
+    """
     said = "canaries are clients: what one user adds over the whole run was measured"
-    if unit == "example":
+    if claim.unit == "example":
         said += "; the claim speaks of one example, of which a client may have many"
-    if adjacency == "replace":
+    if claim.adjacency == "replace" and steps:
         said += (
-            "; replacing a user moves a sum by up to two clip norms, and a canary that is there "
-            "or not by one, so that the bound is lower than it could be"
+            "; canaries point either way, so that the bound is that of a user who turns into the "
+            "opposite, and moves a sum by two clip norms"
+        )
+    elif claim.adjacency == "replace":
+        said += (
+            "; replacing a user moves a sum by up to two clip norms, and the bound is that of one "
+            "who is left out, so that it is lower than it could be"
+        )
+    elif claim.adjacency == "add-remove" and isinstance(claim.scheme, FixedSize):
+        said += (
+            "; with cohorts of fixed size one user more or less changes who else is drawn, and the "
+            "bound is that of one whose update is left out (zero-out)"
         )
     return Finding(check="unit and adjacency", status=Status.INFO, summary=f"{said}.")

@@ -32,6 +32,8 @@ def covered_sensitivity(run: LinearRun) -> Finding:
         return not_run(name, "a claim without amplification by sampling")
     noise = run.elsewhere()
     covered = noise * float(gaussian.gdp_mu(float(claim.epsilon), float(claim.delta)))
+    if claim.adjacency == "replace":  # a record that turns into its opposite moves twice as far
+        covered *= 0.5
     moved = transcript.largest_information
     strategy = isinstance(transcript.plan, StrategyPlan)
     moves = f"one record moves {'the rows' if strategy else 'the nodes'} by {moved:.4g} clip norms"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, ndtr, stdtr
+from scipy.special import bdtrc, gammainc, ndtr, stdtr
 
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
@@ -38,6 +38,8 @@ _FAR_MORE = 3.0
 _FINE = 0.2
 _FURTHEST = 12.0
 _NARROWEST = 0.01
+# Probability below which so many values in one place are no accident.
+_NO_CROWD = 1e-6
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
 _KNOWN = "a known background, to tell noise from other records"
@@ -166,12 +168,32 @@ def _near_zero(context: Context, reach: float) -> float:
     """Probability that noise lies within ``reach`` deviations of zero, on its lattice if any."""
     lattice = context.lattice
     if lattice == 0.0:
-        return 2.0 * float(ndtr(reach)) - 1.0
+        smooth = 2.0 * float(ndtr(reach)) - 1.0
+        return max(smooth, _crowding(context.absolute, reach))
     steps = context.transcript.steps
     spacing = lattice / (steps.clip_norm * context.schedule * context.even.scale)
     widths, number = np.unique(spacing, return_counts=True)
     chances = [_near_zero_on_lattice(reach, width) for width in widths.tolist()]
     return float(np.average(chances, weights=number))
+
+
+def _crowding(values: NDArray[np.float64], reach: float) -> float:
+    """The share of values next to a number that is not zero, where smooth noise has no such crowd.
+
+    Sums of integers whose background is known in fractions lie near a lattice, not on it: then
+    zero is as crowded as its neighbours. 0 where noise is smooth.
+    """
+    if values.size < _FEWEST_VALUES:
+        return 0.0
+    size = np.sort(np.abs(values)) / values.std()
+    size = size[(size > 3.0 * reach) & (size < 1.0)]
+    within = np.searchsorted(size, size + 2.0 * reach, side="right") - np.arange(size.size)
+    most = int(within.max(initial=0))
+    # Both signs of a number are one size here.
+    expected = 4.0 * reach * values.size / math.sqrt(2.0 * math.pi)
+    if size.size * float(gammainc(most, expected)) > _NO_CROWD:
+        return 0.0
+    return 0.5 * most / values.size
 
 
 def _near_zero_on_lattice(reach: float, spacing: float) -> float:

@@ -2,6 +2,7 @@
 
 from askgauss.federated.aggregator import AuditedAggregator
 from askgauss.federated.clients import CanaryClients, Joined
+from askgauss.federated.peers import PeerEstimates
 from askgauss.federated.simulate import FEDERATED_FAULTS, FederatedFault, Server, simulate_federated
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "CanaryClients",
     "FederatedFault",
     "Joined",
+    "PeerEstimates",
     "Server",
     "simulate_federated",
 ]

@@ -11,12 +11,14 @@ from numpy.typing import ArrayLike
 from askgauss import _validate
 from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
+from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
+from askgauss.federated.peers import PeerEstimates
 from askgauss.federated.probes import probed
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.sampling import Scheme
+from askgauss.sampling import EveryStep, Scheme
 from askgauss.transcript import Transcript
 from askgauss.witness import ProbeFacts
 
@@ -60,6 +62,7 @@ class AuditedAggregator(AuditedRun[()]):
             of which prefixes are released, or a strategy (`BandedStrategy`, `BufferedToeplitz`, a
             `MatrixMechanism`), with the participations that were accounted for. The aggregator
             returns the mean of a round, with the noise that this round adds to those before it.
+        compare_peers: Whether to read what `peer_estimates` needs: every entry of every mean.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -99,6 +102,7 @@ class AuditedAggregator(AuditedRun[()]):
         seed: int | None = None,
         monitor: Monitor | bool | None = None,
         plan: TreePlan | Strategy | None = None,
+        compare_peers: bool = False,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
@@ -125,7 +129,9 @@ class AuditedAggregator(AuditedRun[()]):
             monitor=monitor_of(monitor),
             plan=plan,
             clip_norm=1.0 if callable(clip_norm) else float(clip_norm),
+            peers=compare_peers,
         )
+        self._sampling = EveryStep() if sampling is None else sampling
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
         self._probing = probes
 
@@ -206,3 +212,17 @@ class AuditedAggregator(AuditedRun[()]):
             RecordingError: No round has been released.
         """
         return self._clients.transcript(self._probes)
+
+    def peer_estimates(self, *, delta: float) -> PeerEstimates:
+        """What other methods estimate from the same rounds; none of them is a bound.
+
+        Args:
+            delta: Where to state them.
+
+        Raises:
+            NotDefinedError: They were not asked for, or nothing was released.
+        """
+        _validate.probability(delta=delta)
+        if self._clients.peers is None:
+            raise NotDefinedError("Expected AuditedAggregator(..., compare_peers=True), got False.")
+        return self._clients.peers.estimates(self._sampling, steps=self.rounds, delta=delta)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
-from askgauss.canaries import DiracCanaries
+from askgauss.canaries import DiracCanaries, Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
+from askgauss.federated.peers import PeerRecord
 from askgauss.federated.recording import LinearRecording, Participants, StepRecording
 from askgauss.federated.updates import Form, checked_weights
 from askgauss.linear_recorder import LinearRecorder
@@ -82,6 +83,7 @@ class CanaryClients:
         plan: Noise that hangs together from round to round: a tree, or a strategy. In place of a
             scheme it says how often a client takes part.
         clip_norm: The norm updates are clipped to, where there is a plan.
+        peers: Whether to read what other methods read, too.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class CanaryClients:
         monitor: Monitor | None = None,
         plan: TreePlan | Strategy | None = None,
         clip_norm: float = 1.0,
+        peers: bool = False,
     ) -> None:
         if isinstance(dimension, Sequence):
             canaries = DiracCanaries(present=present, absent=absent, tensors=dimension, seed=seed)
@@ -109,6 +112,10 @@ class CanaryClients:
         if weight is not None:
             _validate.non_negative(canary_weight=weight)
         self.canaries = canaries
+        # Updates of either sign: what a client moves that turns into its opposite is then measured.
+        self._signs = random_stream(canaries.root_seed, Stream.SIGNS).choice(
+            (-1.0, 1.0), size=canaries.size
+        )
         self.recording: StepRecording | LinearRecording
         if plan is None:
             self.recording = StepRecording(
@@ -129,6 +136,7 @@ class CanaryClients:
             )
         self._known = background and self.recording.known_background
         self._participants = Participants()
+        self.peers = PeerRecord(canaries.member) if peers else None
         self._divisor, self._weight = divisor, weight
         self._form: Form | None = None
         self._drawn: NDArray[np.int64] | None = None
@@ -229,14 +237,17 @@ class CanaryClients:
         )
         self._facts = replace(
             self._facts,
-            fewest=min(self._facts.fewest or len(updates), len(updates)),
+            fewest=min(self._facts.fewest, len(updates)) if self._facts.most else len(updates),
             most=max(self._facts.most, len(updates)),
             heaviest=max(self._facts.heaviest, heaviest),
         )
         places = self.canaries.coordinates[planted]
-        height = _FAR_ABOVE * float(clip_norm)
+        heights = _FAR_ABOVE * float(clip_norm) * self._signs[planted]
         return Joined(
-            updates=[self._form.filled(height, at=int(place)) for place in places],
+            updates=[
+                self._form.filled(float(height), at=int(place))
+                for height, place in zip(heights, places, strict=True)
+            ],
             weights=None if honest is None else [own] * planted.size,
             clients=clients,
         )
@@ -289,15 +300,18 @@ class CanaryClients:
             self._round = None
             self._facts = replace(self._facts, unreleased=self._facts.unreleased + 1)
             return
-        values = form.read(form.parts(mean, "the mean")) * now.divisor
+        parts = form.parts(mean, "the mean")
+        values = form.read(parts) * now.divisor
         clean = self._background(values, now)
         try:
             self.recording.observe(
-                form, values, clean, clip_norm=now.clip_norm, clients=now.clients
+                form, values, clean, self._signs, clip_norm=now.clip_norm, clients=now.clients
             )
         except PrivacyAlarm:
             self._close(now, next_norm)
             raise
+        if self.peers is not None:
+            self.peers.read(parts, self._signs * form.along(values) / now.divisor, now.planted)
         self._close(now, next_norm)
 
     def _close(self, now: _Round, next_norm: float | None) -> None:
@@ -348,5 +362,6 @@ class CanaryClients:
                 adaptive=bool(self._ratios),
                 next_norms=tuple(self._ratios),
                 participation=self._participants.facts(self.recording.plan),
+                signed=True,
             )
         )

@@ -55,12 +55,28 @@ class StepRecording:
         return self.recorder.monitor
 
     def observe(
-        self, form: Form, values: Array, clean: Array | None, *, clip_norm: float, clients: int
+        self,
+        form: Form,
+        values: Array,
+        clean: Array | None,
+        signs: Array,
+        *,
+        clip_norm: float,
+        clients: int,
     ) -> None:
-        """Record the sum of a round, and what honest clients added to it where that is known."""
+        """Record a round.
+
+        Args:
+            form: The form of its updates.
+            values: The sum that was released, at all coordinates that are read.
+            clean: What honest clients added to it there, where that is known.
+            signs: Which way each canary points.
+            clip_norm: The norm that updates were clipped to.
+            clients: Number of clients, canaries among them.
+        """
         self.recorder.observe(
-            form.along(values),
-            background=None if clean is None else form.along(clean),
+            signs * form.along(values),
+            background=None if clean is None else signs * form.along(clean),
             clip_norm=clip_norm,
             watch=form.watched(values if clean is None else values - clean),
             batch_size=clients,
@@ -106,10 +122,27 @@ class LinearRecording:
         self._clean: Array | float = 0.0
 
     def observe(
-        self, form: Form, values: Array, clean: Array | None, *, clip_norm: float, clients: int
+        self,
+        form: Form,
+        values: Array,
+        clean: Array | None,
+        signs: Array,
+        *,
+        clip_norm: float,
+        clients: int,
     ) -> None:
-        """Record the sum of a round, and what honest clients added to it where that is known."""
-        released, background = form.along(values), None if clean is None else form.along(clean)
+        """Record a round.
+
+        Args:
+            form: The form of its updates.
+            values: The sum that was released, at all coordinates that are read.
+            clean: What honest clients added to it there, where that is known.
+            signs: Which way each canary points.
+            clip_norm: The norm that updates were clipped to.
+            clients: Number of clients, canaries among them.
+        """
+        released = signs * form.along(values)
+        background = None if clean is None else signs * form.along(clean)
         if isinstance(self.plan, TreePlan):
             released = released + self._released
             if background is not None:

@@ -45,9 +45,10 @@ def audited(
     of examples of the round, and metrics like those of its first client.
 
     Args:
-        strategy: One of Flower's strategies for central differential privacy with clipping at the
-            server, fixed or adaptive; those of ``flwr.serverapp.strategy``, or the earlier ones of
-            ``flwr.server.strategy``.
+        strategy: One of Flower's strategies for central differential privacy, fixed or adaptive:
+            with clipping at the server, those of ``flwr.serverapp.strategy`` or the earlier ones of
+            ``flwr.server.strategy``; with clipping by clients, those of ``flwr.serverapp.strategy``
+            (canaries then clip as clients do, by Flower's own mod).
         present: Number of canary clients that take part.
         absent: Number of those that might have.
         sampling: How clients are drawn; all in every round if not given.
@@ -62,7 +63,7 @@ def audited(
 
     Raises:
         MissingExtraError: Flower is not installed.
-        UnsupportedError: The strategy does not clip at the server.
+        UnsupportedError: The strategy is none of these.
     """
     try:
         import flwr
@@ -75,6 +76,10 @@ def audited(
         from flwr.serverapp.strategy import Strategy
 
         kind = _Messages
+    elif hasattr(strategy, "aggregate_train") and hasattr(strategy, "clipping_norm"):
+        from flwr.serverapp.strategy import Strategy
+
+        kind = _ClippedMessages
     elif hasattr(strategy, "aggregate_fit") and hasattr(strategy, "current_round_params"):
         from flwr.server.strategy import Strategy
 
@@ -83,8 +88,8 @@ def audited(
         raise UnsupportedError(
             f"Expected a strategy that clips at the server, got {type(strategy).__name__} of "
             f"Flower {flwr.__version__}. Wrap DifferentialPrivacyServerSideFixedClipping or "
-            "DifferentialPrivacyServerSideAdaptiveClipping; where clients clip, the server sees "
-            "nothing that was not clipped."
+            "DifferentialPrivacyServerSideAdaptiveClipping; where clients clip, one of "
+            "flwr.serverapp.strategy."
         )
     return type("AuditedStrategy", (kind, Strategy), {})(
         strategy,
@@ -305,6 +310,14 @@ class _Results(_Flower):
 class _Messages(_Flower):
     """Strategies that aggregate messages (``flwr.serverapp.strategy``)."""
 
+    def _current(self) -> Any:
+        """The arrays that clients started from."""
+        return self.strategy.current_arrays
+
+    def _sent(self, reply: Any) -> Any:
+        """A canary's reply as it leaves the client."""
+        return reply
+
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
         """As the strategy does."""
         return self.strategy.configure_train(server_round, arrays, config, grid)
@@ -346,10 +359,10 @@ class _Messages(_Flower):
             return (new.to_numpy_ndarrays() if new else None), returned
 
         def canaries(moved: list[Any], weights: list[float]) -> list[Any]:
-            return [answer(*pair) for pair in zip(moved, weights, strict=True)]
+            return [self._sent(answer(*pair)) for pair in zip(moved, weights, strict=True)]
 
         return self._round(
-            self.strategy.current_arrays.to_numpy_ndarrays(),
+            self._current().to_numpy_ndarrays(),
             [item.to_numpy_ndarrays() for _, item in records],
             [float(item[key]) for _, item in metrics],
             lambda strategy, moved, weights: released(
@@ -357,6 +370,42 @@ class _Messages(_Flower):
             ),
             lambda strategy, moved, weights: released(strategy, canaries(moved, weights))[0],
         )
+
+
+class _ClippedMessages(_Messages):
+    """Strategies whose clients clip what they send; canaries do by the mod that clients have."""
+
+    _arrays: Any = None
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        """As the strategy does."""
+        self._arrays = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def _current(self) -> Any:
+        if self._arrays is None:
+            raise InvalidArgumentError(
+                "Expected configure_train before aggregate_train, got none: it says what clients "
+                "started from. Run the strategy with start()."
+            )
+        return self._arrays
+
+    def _sent(self, reply: Any) -> Any:
+        from flwr.app import ConfigRecord, Message, RecordDict
+        from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+        from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+
+        asked = RecordDict(
+            {
+                "arrays": self._current(),
+                "config": ConfigRecord({KEY_CLIPPING_NORM: float(self.strategy.clipping_norm)}),
+            }
+        )
+        message = Message(metadata=reply.metadata, content=asked)
+        adaptive = hasattr(self.strategy, "target_clipped_quantile")
+        clip = adaptiveclipping_mod if adaptive else fixedclipping_mod
+        with _quiet():
+            return clip(message, None, lambda *_: reply)
 
 
 def _only(records: Any, what: str) -> tuple[str, Any]:

@@ -244,6 +244,7 @@ def _claimed(result: AuditResult) -> str:
         return "No privacy claim was given to this audit."
     relation = {
         "add-remove": f"adding or removing one {claim.unit}",
+        "zero-out": f"leaving out what one {claim.unit} adds",
         "replace": f"replacing one {claim.unit}",
     }[claim.adjacency]
     parts = [

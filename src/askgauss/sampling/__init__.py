@@ -18,6 +18,7 @@ from askgauss.sampling.drawn import DrawnBatches
 from askgauss.sampling.epochs import BallsInBins, Shuffled
 from askgauss.sampling.fixed import EveryStep, FixedSize, TruncatedPoisson
 from askgauss.sampling.plain import from_plain
+from askgauss.sampling.replaced import ReplaceOne
 from askgauss.sampling.testing import SchemeSums, SchemeTest
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MinSeparation",
     "Mismatch",
     "Poisson",
+    "ReplaceOne",
     "Scheme",
     "SchemeSums",
     "SchemeTest",

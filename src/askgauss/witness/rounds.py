@@ -89,6 +89,7 @@ class RoundFacts:
         unreleased: Rounds that released nothing.
         probes: What odd updates did.
         participation: How often clients took part; None where rounds do not say who did.
+        signed: Whether canaries sent updates of either sign, as many as chance has it.
     """
 
     fewest: int = 0
@@ -100,6 +101,7 @@ class RoundFacts:
     unreleased: int = 0
     probes: ProbeFacts = ProbeFacts()
     participation: ParticipationFacts | None = None
+    signed: bool = False
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file."""
