@@ -79,7 +79,8 @@ def _noise(context: Context, count: ClipCountFacts) -> Finding:
 
 def _accounting(context: Context, count: ClipCountFacts) -> Finding:
     name = "accounting of the clipping count"
-    told = max((noise for noise, _, _ in context.facts.accounted), default=None)
+    claimed = None if context.claim is None else context.claim.noise_multiplier
+    told = max((noise for noise, _, _ in context.facts.accounted), default=claimed)
     if told is None or count.noise_multiplier <= 0.0:
         return not_run(name, "an accountant, and noise on gradients and count")
     forgotten = told > count.noise_multiplier * (1.0 + TOLERANCE)
@@ -95,6 +96,6 @@ def _accounting(context: Context, count: ClipCountFacts) -> Finding:
         consequence=Consequence.BREACH if broken else Consequence.INFORMS,
         measured=count.noise_multiplier,
         claimed=told,
-        remedy="Account for the noise multiplier of both: Opacus before 1.6 tells its accountant "
-        "that of the gradients alone. Update it, or claim the epsilon of both.",
+        remedy="Account for the noise multiplier of both, and claim its epsilon. (Opacus before "
+        "1.6 tells its accountant that of the gradients alone: update it.)",
     )

@@ -63,6 +63,9 @@ class AuditedAggregator(AuditedRun[()]):
             `MatrixMechanism`), with the participations that were accounted for. The aggregator
             returns the mean of a round, with the noise that this round adds to those before it.
         compare_peers: Whether to read what `peer_estimates` needs: every entry of every mean.
+        count_deviation: Deviation of the noise on the count by which an adaptive clip norm moves,
+            in clients. The count is a release of its own: what both cost is held against the noise
+            multiplier of the claim.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -103,6 +106,7 @@ class AuditedAggregator(AuditedRun[()]):
         monitor: Monitor | bool | None = None,
         plan: TreePlan | Strategy | None = None,
         compare_peers: bool = False,
+        count_deviation: float | None = None,
     ) -> None:
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
@@ -130,6 +134,7 @@ class AuditedAggregator(AuditedRun[()]):
             plan=plan,
             clip_norm=1.0 if callable(clip_norm) else float(clip_norm),
             peers=compare_peers,
+            count_deviation=count_deviation,
         )
         self._sampling = EveryStep() if sampling is None else sampling
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")

@@ -102,7 +102,10 @@ class CanaryClients:
         plan: TreePlan | Strategy | None = None,
         clip_norm: float = 1.0,
         peers: bool = False,
+        count_deviation: float | None = None,
     ) -> None:
+        if count_deviation is not None:
+            _validate.non_negative(count_deviation=count_deviation)
         if isinstance(dimension, Sequence):
             canaries = DiracCanaries(present=present, absent=absent, tensors=dimension, seed=seed)
         else:
@@ -123,6 +126,7 @@ class CanaryClients:
                 EveryStep() if sampling is None else sampling,
                 noise_multiplier=noise_multiplier,
                 monitor=monitor,
+                count_deviation=None if count_deviation is None else float(count_deviation),
             )
         elif sampling is not None or monitor is not None:
             raise InvalidArgumentError(

@@ -20,7 +20,8 @@ from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.sampling import Scheme
 from askgauss.transcript import Transcript
-from askgauss.witness import ParticipationFacts, RoundFacts
+from askgauss.witness import ClipCountFacts, ParticipationFacts, RoundFacts
+from askgauss.witness.clip_count import noise_of_both
 
 __all__ = ["LinearRecording", "Participants", "StepRecording"]
 
@@ -42,7 +43,9 @@ class StepRecording:
         *,
         noise_multiplier: float | None,
         monitor: Monitor | None,
+        count_deviation: float | None = None,
     ) -> None:
+        self._noise, self._count = noise_multiplier, count_deviation
         self.recorder = Recorder(
             canaries, sampling=scheme, noise_multiplier=noise_multiplier, monitor=monitor
         )
@@ -87,7 +90,23 @@ class StepRecording:
         recorded = self.recorder.transcript()
         facts = recorded.facts
         return recorded.with_facts(
-            replace(facts, exercised=(*facts.exercised, *_MET), rounds=rounds)
+            replace(
+                facts,
+                exercised=(*facts.exercised, *_MET),
+                rounds=rounds,
+                clip_count=self._clip_count(),
+            )
+        )
+
+    def _clip_count(self) -> ClipCountFacts | None:
+        """What is stated of the count that moves the clip norm; its noise is not read."""
+        if self._count is None:
+            return None
+        return ClipCountFacts(
+            releases=self.recorder.steps,
+            shown=self.recorder.steps,
+            deviation=self._count,
+            noise_multiplier=noise_of_both(self._noise or 0.0, self._count),
         )
 
 

@@ -14,6 +14,7 @@ from askgauss.integrations._opacus_versions import (
     adaclip_gradient_noise,
 )
 from askgauss.witness import ClipCountFacts
+from askgauss.witness.clip_count import noise_of_both
 
 __all__ = ["ClipCountWatch"]
 
@@ -73,7 +74,7 @@ class ClipCountWatch:
         self._add(
             noise=float(optimizer.unclipped_num) - self._before,
             deviation=deviation,
-            together=_together(gradients, deviation),
+            together=noise_of_both(gradients, deviation),
         )
 
     def stepped(self) -> None:
@@ -115,13 +116,6 @@ class ClipCountWatch:
             together=float(loss.initial_noise_multiplier),
         )
         self._show(within)
-
-
-def _together(gradients: float, deviation: float) -> float:
-    """The noise multiplier of gradients and count in one; a record moves the latter by a half."""
-    if gradients <= 0.0 or deviation <= 0.0:
-        return 0.0
-    return float((gradients**-2 + (2.0 * deviation) ** -2) ** -0.5)
 
 
 def _listened_update(loss: Any, per_sample_norms: Any) -> Any:

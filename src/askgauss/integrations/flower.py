@@ -192,6 +192,7 @@ class _Flower(AuditedRun[()]):
             self._clients = self._make(
                 dimension=[array.size for array in current],
                 noise_multiplier=float(strategy.noise_multiplier),
+                count_deviation=getattr(strategy, "clipped_count_stddev", None),
             )
         adaptive = hasattr(strategy, "target_clipped_quantile")
         updates = [

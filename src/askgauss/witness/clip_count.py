@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["ClipCountFacts"]
+__all__ = ["ClipCountFacts", "noise_of_both"]
+
+
+def noise_of_both(noise_multiplier: float, deviation: float) -> float:
+    """The noise multiplier of gradients and count in one; a record moves the latter by a half."""
+    if noise_multiplier <= 0.0 or deviation <= 0.0:
+        return 0.0
+    return float((noise_multiplier**-2 + (2.0 * deviation) ** -2) ** -0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
