@@ -141,7 +141,8 @@ def scheme_of(given: Any, records: int | None = None) -> Scheme:
 
     Args:
         given: The strategy.
-        records: Number of records, where batches of fixed or largest size are drawn from them.
+        records: Number of records, where batches of fixed or largest size are drawn from them; of
+            users where a strategy selects those.
 
     Raises:
         InvalidArgumentError: It is no such strategy, or ``records`` is needed.
@@ -150,6 +151,9 @@ def scheme_of(given: Any, records: int | None = None) -> Scheme:
     kind = type(given).__name__
     if kind == "CyclicPoissonSampling":
         return _cyclic(given, records)
+    if kind == "UserSelectionStrategy":
+        # Users are the records: each joins a step by the strategy below, with some of its examples.
+        return scheme_of(given.base_strategy, records)
     if kind == "BallsInBinsSampling":
         # Bins are drawn once and kept in every round.
         return BallsInBins(bins=int(given.cycle_length), redrawn=False)
