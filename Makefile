@@ -86,7 +86,7 @@ faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewr
 # Flower wants an older typer than the command line has, so that it lives apart.
 .venvs/flower/stamp:
 	$(PYTHON) -m venv .venvs/flower
-	.venvs/flower/bin/python -m pip install --quiet flwr==1.41.0 "numpy>=2.0" "scipy>=1.14" dp-accounting==0.6.0
+	.venvs/flower/bin/python -m pip install --quiet "flwr[simulation]==1.41.0" "numpy>=2.0" "scipy>=1.14" dp-accounting==0.6.0
 	touch $@
 
 opacus-versions: $(VENV)/all.stamp  ## every minor release of Opacus from 1.4 on, tried; rewrites docs/opacus-versions.md

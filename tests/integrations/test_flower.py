@@ -91,3 +91,23 @@ def test_the_loop_of_flower_itself_is_audited(found, side):
 def test_the_adaptive_norm_is_named_in_the_loop_of_flower(found, side):
     run = found[f"loop {side} Adaptive"]
     assert {"noise norm", "noise scale"} <= set(run["flagged"])
+
+
+@pytest.mark.parametrize(("noise", "too_little"), [(2.0, False), (1.0, True)])
+def test_it_attaches_in_flowers_own_simulation(noise, too_little):
+    """Nodes in processes of their own; what is wrong with the release is named there too."""
+    done = subprocess.run(
+        [str(PYTHON), str(Path(__file__).parent / "flower_simulation.py"), str(noise)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if "No module named 'ray'" in done.stderr:
+        pytest.skip("this environment of Flower has no simulation: make flower")
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = json.loads(done.stdout.splitlines()[-1])
+    assert run["rounds"] == 12
+    assert ("noise scale" in run["failed"]) is too_little
+    assert {"client weight", "nan update"} <= set(run["failed"])
