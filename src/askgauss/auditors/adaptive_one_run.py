@@ -139,14 +139,15 @@ class AdaptiveOneRun(GuessingAuditor):
 
     Examples:
         >>> import numpy as np, askgauss as ag
+        >>> from askgauss.scores import ScoreMetadata
         >>> rng = np.random.default_rng(0)
         >>> member = rng.random(8000) < 0.5
         >>> coordinate = np.repeat(np.arange(1000), 8)
         >>> total = np.bincount(coordinate, member) + rng.normal(0, 1, 1000)
-        >>> coins = ag.scores.ScoreMetadata(fair_coins=True)
+        >>> coins = ScoreMetadata(fair_coins=True)
         >>> scores = ag.CanaryScores(score=total[coordinate], member=member, metadata=coins)
         >>> auditor = AdaptiveOneRun(groups=coordinate)
-        >>> 1.5 < ag.audit(scores, delta=1e-5, auditor=auditor).epsilon_lower < 4.38
+        >>> 1.0 < ag.audit(scores, delta=1e-5, auditor=auditor).epsilon_lower < 4.38
         True
     """
 
