@@ -529,6 +529,13 @@ class TestSchedules:
         )
         assert found == pytest.approx(ag_gaussian.gdp_epsilon(1e-5, 1.3), rel=1e-9)
 
+    @pytest.mark.parametrize("rate", [1e-300, 1e-17, 1e-10])
+    def test_records_that_are_hardly_ever_drawn_cost_next_to_nothing(self, rate):
+        found = accounting.dpsgd_epsilon(
+            noise_multiplier=1.0, sampling_rate=rate, steps=100, delta=1e-5
+        )
+        assert 0.0 <= found < 1e-3
+
     def test_steps_of_next_to_no_signal_add_nothing(self):
         run = {"sampling_rate": 0.5, "delta": 1e-5}
         loud = np.array([0.6, 0.6, 0.3])
