@@ -53,8 +53,14 @@ def test_a_count_that_nobody_accounted_for_is_named():
     assert "The count was left out" in finding.summary
 
 
-def test_a_negative_deviation_is_refused():
+@pytest.mark.parametrize(
+    ("clip_norm", "deviation"), [(lambda server: 1.0, -1.0), (1.0, 2.0)], ids=["negative", "fixed"]
+)
+def test_what_makes_no_sense_is_refused(clip_norm, deviation):
     with pytest.raises(InvalidArgumentError, match="count_deviation"):
         AuditedAggregator(
-            Server(noise_multiplier=1.0), dimension=60, clip_norm=1.0, count_deviation=-1.0
+            Server(noise_multiplier=1.0),
+            dimension=700,
+            clip_norm=clip_norm,
+            count_deviation=deviation,
         )

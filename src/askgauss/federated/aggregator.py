@@ -115,6 +115,11 @@ class AuditedAggregator(AuditedRun[()]):
         elif plan is not None:
             hint = "Noise of earlier rounds was scaled by the first."
             raise _validate.fail("clip_norm", clip_norm, "to be one number with a plan", hint)
+        if count_deviation is not None and not callable(clip_norm):
+            hint = (
+                "A clip norm that moves is a function: clip_norm=lambda server: server.clip_norm."
+            )
+            raise _validate.fail("count_deviation", count_deviation, "to be left out here", hint)
         if noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         self._aggregate = aggregate
