@@ -10,6 +10,7 @@ import time
 
 NAMES = (
     "core",
+    "files",
     "gaussian",
     "auditors",
     "tree",

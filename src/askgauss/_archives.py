@@ -14,7 +14,8 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ _EXPANSION = 50
 _MEMBERS = 10_000
 _DIRECTORY = 1 << 22
 _CHUNK = 1 << 18
+_DIGESTERS = 2
 _STORED, _DEFLATED = 0, 8
 _UTF8 = 0x800
 _NOWHERE = 0xFFFFFFFF
@@ -103,23 +105,39 @@ class Archive:
         """Bytes of an array with its header."""
         return self._members[name].size
 
-    def read(self, name: str, listed: Any = None) -> NDArray[Any]:
-        """One array; every byte of its member is read and checked.
-
-        Args:
-            name: Its name.
-            listed: What a header says of it, as `write` gives it: type, shape and SHA-256, which
-                then stands in for the checksum of the zip. None where there is no such header.
+    def read(self, name: str) -> NDArray[Any]:
+        """One array; every byte of its member is read and held against the checksum of the zip.
 
         Raises:
             FileFormatError: It is damaged, or no plain array of numbers, flags or text.
         """
-        bytes_ = _MemberBytes(self._stream, self._members[name], name, digested=listed is not None)
+        bytes_ = _MemberBytes(self._stream, self._members[name], name)
         array = _read_array(bytes_, name)
-        found = bytes_.finish()
-        if listed is not None and listed != _described(array, found):
-            raise _damaged(name, "is not what the header says")
+        bytes_.finish(summed=True)
         return array
+
+    def read_listed(self, listed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Arrays of which a header says type, shape and SHA-256, which stands for the checksum.
+
+        To digest takes as long as to read, so that one member is digested while others are read.
+
+        Args:
+            listed: What the header says of each, as `write` gives it.
+
+        Raises:
+            FileFormatError: One is damaged, or no plain array of numbers, flags or text.
+        """
+        arrays, digests = {}, {}
+        with ThreadPoolExecutor(_DIGESTERS) as pool:
+            for name in listed:
+                bytes_ = _MemberBytes(self._stream, self._members[name], name)
+                arrays[name] = _read_array(bytes_, name)
+                bytes_.finish(summed=False)
+                digests[name] = pool.submit(_sha256, bytes_.parts)
+        for name, array in arrays.items():
+            if listed[name] != _described(array, digests[name].result()):
+                raise _damaged(name, "is not what the header says")
+        return arrays
 
     def _check_places(self, start: int) -> None:
         """Members fill the file up to the directory, each after the one before."""
@@ -236,10 +254,17 @@ def _check_local(stream: IO[bytes], name: str, member: _Member) -> int:
     return len(head) + len(rest)
 
 
-class _MemberBytes:
-    """The bytes of one member in turn, unpacked, counted, and digested or checked."""
+def _sha256(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
-    def __init__(self, stream: IO[bytes], member: _Member, name: str, *, digested: bool) -> None:
+
+class _MemberBytes:
+    """The bytes of one member in turn, unpacked and counted; `parts` are those handed out."""
+
+    def __init__(self, stream: IO[bytes], member: _Member, name: str) -> None:
         # The header before it was compared with the directory, so that its length is known.
         stream.seek(member.offset + _LOCAL.size - 4)
         skipped = sum(struct.unpack("<2H", stream.read(4)))
@@ -248,8 +273,7 @@ class _MemberBytes:
         self._stream, self._member, self._name = stream, member, name
         self._packed = member.packed
         self._unpacker = zlib.decompressobj(-15) if member.method == _DEFLATED else None
-        self._checksum = 0
-        self._digest = hashlib.sha256() if digested else None
+        self.parts: list[memoryview] = []
 
     def take(self, count: int) -> bytes:
         """So many bytes."""
@@ -268,10 +292,7 @@ class _MemberBytes:
             filled = self._stream_into(part) if self._unpacker is None else self._unpack_into(part)
             if filled != len(part):
                 raise _damaged(self._name)
-            if self._digest is None:
-                self._checksum = zlib.crc32(part, self._checksum)
-            else:
-                self._digest.update(part)
+        self.parts.append(target)
         self.left -= len(target)
 
     def _stream_into(self, part: memoryview) -> int:
@@ -296,8 +317,8 @@ class _MemberBytes:
             filled += len(piece)
         return filled
 
-    def finish(self) -> str:
-        """The SHA-256 of a member that was read to its end; without one its checksum must fit."""
+    def finish(self, *, summed: bool) -> None:
+        """Refuse a member that was not read to its end or, summed, does not fit its checksum."""
         if self._unpacker is not None and not self.left:
             # The end of the packed bytes may still be ahead; nothing but it.
             rest = self._unpacker.unconsumed_tail + self._stream.read(self._packed)
@@ -309,11 +330,14 @@ class _MemberBytes:
                 raise _damaged(self._name)
         if self.left:
             raise _damaged(self._name)
-        if self._digest is not None:
-            return self._digest.hexdigest()
-        if self._checksum != self._member.checksum:
+        if summed and self._checksum() != self._member.checksum:
             raise _damaged(self._name)
-        return ""
+
+    def _checksum(self) -> int:
+        found = 0
+        for part in self.parts:
+            found = zlib.crc32(part, found)
+        return found
 
 
 def _read_array(source: _MemberBytes, name: str) -> NDArray[Any]:

@@ -205,14 +205,12 @@ def read_arrays(
         content = _plain.loads(_header(archive), kind, schema)
         members = content.pop("members", None)
         names = [name for name in archive.names if name != _HEADER]
-        # The first files list nothing: then each array is only what its own checksum says.
-        listed = content["schema"] > 1 or members is not None
-        if not listed:
-            members = dict.fromkeys(names)
-        elif not _lists(members, names):
+        if members is None and content["schema"] == 1:
+            # The first files list nothing: each array is only what its own checksum says.
+            return {name: archive.read(name) for name in names}, content
+        if not _lists(members, names):
             raise FileFormatError("It holds other arrays than its header lists: it was damaged.")
-        arrays = {name: archive.read(name, members[name]) for name in names}
-    return arrays, content
+        return archive.read_listed(members), content
 
 
 def _lists(members: Any, names: list[str]) -> bool:

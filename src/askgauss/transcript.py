@@ -474,9 +474,12 @@ class Transcript:
         # In blocks: what is as large as the transcript itself takes longer to have than to count.
         for start in range(0, planted.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            if planted[block][~self.member[block]].any():
+            if np.any(planted[block].astype(np.bool_) & ~self.member[block]):
                 raise FileFormatError("Expected absent canaries never to be planted.")
-            by_tensor += np.bincount(self.tensor[block], planted[block], by_tensor.size)
+            if by_tensor.size == 1:
+                by_tensor += planted[block].sum()
+            else:
+                by_tensor += np.bincount(self.tensor[block], planted[block], by_tensor.size)
         if not (
             np.array_equal(by_tensor, self.steps.planted.sum(axis=0))
             and np.array_equal(planted[self.kept], self.kept_planted.sum(axis=0))
