@@ -1,4 +1,4 @@
-"""Files of ten million canaries and of a million steps: what checking them costs, side by side with the first release."""
+"""Files of ten million canaries and a million steps: what checking costs, beside the first release."""
 
 from __future__ import annotations
 
