@@ -1,4 +1,4 @@
-"""Files of ten million canaries and a million steps: what checking costs, beside the first release."""
+"""Files of ten million canaries and a million steps: what checking them costs."""
 
 from __future__ import annotations
 
