@@ -1,11 +1,11 @@
-"""Two searches that turn a test into a bound: over its parameter, and over its error."""
+"""Searches that turn a test into a bound: over its parameter, over its error, to a level."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-__all__ = ["SMALLEST_ERROR", "close_bracket", "largest_rejected", "smallest_error"]
+__all__ = ["SMALLEST_ERROR", "close_bracket", "largest_rejected", "level_bracket", "smallest_error"]
 
 # Below this the incomplete beta inverses lose digits, so no limit and no p-value goes there.
 SMALLEST_ERROR = 1e-50
@@ -106,3 +106,24 @@ def smallest_error(rejects: Callable[[float], bool]) -> float:
         return 1.0 if depth <= deepest and rejects(math.exp(-depth)) else -1.0
 
     return math.exp(-largest_rejected(margin, start=4.0, tolerance=1e-9))
+
+
+def level_bracket(
+    function: Callable[[float], float], level: float, start: float, tolerance: float = 1e-8
+) -> tuple[float, float]:
+    """Positive x and y, a few tolerances apart, with f(x) <= level < f(y), for an increasing f."""
+    from scipy.optimize import brentq
+
+    low, high, factor = start, start, 1.0 + 1e-4
+    while function(low) > level:
+        low, high, factor = low / factor, low, min(factor**4, 1e3)
+    while function(high) <= level:
+        low, high, factor = high, high * factor, min(factor**4, 1e3)
+    fine = 0.1 * tolerance
+    root = float(brentq(lambda x: function(x) - level, low, high, xtol=fine * low, rtol=fine))
+    low = high = root
+    while function(low) > level:
+        low *= 1.0 - tolerance
+    while function(high) <= level:
+        high *= 1.0 + tolerance
+    return low, high

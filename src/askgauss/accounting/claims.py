@@ -1,0 +1,303 @@
+"""What an accountant claims of DP-SGD, from above: privacy loss distributions of dp-accounting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from askgauss import _validate
+from askgauss.accounting._runs import check_run, ever_sampled, noiseless_epsilon
+from askgauss.accounting.audits import dpsgd_signal_to_noise
+from askgauss.stats.gaussian import gdp_delta, gdp_epsilon
+from askgauss.stats.merging import OUTSIDE, WIDEST, loss_deviation, loss_range, rounding_error
+from askgauss.stats.search import level_bracket
+from askgauss.stats.tradeoff import TradeOff
+
+__all__ = [
+    "dpsgd_delta",
+    "dpsgd_epsilon",
+    "dpsgd_noise_multiplier",
+    "dpsgd_tradeoff",
+    "fixed_size_epsilon",
+    "history_epsilon",
+    "truncated_epsilon",
+]
+
+History = tuple[tuple[float, float, int], ...]
+
+# Grid points per standard deviation of one step's privacy loss. The error is of second order.
+_CLAIM_RESOLUTION = 50.0
+# dp-accounting builds and reads its grids in Python loops; this many points take about a second.
+_CLAIM_POINTS = 1e5
+_RAREST = 1e-9
+# A trade-off curve is made of this many lines, none steeper than a float holds.
+_PROFILE_POINTS = 2001
+_STEEPEST = 700.0
+
+
+def dpsgd_epsilon(
+    *, noise_multiplier: float, sampling_rate: float, steps: int, delta: float
+) -> float:
+    """The epsilon an accountant claims for DP-SGD.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        sampling_rate: Probability that a record joins a batch, in (0, 1].
+        steps: Number of steps.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon, infinite without noise.
+
+    Assumes:
+        Poisson sampling, add/remove neighbours, independent Gaussian noise.
+
+    Examples:
+        >>> dpsgd_epsilon(noise_multiplier=1.0, sampling_rate=1.0, steps=1, delta=1e-5)  # exact
+        4.377178...
+    """
+    check_run(sampling_rate, steps)
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.probability(delta=delta)
+    if noise_multiplier == 0.0:
+        return noiseless_epsilon(sampling_rate, steps, delta)
+    return history_epsilon([(noise_multiplier, sampling_rate, steps)], delta)
+
+
+def dpsgd_delta(
+    *, noise_multiplier: float, sampling_rate: float, steps: int, epsilon: float
+) -> float:
+    """The delta an accountant claims for DP-SGD.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        sampling_rate: Probability that a record joins a batch, in (0, 1].
+        steps: Number of steps.
+        epsilon: Epsilon, 0 or above.
+
+    Returns:
+        An upper bound on delta; below about 1e-12 it is only the resolution of the method.
+
+    Examples:
+        >>> dpsgd_delta(noise_multiplier=1.0, sampling_rate=1.0, steps=1, epsilon=1.0)  # exact
+        0.126936...
+    """
+    check_run(sampling_rate, steps)
+    _validate.non_negative(noise_multiplier=noise_multiplier, epsilon=epsilon)
+    if noise_multiplier == 0.0:
+        return ever_sampled(sampling_rate, steps)
+    if sampling_rate == 1.0:
+        return gdp_delta(float(epsilon), math.sqrt(steps) / noise_multiplier)
+    loss = _composed(((float(noise_multiplier), float(sampling_rate), int(steps)),))
+    return min(1.0, float(loss.get_delta_for_epsilon(float(epsilon))) + rounding_error(steps))
+
+
+def history_epsilon(history: Iterable[tuple[float, float, int]], delta: float) -> float:
+    """The epsilon an accountant claims for DP-SGD whose settings changed on the way.
+
+    Args:
+        history: Segments (noise multiplier, sampling rate, steps), as an Opacus accountant keeps
+            them in its ``history``.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon: 0 for an empty history, infinite if a segment has no noise.
+
+    Examples:
+        >>> history_epsilon([(2.0, 1.0, 1), (2.0, 1.0, 3)], delta=1e-5)  # exact: one of 1.0
+        4.377178...
+    """
+    _validate.probability(delta=delta)
+    merged: dict[tuple[float, float], int] = {}
+    for noise_multiplier, sampling_rate, steps in history:
+        check_run(sampling_rate, steps)
+        _validate.non_negative(noise_multiplier=noise_multiplier)
+        key = (float(noise_multiplier), float(sampling_rate))
+        merged[key] = merged.get(key, 0) + int(steps)
+    if any(noise == 0.0 for noise, _ in merged):
+        return math.inf
+    if all(rate == 1.0 for _, rate in merged):
+        mu = math.sqrt(sum(steps / noise**2 for (noise, _), steps in merged.items()))
+        return gdp_epsilon(float(delta), mu)
+    rounding = rounding_error(sum(merged.values()))
+    if delta <= 2.0 * rounding:
+        hint = "Below that, the rounding of the Fourier transform outweighs delta."
+        raise _validate.fail("delta", delta, f"> {2.0 * rounding:.2g} for that many steps", hint)
+    segments = tuple((noise, rate, steps) for (noise, rate), steps in sorted(merged.items()))
+    return float(_composed(segments).get_epsilon_for_delta(delta - rounding))
+
+
+def dpsgd_noise_multiplier(
+    *, epsilon: float, delta: float, sampling_rate: float, steps: int
+) -> float:
+    """The noise multiplier with which DP-SGD may claim (epsilon, delta).
+
+    Args:
+        epsilon: Epsilon to keep to, above 0.
+        delta: Delta, in (0, 1).
+        sampling_rate: Probability that a record joins a batch, in (0, 1].
+        steps: Number of steps.
+
+    Returns:
+        The smallest such noise multiplier to seven digits, rounded up: `dpsgd_epsilon` of it is at
+        most ``epsilon``. 0 if a record is sampled at all with probability ``delta`` or less.
+
+    Examples:
+        >>> dpsgd_noise_multiplier(epsilon=4.3772, delta=1e-5, sampling_rate=1.0, steps=1)
+        0.99999...
+    """
+    signal = dpsgd_signal_to_noise(
+        epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps
+    )
+    if signal == math.inf:
+        return 0.0
+
+    def claimed(signal_to_noise: float) -> float:
+        return dpsgd_epsilon(
+            noise_multiplier=1.0 / signal_to_noise,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            delta=delta,
+        )
+
+    return 1.0 / level_bracket(claimed, epsilon, signal)[0]
+
+
+def dpsgd_tradeoff(*, noise_multiplier: float, sampling_rate: float, steps: int) -> TradeOff:
+    """The trade-off curve an accountant claims for DP-SGD, the lower of both directions.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm, above 0.
+        sampling_rate: Probability that a record joins a batch, in (0, 1].
+        steps: Number of steps.
+
+    Returns:
+        A curve at or below the mechanism's: what contradicts it contradicts the mechanism.
+        True positive rates below about 1e-11 are not resolved and cost nothing.
+
+    Examples:
+        >>> curve = dpsgd_tradeoff(noise_multiplier=2.0, sampling_rate=1.0, steps=4)  # exact
+        >>> round(curve.inverse_blow_up(0.5), 4)
+        0.1587
+    """
+    check_run(sampling_rate, steps)
+    _validate.positive(noise_multiplier=noise_multiplier)
+    if sampling_rate == 1.0:
+        return TradeOff.gaussian(math.sqrt(steps) / noise_multiplier)
+    return _tradeoff(float(noise_multiplier), float(sampling_rate), int(steps))
+
+
+@lru_cache(maxsize=64)
+def _tradeoff(noise_multiplier: float, sampling_rate: float, steps: int) -> TradeOff:
+    loss = _composed(((noise_multiplier, sampling_rate, steps),))
+    rounding = rounding_error(steps)
+    top = min(float(loss.get_epsilon_for_delta(rounding)), _STEEPEST)
+    levels = np.unique(np.linspace(0.0, top, _PROFILE_POINTS))
+    deltas = np.asarray(loss.get_delta_for_epsilon(levels.tolist()), dtype=np.float64)
+    return TradeOff.from_profile(levels, np.clip(deltas + rounding, 0.0, 1.0))
+
+
+def fixed_size_epsilon(
+    *, noise_multiplier: float, batch: int, records: int, steps: int, delta: float
+) -> float:
+    """The epsilon an accountant claims for batches of a fixed size, under replace-one neighbours.
+
+    By Renyi divergences (Wang, Balle and Kasiviswanathan, arXiv 1808.00087), which is loose.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        batch: Records in a batch, drawn without replacement, afresh in every step.
+        records: Records in all.
+        steps: Number of steps.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon, infinite without noise. Replacing a record moves the sum by up to
+        twice the clipping norm.
+    """
+    if noise_multiplier == 0.0:
+        return math.inf
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    step = dp_accounting.SampledWithoutReplacementDpEvent(
+        records, batch, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
+    )
+    return float(accountant.compose(step, int(steps)).get_epsilon(delta))
+
+
+def truncated_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    cap: int,
+    records: int,
+    steps: int,
+    delta: float,
+) -> float:
+    """The epsilon an accountant claims for Poisson sampling with a largest batch.
+
+    By the privacy loss distribution of arXiv 2508.15089, add-remove neighbours.
+
+    Args:
+        noise_multiplier: Noise deviation over clipping norm; 0 or above.
+        sampling_rate: Probability that a record joins a batch before the cap, in (0, 1].
+        cap: Largest batch; larger ones are cut at random.
+        records: Records in all.
+        steps: Number of steps.
+        delta: Delta, in (0, 1).
+
+    Returns:
+        An upper bound on epsilon, infinite without noise.
+    """
+    check_run(sampling_rate, steps)
+    if noise_multiplier == 0.0:
+        return math.inf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    interval = min(
+        loss_deviation(1.0 / noise_multiplier, sampling_rate) / _CLAIM_RESOLUTION, WIDEST
+    )
+    width = float(np.ptp(loss_range(2.0 / noise_multiplier, sampling_rate)))
+    step = pld.from_truncated_subsampled_gaussian_mechanism(
+        records,
+        sampling_rate,
+        cap,
+        noise_multiplier,
+        value_discretization_interval=max(interval, width / _CLAIM_POINTS),
+    )
+    composed = step.self_compose(int(steps))
+    return float(composed.get_epsilon_for_delta(delta - min(rounding_error(steps), 0.5 * delta)))
+
+
+@lru_cache(maxsize=8)
+def _composed(history: History) -> Any:
+    """dp-accounting's privacy loss distribution of a run, pessimistic, both directions."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    # Rarer records leak less; beside 1, dp-accounting cannot tell how much less.
+    history = tuple((noise, max(rate, _RAREST), steps) for noise, rate, steps in history)
+    total = sum(steps for _, _, steps in history)
+    variance = sum(steps * loss_deviation(1.0 / noise, rate) ** 2 for noise, rate, steps in history)
+    widths = [float(np.ptp(loss_range(1.0 / noise, rate))) for noise, rate, _ in history]
+    interval = min(math.sqrt(variance / total) / _CLAIM_RESOLUTION, WIDEST)
+    interval = max(interval, max(widths) / _CLAIM_POINTS, math.sqrt(variance) / _CLAIM_POINTS)
+    run = None
+    for noise_multiplier, sampling_rate, steps in history:
+        step = pld.from_gaussian_mechanism(
+            noise_multiplier,
+            sampling_prob=sampling_rate,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
+            pessimistic_estimate=True,
+        )
+        segment = step.self_compose(steps)
+        run = segment if run is None else run.compose(segment, tail_mass_truncation=OUTSIDE)
+    return run
