@@ -42,6 +42,7 @@ _NARROWEST = 0.01
 _NO_CROWD = 1e-6
 # Bits of precision of the formats that noise is sometimes drawn in, the leading one included.
 _SHORT_FORMATS = (("bfloat16", 8), ("float16", 11))
+_BLOCK = 1 << 18
 _KNOWN = "a known background, to tell noise from other records"
 _ORTHOGONAL = "canaries that are orthogonal by construction"
 
@@ -185,8 +186,10 @@ def _crowding(values: NDArray[np.float64], reach: float) -> float:
     """
     if values.size < _FEWEST_VALUES:
         return 0.0
-    size = np.sort(np.abs(values)) / values.std()
-    size = size[(size > 3.0 * reach) & (size < 1.0)]
+    deviation = values.std()
+    size = np.abs(values)
+    size.sort()
+    size = size[slice(*np.searchsorted(size, [3.0 * reach * deviation, deviation]))] / deviation
     within = np.searchsorted(size, size + 2.0 * reach, side="right") - np.arange(size.size)
     most = int(within.max(initial=0))
     # Both signs of a number are one size here.
@@ -378,17 +381,29 @@ def _on_short_format(context: Context, values: NDArray[np.float64]) -> tuple[flo
     claimed = context.claimed_noise
     first = 1.0 if claimed is None else float(claimed[0])
     units = (1.0, first, first * float(context.transcript.steps.clip_norm[0]))
-    small = np.abs(values) <= np.median(np.abs(values))
+    median = float(np.median(np.abs(values), overwrite_input=True))
     largest = 0.0
     for unit in dict.fromkeys(unit for unit in units if unit > 0.0):
-        mantissa = np.abs(np.frexp(values / unit)[0])
         for format_name, bits in _SHORT_FORMATS:
-            place = mantissa * 2.0**bits
-            whole = np.rint(place)
-            # A sixteenth of all numbers lies this near to one of the format.
-            near = float(np.mean(np.abs(place - whole) < 1 / 32))
-            odd = float(np.mean(whole[small] % 2.0))
+            near, odd = _nearness(values, unit, bits, median)
             if near > 0.9 and odd > 0.25:
                 return near, f"the numbers of {format_name}"
             largest = max(largest, near if odd > 0.25 else 0.0)
     return largest, None
+
+
+def _nearness(
+    values: NDArray[np.float64], unit: float, bits: int, median: float
+) -> tuple[float, float]:
+    """The share of values next to a number of so many bits, and of odd ones among the small."""
+    near = odd = small = 0.0
+    # In blocks: long runs have more values than fit into memory several times.
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        place = np.abs(np.frexp(block / unit)[0]) * 2.0**bits
+        whole = np.rint(place)
+        # A sixteenth of all numbers lies this near to one of the format.
+        near += np.count_nonzero(np.abs(place - whole) < 1 / 32)
+        whole = whole[np.abs(block) <= median]
+        odd, small = odd + float(np.sum(whole % 2.0)), small + whole.size
+    return near / values.size, odd / small
