@@ -202,6 +202,56 @@ def test_evidence_and_tables_have_no_cell_of_few_canaries(run, result):
         assert observed >= 30 * steps, stratum["tensor"]
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_no_difference_of_groups_is_a_handful(scheduled):
+    """All less the tensors that are told leaves nobody, or many; a bias may be one place."""
+    small = 0
+    for seed in range(SEED, SEED + 12):
+        canaries = ag.DiracCanaries(present=100, absent=300, tensors=(2000, 2000, 10), seed=seed)
+        generator = np.random.default_rng(seed)
+        recorder = ag.Recorder(canaries, sampling_rate=0.3, clip_norm=1.0, noise_multiplier=1.5)
+        for step in range(50):
+            noise = 1.5 * (1.0 + 0.01 * step) if scheduled else 1.5
+            seen = generator.normal(0.0, noise, 400)
+            seen[recorder.sample()] += 1.0
+            recorder.observe(seen, background=np.zeros(400), noise_multiplier=noise)
+        small += 0 < np.count_nonzero(canaries.tensor == 2) < 30
+        evidence = json.loads(ag.audit(recorder.transcript(), claim=CLAIM).to_json())["evidence"]
+        whole, *parts = evidence["strata"]
+        assert len(parts) == 2
+        for kind in ("planted", "other"):
+            left = whole[kind]["count"] - sum(part[kind]["count"] for part in parts)
+            assert left == 0 or left >= 30
+        if scheduled:
+            every, *others = (item["count"] for item in evidence["weighted"])
+            assert every - sum(others) == 0 or every - sum(others) >= 30 * 50
+    assert small >= 6  # the case is met
+
+
+def test_a_result_of_a_handful_stays_with_the_data(tmp_path):
+    """The mean and the squares of two scores are both of them: it is private, and says so."""
+    few = _run(steps=40, count=50, seed=SEED)
+    keep = np.flatnonzero(few.transcript.member)[:2], np.flatnonzero(~few.transcript.member)[:2]
+    score = few.transcript.scores().score
+    scores = ag.CanaryScores.from_groups(
+        present=score[keep[0]], absent=score[keep[1]], noise="gaussian", background="known"
+    )
+    result = ag.audit(scores, claim=CLAIM)
+    told = result.evidence.absent
+    half = np.sqrt(told.sum_of_squares / 2.0)
+    np.testing.assert_allclose([told.mean - half, told.mean + half], np.sort(score[keep[1]]))
+    assert result.private
+    for name, write in (("a.json", result.to_json), ("a.html", result.to_html)):
+        write(tmp_path / name)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    for text in (str(result), result.to_html(), result.to_markdown(), result.to_junit()):
+        assert "Keep this result with the training data" in " ".join(text.split())
+    assert ag.AuditResult.load(tmp_path / "a.json").private
+    with pytest.raises(ag.exceptions.InvalidArgumentError, match="30 of each"):
+        evidence_pack(result, subjects={"model.safetensors": "0" * 64})
+    assert not ag.audit(_run(steps=40, count=100).transcript, claim=CLAIM).private
+
+
 # --- an attacker who knows the seed as well ----------------------------------------------------
 
 
@@ -258,6 +308,52 @@ def _by_rank(summary: Summary, released: np.ndarray) -> np.ndarray:
     from scipy.special import ndtri
 
     return ndtri(np.clip(level, 1e-3, 1.0 - 1e-3))
+
+
+def _by_histogram(summary: Summary, released: np.ndarray) -> np.ndarray:
+    """Noise guessed from the histogram of absent scores: who has which, by trying exchanges."""
+    scores, steps, count = summary.scores, 60, released.size
+    edges = np.linspace(scores.low, scores.high, scores.absent_counts.size + 1)
+    below = np.concatenate(([0.0], np.cumsum(scores.absent_counts)))
+    noise = np.interp((np.arange(count) + 0.5) / count * below[-1], below, edges)
+    noise -= noise.mean()
+    noise *= np.sqrt(scores.absent.sum_of_squares / (noise**2).sum())
+    noise = np.sqrt(steps) * (noise + scores.absent.mean)[np.argsort(np.argsort(released))]
+    generator, total, taken = np.random.default_rng(0), np.zeros(count), 0
+    pairs = generator.integers(count, size=(300 * count, 2))
+    chances = np.log(generator.random(len(pairs)))
+    for turn, ((first, second), chance) in enumerate(zip(pairs, chances, strict=True)):
+        gain = (released[first] - released[second]) * (noise[second] - noise[first])
+        if chance < gain / (0.25 * steps):
+            noise[first], noise[second] = noise[second], noise[first]
+        if turn > 60 * count and turn % count == 0:
+            total, taken = total + noise, taken + 1
+    return total / taken
+
+
+def test_histograms_help_nobody_who_knows_the_seed():
+    """Where a bin has one canary in it, the picture is a list of their noise."""
+    parts: dict[str, list[list[np.ndarray]]] = {"counted": [], "published": []}
+    for index in range(16):
+        run = _run(steps=60, count=60, seed=SEED + index)
+        absent = ~run.transcript.member
+        secret, released = (item.sum(axis=0)[absent] for item in (run.private, run.at_canaries))
+        exact = summarise(run.transcript)
+        for name, summary in (("counted", exact), ("published", publishable(exact))):
+            parts[name].append([secret, released, _by_histogram(summary, released)])
+    left = {
+        name: _left(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        for name, columns in parts.items()
+    }
+    assert left["published"] > 0.97
+    assert left["counted"] < 0.95  # the attack itself works
+
+
+def test_the_sign_of_a_zero_is_not_told(run, result):
+    """The sign of a cosine that is told to be zero says on which side of it the truth lies."""
+    cosines = json.loads(result.to_json())["metadata"]["figures"]["gram"]["cosines"]
+    assert "-0" not in cosines.split()
+    assert "-0.0" not in cosines.split()
 
 
 def _by_cosines(summary: Summary, released: np.ndarray) -> np.ndarray:

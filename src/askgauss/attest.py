@@ -56,7 +56,8 @@ def evidence_pack(
         lenient: Whether an inconclusive audit counts as passed, with a warning.
 
     Raises:
-        InvalidArgumentError: There is nothing to bind the statement to, or a digest is none.
+        InvalidArgumentError: There is nothing to bind the statement to, a digest is none, or the
+            result tells of single canaries and must not be published.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -67,6 +68,12 @@ def evidence_pack(
         >>> sorted(evidence_pack(result, subjects={"model.safetensors": "0" * 64}))
         ['bom.json', 'findings.sarif', 'model-card.md', 'result.json', 'statement.json']
     """
+    if result.private:
+        raise InvalidArgumentError(
+            f"Expected a result that may be published, got one of {result.present} present and "
+            f"{result.absent} absent canaries: below 30 of a kind its numbers tell of single ones. "
+            "Audit with 30 of each, or publish the claim and the verdict alone."
+        )
     bound = _subjects(result, subjects)
     stored = result.to_json() + "\n"
     digest = hashlib.sha256(stored.encode("utf-8")).hexdigest()

@@ -35,6 +35,11 @@ _KIND = "askgauss-result"
 _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
+# What is said of a result that must not be published.
+_PRIVATE = (
+    "Fewer than 30 canaries of a kind: numbers here tell of single ones, and with the weights of "
+    "what the noise hides. Keep this result with the training data."
+)
 _MOST_CANARIES = 10**8
 _MOST_COUNTED = 10**18
 
@@ -187,6 +192,8 @@ class AuditResult:
         provenance: The file that was audited, its digest, when and with what; None where only
             arrays were.
         commitment: The digest that was published before the run; None where there was none.
+        private: Whether so few canaries stand behind its numbers that they tell of single ones.
+            Then it must stay with those who may see the training data.
     """
 
     auditor: Auditor[Any]
@@ -215,6 +222,7 @@ class AuditResult:
     run: str | None = field(default=None, compare=False)
     provenance: Provenance | None = field(default=None, compare=False)
     commitment: str | None = field(default=None, compare=False)
+    private: bool = False
 
     @property
     def assumption(self) -> Assumption:
@@ -296,7 +304,7 @@ class AuditResult:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """JSON text; also written to ``path``, whole or not at all, if one is given."""
-        return _written(_plain.dumps(_KIND, _SCHEMA, self.to_dict()), path)
+        return _written(_plain.dumps(_KIND, _SCHEMA, self.to_dict()), path, self.private)
 
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, comparison: Comparison | None = None
@@ -304,19 +312,19 @@ class AuditResult:
         """The report as one HTML page; also written to ``path``, whole or not at all, if given."""
         from askgauss import report
 
-        return _written(report.render(self, comparison), path)
+        return _written(report.render(self, comparison), path, self.private)
 
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """A short table for the comment of a CI job; also written to ``path`` if one is given."""
         from askgauss import report
 
-        return _written(report.markdown(self), path)
+        return _written(report.markdown(self), path, self.private)
 
     def to_junit(self, path: str | os.PathLike[str] | None = None) -> str:
         """JUnit XML, one test case a finding; also written to ``path`` if one is given."""
         from askgauss import report
 
-        return _written(report.junit(self), path)
+        return _written(report.junit(self), path, self.private)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Claimed and measured epsilon on one axis."""
@@ -336,7 +344,8 @@ class AuditResult:
         """What a reader should know of the run, such as what was taken on trust."""
         run = self.metadata.get("run")
         listed = run.get("notes") if isinstance(run, dict) else None
-        return tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+        notes = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+        return (*notes, _PRIVATE) if self.private else notes
 
     @property
     def next_step(self) -> str:
@@ -429,6 +438,7 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "run": str | None,
         "provenance": Provenance | None,
         "commitment": str | None,
+        "private": bool,
     }
     hints |= {name: hint for name, hint in later.items() if name in content}
     missing = hints.keys() - content.keys()
@@ -560,9 +570,9 @@ def _contradiction(name: str, stated: Any, found: Any) -> FileFormatError:
     )
 
 
-def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+def _written(text: str, path: str | os.PathLike[str] | None, private: bool) -> str:
     if path is not None:
-        _files.write_text(path, text)
+        _files.write_text(path, text, private=private)
     return text
 
 

@@ -16,9 +16,11 @@ from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
-__all__ = ["StepEvidence", "Stratum", "step_evidence"]
+__all__ = ["FEWEST_TOLD", "StepEvidence", "Stratum", "step_evidence"]
 
-_FEWEST_IN_TENSOR = 30
+# Canaries, and observations of either kind, whose moments may be told: those of a handful would be
+# those of single canaries.
+FEWEST_TOLD = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def _moments(count: int, total: float, square: float) -> GroupMoments:
 
 
 def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
-    """All observations, then each tensor's where there are several with enough plantings."""
+    """All observations, then each tensor's where there are several to be told."""
     sums, steps = transcript.canaries, transcript.number_of_steps
     names = transcript.facts.tensors or ("all",)
 
@@ -210,15 +212,35 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
             ),
         )
 
-    whole = stratum("all", slice(None))
-    # A tensor with a handful of plantings could not beat the pooled bound at its share, and the
-    # moments of a handful of canaries in a tensor that is named would be those of single ones.
-    worth = np.flatnonzero(
-        (planted >= 2) & (observed - planted >= 2) & (observed >= steps * _FEWEST_IN_TENSOR)
-    )
-    if worth.size < 2:
-        return (whole,)
-    return (whole, *(stratum(names[index], np.array([index])) for index in worth))
+    def title(group: NDArray[np.intp]) -> str:
+        first, others = names[group[0]], group.size - 1
+        return f"{first} and {others} small {'one' if others == 1 else 'ones'}" if others else first
+
+    told = _told(transcript)
+    return (stratum("all", slice(None)), *(stratum(title(group), group) for group in told))
+
+
+def _told(transcript: Transcript) -> list[NDArray[np.intp]]:
+    """Tensors whose observations are told apart from all, small ones beside another.
+
+    One with a handful of plantings could not beat the pooled bound at its share, and would tell of
+    single canaries. So would a handful that is left: anybody can subtract.
+    """
+    steps, size = transcript.number_of_steps, int(transcript.tensor.max(initial=0)) + 1
+    canaries = np.bincount(transcript.tensor, minlength=size)
+    planted = np.bincount(transcript.tensor, transcript.canaries.planted, size)
+    other = steps * canaries - planted
+
+    def many(group: NDArray[np.intp]) -> bool:
+        return all(part[group].sum() >= FEWEST_TOLD for part in (canaries, planted, other))
+
+    groups = [np.array([index]) for index in np.flatnonzero(canaries)]
+    told = [group for group in groups if many(group)]
+    rest = np.array([group[0] for group in groups if not many(group)], dtype=np.intp)
+    if told and rest.size and not many(rest):
+        smallest = min(range(len(told)), key=lambda place: planted[told[place][0]])
+        told[smallest] = np.append(told[smallest], rest)
+    return told if len(told) > 1 else []
 
 
 def _schedule(transcript: Transcript) -> dict[str, Any]:
@@ -228,15 +250,11 @@ def _schedule(transcript: Transcript) -> dict[str, Any]:
         return {}
     scale = math.sqrt(float((unit**2).mean()))
     groups = transcript.steps.planted.shape[1]
-    planted = transcript.steps.planted.sum(axis=0)
-    observed = unit.size * np.bincount(transcript.tensor, minlength=groups)
-    worth = np.flatnonzero((planted >= 2) & (observed - planted >= 2))
-    tensors = [] if worth.size < 2 else [np.array([index]) for index in worth]
     return {
         "schedule": accounting.schedule_levels(1.0 / unit),
         "schedule_scale": scale,
         "weighted": tuple(
-            _weighted(transcript, columns) for columns in (np.arange(groups), *tensors)
+            _weighted(transcript, columns) for columns in (np.arange(groups), *_told(transcript))
         ),
     }
 

@@ -18,7 +18,8 @@ def check_results(
     refuse_private: Annotated[
         bool,
         typer.Option(
-            "--refuse-private", help="Refuse transcripts, scores and checkpoints instead."
+            "--refuse-private",
+            help="Refuse transcripts, scores, checkpoints and results of few canaries instead.",
         ),
     ] = False,
 ) -> None:
@@ -32,14 +33,13 @@ def check_results(
 
 
 def _refused(path: Path, private: bool) -> bool:
-    from askgauss import _files, _plain
+    from askgauss import _plain
     from askgauss.exceptions import AskGaussError
     from askgauss.results import AuditResult
 
     try:
         if private:
-            with path.open("rb") as stream:
-                kind = _files.read_kind(stream, str(path)) if stream.read(2) == b"PK" else None
+            kind = _private_kind(path)
             if kind is not None:
                 note(f"{path} is {kind}: as sensitive as the training data. Keep it elsewhere.",
                      always=True)  # fmt: skip
@@ -54,3 +54,18 @@ def _refused(path: Path, private: bool) -> bool:
         note(f"{path}: {error}", always=True)
         return True
     return False
+
+
+def _private_kind(path: Path) -> str | None:
+    """What a file that must not be given away is; None if it is none of ours, or may be."""
+    from askgauss import _files, _plain
+
+    with path.open("rb") as stream:
+        if stream.read(2) == b"PK":
+            return _files.read_kind(stream, str(path))
+    content = path.read_bytes()
+    # JSON of other tools is not parsed.
+    found = _plain.parse(content) if b'"askgauss-' in content else None
+    if isinstance(found, dict) and found.get("private") is True:
+        return str(found.get("kind"))
+    return None

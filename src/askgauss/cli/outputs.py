@@ -84,7 +84,7 @@ class Outputs:
         # All are made before any is written: if one cannot be, none is.
         documents = [(path, render(result, name)) for name, path in self._asked()]
         for path, text in documents:
-            write_text(path, text)
+            write_text(path, text, private=result.private)
 
 
 def render(result: AuditResult, form: str) -> str:
@@ -97,9 +97,9 @@ def render(result: AuditResult, form: str) -> str:
     return renderers[form](result)
 
 
-def write_text(path: str, text: str) -> None:
+def write_text(path: str, text: str, *, private: bool = False) -> None:
     """Write text to a file, whole or not at all, or to standard output."""
-    write_document(path, lambda stream: stream.write(text.encode("utf-8")))
+    write_document(path, lambda stream: stream.write(text.encode("utf-8")), private=private)
 
 
 def write_document(

@@ -9,6 +9,7 @@ tests/test_disclosure.py the attacks.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.diagnostics.summary import (
-    BINS,
     HEXAGONS,
     PIT_POINTS,
     GramSummary,
@@ -32,7 +32,9 @@ Array = NDArray[np.float64]
 
 # Bins of a histogram counted as one, from so many scores in the smaller group.
 _MERGED = (1, 2000), (2, 300), (4, 0)
-# Canaries that share a step of the distribution, and a column of the picture by index.
+# Canaries that share a cell of a histogram, a step of the distribution, and a column of the picture
+# by index.
+_FEWEST_IN_CELL = 8
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
@@ -70,12 +72,33 @@ def _scores(scores: ScoreSummary) -> ScoreSummary:
     steps = scores.present_pit.size > 0 and fewest >= _FEWEST_FOR_STEPS
     return replace(
         scores,
-        present_counts=_shared(scores.present_counts.reshape(BINS, 1), width).reshape(-1),
-        absent_counts=_shared(scores.absent_counts.reshape(BINS, 1), width).reshape(-1),
+        present_counts=_histogram(scores.present_counts, width),
+        absent_counts=_histogram(scores.absent_counts, width),
         present_pit=_steps(scores.present_pit, present) if steps else empty,
         absent_pit=_steps(scores.absent_pit, absent) if steps else empty,
         density=_density(scores.density, present + absent) if scores.density.size else empty,
     )
+
+
+def _histogram(counts: Array, width: int) -> Array:
+    """Bins of at least this width that enough scores share, evenly; where nobody is stays empty."""
+    coarse = _MERGED[-1][0]
+    there = np.flatnonzero(counts.reshape(-1, coarse).sum(axis=1))
+    if not there.size:
+        return counts
+    first, last = coarse * int(there[0]), coarse * (int(there[-1]) + 1)
+    edges, held = [first], 0.0
+    for place in range(first, last, width):
+        held += counts[place : place + width].sum()
+        if held >= _FEWEST_IN_CELL:
+            edges, held = [*edges, place + width], 0.0
+    if edges[-1] != last:
+        # What is left at the end joins the cell before it.
+        edges = [*edges[: max(1, len(edges) - 1)], last]
+    shared = np.zeros_like(counts)
+    for low, high in itertools.pairwise(edges):
+        shared[low:high] = counts[low:high].mean()
+    return shared
 
 
 def _shared(counts: Array, width: int) -> Array:
@@ -140,4 +163,5 @@ def _gram(gram: GramSummary) -> GramSummary:
     cosines = np.clip(np.rint(gram.cosines / step) * step, -100.0, 100.0)
     # Where a step is wider than any cosine, those close to one still show.
     certain = np.abs(gram.cosines) >= 95.0
-    return replace(gram, cosines=np.where(certain, np.rint(gram.cosines), cosines))
+    # Without the sign of a zero, which would tell on which side of it a cosine lies.
+    return replace(gram, cosines=np.where(certain, np.rint(gram.cosines), cosines) + 0.0)
