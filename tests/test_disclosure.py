@@ -345,8 +345,8 @@ def test_histograms_help_nobody_who_knows_the_seed():
         name: _left(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         for name, columns in parts.items()
     }
-    assert left["published"] > 0.97
-    assert left["counted"] < 0.95  # the attack itself works
+    assert left["published"] > 0.95
+    assert left["counted"] < 0.93  # the attack itself works
 
 
 def test_the_sign_of_a_zero_is_not_told(run, result):
