@@ -302,6 +302,12 @@ def _too_weak(contribution: Finding) -> bool:
     return expected < 0.99 or (contribution.status is Status.WARN and measured < expected)
 
 
+def _fewer(step_count: Finding) -> bool:
+    """Whether steps were accounted for that the audit did not see."""
+    measured, accounted = step_count.measured, step_count.claimed
+    return measured is not None and accounted is not None and measured < accounted
+
+
 def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
     """A failure that a test does not rest on is a warning, not a reason to discard it."""
     harmless = (
@@ -413,6 +419,11 @@ def _decide(
             "seen."
         )
         return Verdict.INCONCLUSIVE, reason, None
+    missed = [item for item in findings if item.check == "step count" and _fewer(item)]
+    if missed:
+        taken, accounted = missed[0].measured, missed[0].claimed
+        reason = f"{nothing}, but only {taken:,.0f} of {accounted:,.0f} steps were audited."
+        return Verdict.INCONCLUSIVE, reason, power
     if unseen and power is not None and power >= _ENOUGH_POWER:
         names = " and ".join(part.name for part in unseen)
         reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."

@@ -180,17 +180,26 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
     looked = any(item.check in kind.exact for item in ran)
     deciding = [item for item in ran if item.check in kind.deciding]
     if not looked and (not went or not any(_with_power(item) for item in deciding)):
-        how = kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES
-        weak = [item.sees for item in deciding if went and not _with_power(item)]
+        weak = [item for item in deciding if went and not _with_power(item)]
         return Part(
             name=kind.name,
             status="not tested",
-            how_to_test=f"take more canaries or steps, since only {weak[0]} shows" if weak else how,
-            met=bool(kind.passed) and went,
+            how_to_test=_how_to_test(kind, weak, exercised),
+            met=went and bool(kind.passed or weak),
         )
     # What canaries say of a part that they did not go through is said elsewhere.
     faults = [item.sees for item in ran if item.sees and (went or item.check in kind.exact)]
     return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
+
+
+def _how_to_test(kind: _Kind, weak: Sequence[Finding], exercised: Sequence[str]) -> str:
+    """The next step where a part was not tested, or by checks without power."""
+    if weak and weak[0].sees:
+        return f"take more canaries or steps, since only {weak[0].sees} shows"
+    if weak:
+        remedy = weak[0].remedy
+        return f"{remedy[:1].lower()}{remedy[1:].rstrip('.')}"
+    return kind.how_to_test if exercised or not kind.passed else _ONLY_SCORES
 
 
 def _with_power(finding: Finding) -> bool:
@@ -199,5 +208,5 @@ def _with_power(finding: Finding) -> bool:
 
 
 def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts that canaries went through and no check spoke of with power: no green is earned."""
+    """Parts that the run has and no check spoke of with power: no green is earned."""
     return tuple(part for part in scope if part.status == "not tested" and part.met)

@@ -17,7 +17,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.linear_run import LinearRun
-from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
+from askgauss.diagnostics.outcomes import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.sensitivity import covered_sensitivity, leaf_noise, participation
@@ -101,13 +101,14 @@ def _step_count(run: LinearRun) -> Finding:
     return fact(
         "step count",
         taken != accounted,
-        f"{taken:,} steps were released and {accounted:,} accounted for.{unseen}{implied}",
+        f"{taken:,} steps were released and {accounted:,} accounted for.{unseen}{implied}"
+        if taken >= accounted
+        else f"{taken:,} steps were seen of {accounted:,} that were accounted for.{unseen}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=float(taken),
         claimed=float(accounted),
-        remedy="Account for every leaf of the tree."
-        if taken > accounted
-        else "The bound speaks of the run so far: audit the whole run for the whole claim.",
+        remedy="Account for every leaf of the tree." if taken > accounted else WHOLE_RUN,
+        visible=1.0 if taken < accounted else None,
     )
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields, replace
 from askgauss.diagnostics.causes import root_causes
 from askgauss.results import Assumption, Consequence, Finding, Status
 
-__all__ = ["SUSPICIOUS", "apply_gate", "fact", "judged", "not_run", "worded"]
+__all__ = ["SUSPICIOUS", "WHOLE_RUN", "apply_gate", "fact", "judged", "not_run", "worded"]
 
 # A p-value below this that the gate does not reject is worth a look, and no more than that.
 SUSPICIOUS = 1e-3
+# What to do where steps were accounted for that the audit did not see.
+WHOLE_RUN = "Attach the audit to the whole run, or claim the steps that it saw."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ def fact(
     remedy: str = "",
     undermines: Assumption = Assumption.DISTRIBUTION_FREE,
     sees: str = "",
+    visible: float | None = None,
 ) -> Finding:
     """A check that needs no statistics: it holds or it does not."""
     return Finding(
@@ -100,6 +103,7 @@ def fact(
         claimed=claimed,
         remedy=remedy if failed else "",
         sees=sees,
+        visible=visible,
     )
 
 

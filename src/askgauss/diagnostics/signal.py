@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
-from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
+from askgauss.diagnostics.outcomes import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
 from askgauss.diagnostics.sampler import sampler_checks
 from askgauss.diagnostics.tails import ratio_p_value
 from askgauss.results import Assumption, Consequence, Finding
@@ -279,14 +279,20 @@ def _step_count(context: Context) -> Finding:
     more = taken > accounted
     broken, implied = context.breach(steps=taken) if more else (False, "")
     unseen = f", {skipped:,} of them not observed," if skipped else ""
+    summary = f"{taken:,} steps were released{unseen} and {accounted:,} accounted for.{implied}"
+    if taken < accounted:
+        summary = f"{taken:,} steps were seen{unseen} of {accounted:,} that were accounted for."
     return fact(
         name,
         taken != accounted,
-        f"{taken:,} steps were released{unseen} and {accounted:,} accounted for.{implied}",
+        summary,
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=float(taken),
         claimed=float(accounted),
-        remedy="Every noisy release must be counted: attach the accountant before the first step."
+        remedy="Every noisy release must be counted, those before going back to a checkpoint too: "
+        "attach the accountant before the first step."
         if more
-        else "The audit saw fewer steps than were accounted for: attach it to the whole run.",
+        else WHOLE_RUN,
+        # Of steps that were not seen no fault shows.
+        visible=1.0 if taken < accounted else None,
     )

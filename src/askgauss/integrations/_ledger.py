@@ -47,6 +47,7 @@ class Ledger:
         self._start: list[tuple[float, float, int]] | None = None
         self._closed: dict[tuple[float, float], int] = {}
         self._broken = False
+        self._left_at: int | None = None
         # What the whole history must come to when a run that was loaded goes on.
         self._expected: int | None = None
         self._reads: list[tuple[float, float, int]] = []
@@ -145,6 +146,12 @@ class Ledger:
         """Stop counting, and keep what was counted."""
         self._closed = self._counted()
         self._start = None
+        self._left_at = self.total
+
+    @property
+    def went_on(self) -> bool:
+        """Whether steps were counted since `close`."""
+        return self._left_at is not None and self.total != self._left_at
 
     def entries(self) -> dict[tuple[float, float], int] | None:
         """Steps by noise multiplier and sampling rate; None without a trustworthy accountant."""
@@ -209,8 +216,9 @@ def accounted_facts(
     facts = replace(
         recorded.facts,
         noise_multiplier=claimed.pop() if len(claimed) == 1 else None,
-        accounted_steps=None if entries is None else ledger.total,
-        accounted=() if entries is None else ledger.history(),
+        # What was counted in all is known even where the history was replaced meanwhile.
+        accounted_steps=ledger.total,
+        accounted=ledger.history(),
         epsilon_reads=ledger.reads,
         accounted_sampling_rate=rates.pop() if len(rates) == 1 else None,
     )
@@ -224,7 +232,10 @@ def accounting_notes(ledger: Ledger, noise_differs: bool) -> list[str]:
     if noise_differs:
         notes.append("the accountant was told another noise multiplier than the optimizer.")
     if ledger.broken:
-        notes.append("the accountant's history was replaced during the run.")
+        notes.append(
+            "the accountant's history was replaced during the run, as by going back to a "
+            "checkpoint: what was released before that stays released."
+        )
     if entries and len(entries) > 1:
         noises, rates = zip(*entries, strict=True)
         notes.append(

@@ -82,6 +82,7 @@ class RecordedSteps(Restartable):
     _accumulated: set[int]
     _planted: NDArray[np.int64] | None
     _seeds: SeedProbe | None
+    _unprobed: bool
     _step: _Step | None
     _arrived: dict[int, list[torch.Tensor]]
     _unnoised: int
@@ -123,8 +124,12 @@ class RecordedSteps(Restartable):
                 torch.distributed.all_reduce(noisy)
         noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
-        if self._seeds is None and self._rank == 0:
-            self._seeds = probe_first_noise(self._optimizer.params, self._optimizer)
+        if self._unprobed and self._rank == 0:
+            # The first noise after every restart: another process has another generator.
+            self._unprobed = False
+            found = probe_first_noise(self._optimizer.params, self._optimizer)
+            if self._seeds is None or found.found:
+                self._seeds = found
 
     def _listen_to_noise(self) -> StandIn | NoiseByParameter:
         """Stand where the optimizer adds its noise."""

@@ -195,4 +195,4 @@ class RecordedRun(RecordedSteps):
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
-        self._seeds = progress.seeds
+        self._seeds, self._unprobed = progress.seeds, True

@@ -147,13 +147,23 @@ class Shadow:
 
     def load(self, facts: WeightFacts | None) -> None:
         """Go on from the facts of a checkpoint."""
+        self._forget()
+        self._after = None
         if facts is not None:
             self._witness.load(facts)
 
-    def attach(self, steps: Callable[[], int]) -> None:
-        """Begin to follow; ``steps`` says how many steps were released."""
+    def attach(self, steps: Callable[[], int], *, elsewhere: bool = False) -> None:
+        """Begin to follow.
+
+        Args:
+            steps: Says how many steps were released.
+            elsewhere: Whether steps were taken since `detach`, and moved the weights. Without any,
+                they must be as they were then.
+        """
         self._steps = steps
         self._forget()
+        if elsewhere:
+            self._after = None
         optimizer = self._optimizer
         self._hooks = [
             optimizer.register_step_post_hook(self._follow),
@@ -175,8 +185,11 @@ class Shadow:
         self._hooks = []
 
     def _forget(self) -> None:
-        """Take weights and state anew from the run when its next step begins."""
-        self._twin = self._after = self._before = self._read = None
+        """Take the optimizer's state anew from the run when its next step begins.
+
+        Where the last step left the weights stays known: to load a state writes none.
+        """
+        self._twin = self._before = self._read = None
 
     @contextlib.contextmanager
     def declared(self) -> Iterator[None]:

@@ -296,7 +296,7 @@ class CanaryAudit(RecordedRun):
         self._arrived = {}
         self._unnoised = 0
         self._discarded = 0
-        self._seeds = None
+        self._seeds, self._unprobed = None, True
         self._entered = False
         self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
@@ -373,7 +373,7 @@ class CanaryAudit(RecordedRun):
         self._add_noise = self._listen_to_noise()
         _attached.add(optimizer)
         if self._shadow is not None:
-            self._shadow.attach(lambda: self.steps)
+            self._shadow.attach(lambda: self.steps, elsewhere=self._ledger.went_on)
         self._witness.attach(self.steps)
         self._clip_count.attach()
         self._loader.listen()

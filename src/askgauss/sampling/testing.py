@@ -312,7 +312,8 @@ class SchemeSums:
         head += [self._strays, self._missing, self._twice]
         head += [-1 if self._broken is None else self._broken]
         content: dict[str, NDArray[Any]] = {"head": np.array(head, dtype=np.int64)}
-        content |= {name: getattr(self, name) for name in (*_STATE, *_STEPS)}
+        # Copies: a state that is kept must stay as it was while the run goes on.
+        content |= {name: getattr(self, name).copy() for name in (*_STATE, *_STEPS)}
         for name, bets in self._bets.items():
             content[f"bets_{name}"] = np.column_stack((bets.log_wealth, bets.met, bets.expected))
         return content
