@@ -53,6 +53,8 @@ _DEVIATIONS = 0.5
 _COSINE_STEP = 6.0
 # Noises this much alike are one noise, which is told however few numbers it has.
 _CERTAIN = 95.0
+# Steps that are wider are told by their ends.
+_NARROW = 0.1
 # Down to here a power of ten is some half a deviation of the value it comes from; beyond, far less,
 # and only every doubling of the exponent is told.
 _LEAST_POWER = 6
@@ -139,8 +141,19 @@ def coarse_cosines(
 
 
 def coarse_cosine(cosine: float, count: float, errors: float = _COSINE_STEP) -> tuple[float, str]:
-    """One cosine on that grid, and in words: those of the first step are told from nothing."""
+    """One cosine on that grid, and in words: between which two of its points it lies.
+
+    Examples:
+        >>> coarse_cosine(0.2, 36), coarse_cosine(-0.6, 36), coarse_cosine(0.99, 36)
+        ((0.0, 'less than 0.5'), (-0.725, '-0.50 to -0.95'), (0.99, '+0.99'))
+    """
     coarse = float(coarse_cosines(np.array([100.0 * cosine]), count, errors)[0]) / 100.0
-    if coarse:
+    step, most = max(0.01, errors / math.sqrt(count)), _CERTAIN / 100.0
+    if not coarse:
+        return 0.0, f"less than {min(most, 0.5 * step):.2g}"
+    if abs(cosine) >= most or step < _NARROW:
         return coarse, f"{coarse:+.2f}"
-    return 0.0, f"less than {min(_CERTAIN / 100.0, 0.5 * errors / math.sqrt(count)):.2g}"
+    # The middle of what it may be: a wide step's own point may be more than any such cosine.
+    steps = round(abs(cosine) / step)
+    low, high = (math.copysign(min((steps + half) * step, most), cosine) for half in (-0.5, 0.5))
+    return 0.5 * (low + high), f"{low:+.2f} to {high:+.2f}"
