@@ -21,7 +21,7 @@ from askgauss.auditors.step_evidence import FEWEST_TOLD
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.disclosure import publishable
+from askgauss.diagnostics.disclosure import publishable, published
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
@@ -157,7 +157,7 @@ def audit(
         ceiling=0.0,
         claim=claim,
         gate_error=gate_error,
-        findings=findings,
+        findings=published(findings),
         scope=scope_of(findings, _exercised(given)) if diagnostics else (),
         metadata=publishable(summarise(given)).to_metadata() if diagnostics else {},
         version=__version__,

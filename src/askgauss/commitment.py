@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,9 @@ class Commitment:
     """
 
     digest: str
-    nonce: str
-    statement: str
+    # Not in the repr: they name the seed.
+    nonce: str = field(repr=False)
+    statement: str = field(repr=False)
 
     @property
     def claim(self) -> dict[str, Any] | None:

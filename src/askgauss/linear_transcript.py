@@ -158,7 +158,7 @@ class LinearFacts:
     tensors: tuple[str, ...] = ()
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
-    seed: int | None = None
+    seed: int | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)

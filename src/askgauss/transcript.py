@@ -44,7 +44,7 @@ class SeedProbe:
 
     tried: int
     ways: tuple[str, ...] = ()
-    found: str = ""
+    found: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class RunFacts:
     batches: DrawnBatches | None = None
     plantings: DrawnBatches | None = None
     places: int | None = None
-    seed: int | None = None
+    seed: int | None = field(default=None, repr=False)
     contribution: float | None = None
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None

@@ -8,6 +8,7 @@ from typing import Literal
 
 from askgauss._version import __version__
 from askgauss.auditing import audit, derived
+from askgauss.diagnostics.disclosure import published
 from askgauss.exceptions import AskGaussError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.replay.joining import with_claim
@@ -181,7 +182,7 @@ def _replayed(result: AuditResult, replay: ReplayReport | None) -> tuple[Verifie
             "its report to check them. A report follows from the training alone."
         )
         return (_part("replay", None, told),) if joined else ()
-    wanted = with_claim(replay, result).findings
+    wanted = published(with_claim(replay, result).findings)
     return (
         _part(
             "replay",

@@ -72,7 +72,11 @@ def test_the_finding_breaks_a_claim_and_survives_a_file(tmp_path):
     assert again.facts.seed_probe == transcript.facts.seed_probe
     result = ag.audit(again, claim=claim)
     assert result.verdict is ag.Verdict.VIOLATION
-    assert "jax.random.key(0)" in result.reason
+    # The way is told; the seed, by which whoever reads the result would know all noise, is not.
+    assert "1,050 likely seeds of jax.random.key:" in result.reason
+    assert "key(0)" not in result.to_json() + result.to_html() + result.to_junit() + str(result)
+    assert "seed_probe.found" in next(f.remedy for f in result.findings if f.remedy)
+    assert "key(0)" not in repr(again.facts)
     broken = {part.name for part in result.scope if part.status == "broken"}
     assert broken == {"noise freshness"}
 

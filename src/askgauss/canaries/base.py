@@ -66,7 +66,8 @@ class Canaries(abc.ABC):
     count: int | None = None
     present: int | None = None
     absent: int | None = None
-    seed: int | None = None
+    # Not in the repr: whoever reads a log would know the canaries by it.
+    seed: int | None = field(default=None, repr=False)
     _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:

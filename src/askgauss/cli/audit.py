@@ -166,8 +166,9 @@ def diagnose(
     from askgauss import _plain
     from askgauss.diagnostics import describe
     from askgauss.diagnostics import diagnose as run_checks
+    from askgauss.diagnostics.disclosure import published
 
-    findings = run_checks(given.data, claim=claim, gate_error=gate_error)
+    findings = published(run_checks(given.data, claim=claim, gate_error=gate_error))
     if json != "-":
         for finding in findings:
             if finding.status.value == "pass":

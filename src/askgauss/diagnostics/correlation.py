@@ -15,6 +15,7 @@ from askgauss.diagnostics.alike import (
     same_noise,
     squared_cosines_p_value,
 )
+from askgauss.diagnostics.coarse import coarse_cosine, coarse_deviations
 from askgauss.diagnostics.context import NOTICED, Context, around
 from askgauss.diagnostics.outcomes import SUSPICIOUS, judged, not_run
 from askgauss.diagnostics.tails import (
@@ -212,14 +213,14 @@ def _repeated(context: Context) -> Finding:
     if found is None:
         return not_run(name, "noise in two steps")
     correlation, first, second, p_value = found
+    told, said = coarse_cosine(correlation, rows.shape[1], errors=1.0)
     return judged(
         name,
         p_value,
-        f"the most alike noise of two steps, {first + 1} and {second + 1}, correlates by "
-        f"{correlation:+.3f}.",
+        f"the most alike noise of two steps, {first + 1} and {second + 1}, correlates by {said}.",
         if_fine=_LARGEST,
         consequence=same_noise(correlation),
-        measured=correlation,
+        measured=told,
         remedy="Noise that is used twice cancels out of a difference: save and restore the "
         "generator's state with the checkpoint, and never seed it inside the loop.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
@@ -240,7 +241,9 @@ def _shared(context: Context) -> Finding:
     correlation, first, second, p_value = found
     names = [context.tensor_name(index) for index in sorted({*tensor[[first, second]].tolist()})]
     where = f"both in {names[0]}" if len(names) == 1 else f"in {' and '.join(names)}"
-    summary = f"the most alike two coordinates, {where}, correlate by {correlation:+.3f}."
+    # One pair of canaries: nearly orthogonal ones are not told from orthogonal ones.
+    told, said = coarse_cosine(correlation, values.shape[0])
+    summary = f"the most alike two coordinates, {where}, correlate by {said}."
     fine, wrong = _LARGEST, ""
     consequence = same_noise(correlation)
     if context.exact:
@@ -266,7 +269,7 @@ def _shared(context: Context) -> Finding:
         if_fine=fine,
         if_wrong=wrong,
         consequence=consequence,
-        measured=correlation,
+        measured=told,
         remedy="Every coordinate needs noise of its own: split the random key between tensors, or "
         "let them share one generator.",
         undermines=Assumption.INDEPENDENT_CANARIES,
@@ -296,7 +299,7 @@ def _common(context: Context) -> Finding:
         name,
         min(1.0, 2.0 * min(tests)),
         f"sums over all coordinates vary {ratio:.3f} times as their noise explains, and the "
-        f"furthest lies at {abs(furthest):.1f} deviations.",
+        f"furthest lies at about {coarse_deviations(abs(furthest)):.1f} deviations.",
         consequence=Consequence.INVALIDATES,
         measured=ratio,
         claimed=1.0,

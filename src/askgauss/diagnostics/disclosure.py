@@ -1,4 +1,4 @@
-"""What of the tables a result may carry: aggregates, with no more digits than they are worth.
+"""What of tables and findings a result may carry: aggregates, with as few digits as are worth it.
 
 Where the other records' sum is subtracted, a canary's score is its noise. Whoever has the released
 weights and that score gets the private sum back, so a result that anybody may read holds nothing of
@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss.diagnostics.coarse import (
+    coarse_chance,
+    coarse_cosines,
+    significant,
+    to_its_error,
+)
 from askgauss.diagnostics.summary import (
     HEXAGONS,
     PIT_POINTS,
@@ -25,8 +32,9 @@ from askgauss.diagnostics.summary import (
     Summary,
     TensorSummary,
 )
+from askgauss.results import Finding
 
-__all__ = ["publishable"]
+__all__ = ["publishable", "published"]
 
 Array = NDArray[np.float64]
 
@@ -38,11 +46,26 @@ _FEWEST_IN_CELL = 8
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
-# Half the width of a 99 % interval, in standard errors.
-_HALF_WIDTH = 2.5758
-# Cosines between independent canaries have a deviation of one over the root of the steps; below
-# three of them none is told from zero, because thousands of faint ones together tell directions.
-_COSINE_STEP = 6.0
+
+
+def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings as a result keeps them: how each ended stays, what it measured gets fewer digits.
+
+    Checks put what is one canary's on a grid themselves, because their text tells it too. Here are
+    the digits of all others, and the p-values, which are decided upon before.
+    """
+    return tuple(
+        replace(
+            item,
+            measured=None if item.measured is None else significant(item.measured),
+            interval=None
+            if item.interval is None
+            else (significant(item.interval[0]), significant(item.interval[1])),
+            p_value=None if item.p_value is None else coarse_chance(item.check, item.p_value),
+            visible=None if item.visible is None else significant(item.visible),
+        )
+        for item in findings
+    )
 
 
 def publishable(summary: Summary) -> Summary:
@@ -130,25 +153,15 @@ def _density(density: Array, total: int) -> Array:
     return np.concatenate([_shared(whole, width).reshape(-1), _shared(half, width).reshape(-1)])
 
 
-def _to_its_error(scale: Array, low: Array, high: Array) -> Array:
-    """By what to multiply scales so that they stand on a grid as fine as their standard errors."""
-    factor = np.ones_like(scale)
-    known = (scale > 0.0) & (low > 0.0) & (high > low)
-    error = np.log(high[known] / low[known]) / (2.0 * _HALF_WIDTH)
-    level = np.log(scale[known])
-    factor[known] = np.exp(np.rint(level / error) * error - level)
-    return factor
-
-
 def _noise(noise: NoiseSummary) -> NoiseSummary:
-    factor = _to_its_error(noise.scale, noise.low, noise.high)
+    factor = to_its_error(noise.scale, noise.low, noise.high)
     return replace(
         noise, scale=noise.scale * factor, low=noise.low * factor, high=noise.high * factor
     )
 
 
 def _tensors(tensors: TensorSummary) -> TensorSummary:
-    factor = _to_its_error(tensors.scale, tensors.low, tensors.high)
+    factor = to_its_error(tensors.scale, tensors.low, tensors.high)
     return replace(
         tensors,
         scale=tensors.scale * factor,
@@ -159,9 +172,4 @@ def _tensors(tensors: TensorSummary) -> TensorSummary:
 
 
 def _gram(gram: GramSummary) -> GramSummary:
-    step = max(1.0, 100.0 * _COSINE_STEP / math.sqrt(gram.steps))
-    cosines = np.clip(np.rint(gram.cosines / step) * step, -100.0, 100.0)
-    # Where a step is wider than any cosine, those close to one still show.
-    certain = np.abs(gram.cosines) >= 95.0
-    # Without the sign of a zero, which would tell on which side of it a cosine lies.
-    return replace(gram, cosines=np.where(certain, np.rint(gram.cosines), cosines) + 0.0)
+    return replace(gram, cosines=coarse_cosines(gram.cosines, gram.steps))

@@ -15,6 +15,7 @@ from scipy.special import chdtri, gammainc, ndtr, stdtr
 
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.alike import most_alike, same_noise
+from askgauss.diagnostics.coarse import coarse_cosine, coarse_spread, significant
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.linear_run import LinearRun
 from askgauss.diagnostics.outcomes import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
@@ -198,14 +199,15 @@ def _repeated(run: LinearRun) -> Finding:
     if found is None:
         return not_run(name, "noise in two nodes")
     correlation, first, second, p_value = found
+    told, said = coarse_cosine(correlation, rows.shape[1], errors=1.0)
     return judged(
         name,
         p_value,
         f"the most alike noise of two nodes ({_place(run, first)}; {_place(run, second)}) "
-        f"correlates by {correlation:+.3f}.",
+        f"correlates by {said}.",
         if_fine=_LARGEST,
         consequence=same_noise(correlation),
-        measured=correlation,
+        measured=told,
         claimed=0.0,
         remedy="Every node needs noise of its own: split the random key, and never seed it again.",
         undermines=Assumption.GAUSSIAN_SCORES,
@@ -223,13 +225,15 @@ def _shared(run: LinearRun) -> Finding:
     if found is None:
         return not_run(name, "noise in two coordinates")
     correlation, _, _, p_value = found
+    # One pair of canaries: nearly orthogonal ones are not told from orthogonal ones.
+    told, said = coarse_cosine(correlation, rows.shape[0])
     return judged(
         name,
         p_value,
-        f"the most alike two coordinates correlate by {correlation:+.3f} over all nodes.",
+        f"the most alike two coordinates correlate by {said} over all nodes.",
         if_fine=_LARGEST,
         consequence=same_noise(correlation),
-        measured=correlation,
+        measured=told,
         claimed=0.0,
         remedy="Every coordinate needs noise of its own: split the random key between tensors.",
         undermines=Assumption.INDEPENDENT_CANARIES,
@@ -332,11 +336,12 @@ def _by_coordinate(run: LinearRun) -> Finding:
         name,
         transcript.noise_square,
         np.full(transcript.member.size, float(count)),
-        where=lambda worst: f"the coordinate of canary {worst}",
+        where=lambda _: f"the oddest of {transcript.member.size:,} coordinates",
         breach=lambda _, scale: run.breach(
             transcript.largest_information / scale if scale > 0.0 else math.inf
         ),
         one="one coordinate",
+        which=lambda worst: f"It is that of canary {worst}.",
     )
 
 
@@ -349,6 +354,7 @@ def _by_group(
     where: Callable[[int], str],
     breach: Callable[[int, float], tuple[bool, str]],
     one: str,
+    which: Callable[[int], str] = lambda _: "",
 ) -> Finding:
     """Groups of observations: the oddest against all others, and all of them against each other.
 
@@ -374,35 +380,46 @@ def _by_group(
     assert against is not None
     ratio = spread.scale / against
     broken, implied, consequence = False, "", Consequence.LOOSENS
-    # The oddest of many: its interval is to hold for each of them.
-    interval = spread.interval(INTERVAL_ERROR / square.size) if spread.square else (0.0, 0.0)
+    # A group may be a single canary: what is told of it is no finer than chance moves it.
+    told, shown = coarse_spread(spread), coarse_spread(others).scale if apart else against
+    relative = told.scale / shown if shown else ratio
+    interval = _of_many(told, square.size)
     if ratio < 1.0:
-        broken, implied = breach(worst, interval[1])
+        broken, _ = breach(worst, _of_many(spread, square.size)[1])
+        _, implied = breach(worst, interval[1])
         consequence = Consequence.BREACH if broken else Consequence.INVALIDATES
     if apart and freedom.min() >= _FEWEST_TO_POOL and (square > 0.0).all():
         unequal = equal_variances_p_value(square, freedom)
         if unequal < p_value and not broken:
             consequence = Consequence.INVALIDATES
+        if unequal < p_value:
+            implied = f" All of them together differ more than chance lets them.{implied}"
         p_value = min(1.0, 2.0 * min(p_value, unequal))
     critical = chdtri(freedom[worst], 1.0 - 0.5 * _SHARE / square.size)
     visible = 1.0 - math.sqrt(critical / chdtri(freedom[worst], 0.2))
     return judged(
         name,
         p_value,
-        f"{where(worst)} has {ratio:.3f} times the noise of the others."
+        f"{where(worst)} has about {relative:.3g} times the noise of the others."
         if apart
-        else f"{where(worst)} has {ratio:.3f} times the noise that is claimed.",
+        else f"{where(worst)} has about {relative:.3g} times the noise that is claimed.",
         if_fine=", as the oddest of so many may by chance.",
-        if_wrong=implied.strip(),
+        # Where to look is told only where something is wrong.
+        if_wrong=f"{which(worst)}{implied}".strip(),
         consequence=consequence,
-        measured=spread.scale,
+        measured=told.scale,
         interval=interval,
-        claimed=against,
+        claimed=significant(shown),
         remedy="Every node of every level, and every coordinate in it, must get the same noise: "
         "look at how it is drawn there.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,
         sees=f"noise {visible:.0%} below the claim in {one}",
     )
+
+
+def _of_many(spread: Spread, count: int) -> tuple[float, float]:
+    """An interval of the oddest of so many, which is to hold for each of them."""
+    return spread.interval(INTERVAL_ERROR / count) if spread.square else (0.0, 0.0)
 
 
 def _where_planted(run: LinearRun) -> Finding:
@@ -431,7 +448,7 @@ def _where_planted(run: LinearRun) -> Finding:
         consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
         measured=planted.scale,
         interval=interval,
-        claimed=noise.scale,
+        claimed=significant(noise.scale),
         remedy="Noise must not depend on what it is added to, and every record must add what it "
         "should: no more in some leaves than in others.",
         tolerable=abs(ratio - 1.0) < TOLERANCE,

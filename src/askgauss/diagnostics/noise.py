@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, ndtr, polygamma
 
 from askgauss import accounting
+from askgauss.diagnostics.coarse import coarse_spread
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.correlation import correlation_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
@@ -197,19 +198,24 @@ def _by_tensor(context: Context) -> Finding:
     ]
     worst = int(np.argmin(p_values))
     spread = Spread(float(freedom[worst]), float(square[worst]))
-    interval = spread.interval(INTERVAL_ERROR)
+    others = Spread(float(rest[worst]), float(rest_square[worst]))
+    # A tensor may hold a single canary: what is told of it is no finer than chance moves it.
+    told = coarse_spread(spread)
+    interval = told.interval(INTERVAL_ERROR)
     p_value = min(1.0, len(p_values) * p_values[worst])
-    less = ratio[worst] < 1.0 and p_value < SUSPICIOUS
-    broken, implied = context.breach(noise=interval[1]) if less else (False, "")
+    broken, implied = False, ""
+    if ratio[worst] < 1.0 and p_value < SUSPICIOUS:
+        broken, _ = context.breach(noise=spread.interval(INTERVAL_ERROR)[1])
+        _, implied = context.breach(noise=interval[1])
     relative = math.sqrt(float(ratio[worst]))
     return judged(
         name,
         p_value,
-        f"{context.tensor_name(int(seen[worst]))} has {relative:.3f} times the noise of the "
-        f"others.{unseen}",
+        f"{context.tensor_name(int(seen[worst]))} has "
+        f"{told.scale / coarse_spread(others).scale:.3f} times the noise of the others.{unseen}",
         if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=spread.scale,
+        measured=told.scale,
         interval=interval,
         claimed=_single(context.claimed_noise),
         remedy="One noise scale must serve all tensors: look at how this one's noise is drawn.",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from askgauss.diagnostics.causes import root_causes
+from askgauss.diagnostics.coarse import coarse_chance, significant
 from askgauss.results import Assumption, Consequence, Finding, Status
 
 __all__ = ["SUSPICIOUS", "WHOLE_RUN", "apply_gate", "fact", "judged", "not_run", "worded"]
@@ -151,10 +152,11 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
             status, remedy = _failed_status(item.consequence), item.remedy
         elif item.p_value < SUSPICIOUS:
             status = Status.INFO
-            # No fault to look for: of many sound runs some show as much.
+            # No fault to look for: of many sound runs some show as much. As often as is published.
+            often = 1.0 / max(coarse_chance(item.check, item.p_value), 1e-9)
             remedy = (
-                f"One sound run in {1.0 / max(item.p_value, 1e-9):,.0f} shows as much: take it "
-                "seriously if the next run does too."
+                f"One sound run in {significant(often, 2):,.0f} shows as much: take it seriously "
+                "if the next run does too."
             )
         else:
             status, remedy = Status.PASS, ""

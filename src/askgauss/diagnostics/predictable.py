@@ -8,6 +8,7 @@ numpy's generators and the comparison.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ FEWEST = 16
 # 10^12 pairs of 16 numbers.
 _ALIKE = 0.995
 _PLAIN = 1024
+_WITH_SEED = re.compile(r"\(\d+\)")
 _CUSTOMARY = (
     *(
         1234,
@@ -139,15 +141,19 @@ def predictable_noise(probe: SeedProbe | None) -> Iterator[Finding]:
     if not probe.tried:
         yield not_run(name, f"the first noise of a tensor at {FEWEST} places or more")
         return
+    # The way, not the seed: whoever reads a result would know all noise by it.
+    way = _WITH_SEED.sub("", probe.found, count=1)
     yield fact(
         name,
         bool(probe.found),
-        f"the first noise is that of {probe.found}: whoever tries it knows all noise to come."
+        f"the first noise is that of one of {probe.tried:,} likely seeds of {way}: whoever tries "
+        "them knows all noise to come."
         if probe.found
         else f"the first noise is none that {probe.tried:,} likely seeds give in "
         f"{len(probe.ways)} ways.",
         consequence=Consequence.BREACH,
         measured=float(bool(probe.found)),
         claimed=0.0,
-        remedy="Draw the key from the operating system (secrets.randbits(63)), and keep it secret.",
+        remedy="Draw the key from the operating system (secrets.randbits(63)), and keep it secret. "
+        "The transcript names the seed that was found: facts.seed_probe.found.",
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrik, chdtri, ndtri
 
+from askgauss.diagnostics.coarse import coarse_chance, coarse_deviations
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.tails import ratio_p_value, ratio_tail
 from askgauss.results import Assumption, Consequence, Finding
@@ -195,16 +196,25 @@ def _normality(group: str, residuals: _Residuals, alone: bool) -> Finding:
     # Where nobody says how canaries were sampled, present scores may be any mixture.
     sampled = group == "present" and not residuals.explained
     unknown = sampled and residuals.sampling is None
-    extremes = ""
+    summary = (
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
+        f"are as far off in {_share(p_value)} of runs"
+    )
+    lone = ""
     if alone and not unknown:
         furthest, chance = normality.outlying(values)
-        p_value = min(1.0, 2.0 * min(p_value, chance * (_SAMPLED_TAIL if sampled else 1.0)))
-        extremes = f", the furthest is {furthest:.1f} deviations off"
+        chance = min(1.0, chance * (_SAMPLED_TAIL if sampled else 1.0))
+        # One canary's own score: told to half a deviation, and so is its chance.
+        summary += f"; the furthest is about {coarse_deviations(furthest):.1f} deviations off"
+        if chance < p_value:
+            often = _share(coarse_chance(name, chance))
+            lone = f"One of Gaussian scores is so far off in at most {often} of runs."
+        p_value = min(1.0, 2.0 * min(p_value, chance))
     return judged(
         name,
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
-        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}{extremes}, and "
-        f"Gaussian scores are as far off in {_share(p_value)} of runs.",
+        f"{summary}.",
+        if_wrong=lone,
         consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
         measured=statistic,
         remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from askgauss.diagnostics.coarse import coarse_spread
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE
 from askgauss.diagnostics.linear_run import LinearRun
 from askgauss.diagnostics.outcomes import fact, judged, not_run
@@ -73,19 +74,25 @@ def leaf_noise(run: LinearRun) -> Finding:
     worst, p_value = oddest_variance(squares, freedom, claimed, less=True)
     spread = Spread(float(freedom[worst]), float(squares[worst]))
     ratio = spread.scale / claimed
+    # One step's noise is told no finer than chance moves it.
+    told, moved = coarse_spread(spread), math.sqrt(float(gain[worst]))
     # The oddest of many: its interval is to hold for each of them.
-    interval = spread.interval(INTERVAL_ERROR / squares.size) if spread.square else (0.0, 0.0)
-    moved = math.sqrt(float(gain[worst]))
-    broken, implied = run.breach(moved / interval[1] if interval[1] else math.inf)
+    exact, interval = (
+        part.interval(INTERVAL_ERROR / squares.size) if part.square else (0.0, 0.0)
+        for part in (spread, told)
+    )
+    broken, _ = run.breach(moved / exact[1] if exact[1] else math.inf)
+    _, implied = run.breach(moved / interval[1] if interval[1] else math.inf)
     return judged(
         name,
         p_value,
-        f"a record that enters step {worst + 1} of {squares.size:,} meets {ratio:.3f} times "
+        f"a record that enters step {worst + 1} of {squares.size:,} meets "
+        f"{told.scale / claimed:.3f} times "
         "the noise that the declared strategy gives it.",
         if_fine=", as the oddest of so many may by chance.",
         if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
-        measured=spread.scale,
+        measured=told.scale,
         interval=interval,
         claimed=claimed,
         remedy="The noise is not that of the declared strategy: compare the matrix that the noise "

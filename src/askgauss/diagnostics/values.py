@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrc, gammainc, ndtr, stdtr
 
+from askgauss.diagnostics.coarse import coarse_deviations, coarse_spread, significant
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import (
@@ -89,16 +90,23 @@ def _by_coordinate(context: Context) -> Finding:
         tests.append(equal_variances_p_value(square, count))
     p_value = 0.0 if silent else min(1.0, len(tests) * min(tests))
     broken, implied = silent > 0, ""
+    share = Spread(float(count[lowest]), float(square[lowest]))
+    # What is told of one coordinate is no finer than chance moves it.
+    told = coarse_spread(share)
+    relative = told.scale / coarse_spread(Spread(whole[1], whole[0])).scale
     if not silent and p_value < SUSPICIOUS:
         # Either one coordinate stands out, or they differ without any standing out.
-        share = Spread(float(count[lowest]), float(square[lowest]))
-        one = share.interval(INTERVAL_ERROR / count.size)[1]
-        broken, implied = context.breach(noise=min(one, level * (1.0 - spread)))
+        one, shown = (part.interval(INTERVAL_ERROR / count.size)[1] for part in (share, told))
+        together = level * (1.0 - spread)
+        broken, _ = context.breach(noise=min(one, together))
+        _, implied = context.breach(noise=min(shown, together))
+        if min(tests[:2]) > min(tests):
+            implied = f"They differ by {spread:.1%} beyond chance.{implied}"
     if silent:
         summary = f"{silent:,} of {count.size:,} coordinates are released without noise."
     else:
         summary = (
-            f"the least noise of {count.size:,} coordinates is {scales[lowest]:.3f} times the "
+            f"the least noise of {count.size:,} coordinates is about {relative:.2f} times the "
             "average."
         )
     consequence = Consequence.BREACH if broken else Consequence.LOOSENS
@@ -113,7 +121,7 @@ def _by_coordinate(context: Context) -> Finding:
         if_fine=", as the least of so many may be by chance.",
         if_wrong=implied.strip(),
         consequence=consequence,
-        measured=float(scales[lowest]),
+        measured=relative,
         claimed=1.0,
         remedy="Every coordinate needs noise of one scale: look for a mask, a slice or a threshold "
         "that leaves some of them out.",
@@ -157,7 +165,7 @@ def _silent(context: Context) -> Finding:
         if found > _FAR_MORE * chance * of
         else Consequence.INVALIDATES,
         measured=float(found),
-        claimed=chance * of,
+        claimed=significant(chance * of),
         remedy="Every value needs noise in every step: look for what leaves some of them out.",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
         sees=f"{max(NOTICED * math.sqrt(chance / values), 3.0 / values):.2g} of all values "
@@ -287,13 +295,15 @@ def _single_plantings(context: Context) -> Finding:
     p_value = min(1.0, 2.0 * min(tails))
     upwards = tails[0] <= tails[1]
     unit = float(context.schedule.max())
-    furthest = 1.0 + unit * (most if upwards else least)
+    # One planting's own noise: told to half a deviation.
+    deviations = coarse_deviations((most if upwards else least) / scale)
     # The step is not recorded with it: in units of the noisiest step it is at most this far.
+    furthest = 1.0 + unit * scale * deviations
     return judged(
         name,
         p_value,
-        f"of {count:,} plantings the one furthest off reads {furthest:+.2f} clip norms, "
-        f"{max(above):.1f} deviations of the noise from one.",
+        f"of {count:,} plantings the one furthest off reads about {furthest:+.3g} clip norms, "
+        f"{abs(deviations):.1f} deviations of the noise from one.",
         if_fine=", as the furthest of so many may by chance.",
         consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
         measured=furthest,
@@ -327,16 +337,17 @@ def _extremes(context: Context) -> Finding:
         )
         for value in (most, least)
     ]
-    scale = context.even.scale
+    # Each is one value's own noise: told to half a deviation.
+    highest, lowest = (coarse_deviations(value / context.even.scale) for value in (most, least))
     return judged(
         name,
         min(1.0, 2.0 * min(p_values)),
-        f"of {count:,} values the least and the most are {-least / scale:.2f} and "
-        f"{most / scale:.2f} deviations.",
+        f"of {count:,} values the least and the most are about {-lowest:.1f} and {highest:.1f} "
+        "deviations.",
         if_fine=", as those of Gaussian noise are.",
         if_wrong="Gaussian noise has no such extremes.",
         consequence=Consequence.INVALIDATES,
-        measured=max(most, least) / scale,
+        measured=max(highest, lowest),
         remedy="The noise is not Gaussian in its tails, so neither the accountant nor this bound "
         "applies: look for clipping or rejection after the noise, or for values that are not "
         "noise.",

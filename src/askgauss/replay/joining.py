@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from askgauss.auditing import derived
+from askgauss.diagnostics.disclosure import published
 from askgauss.replay.report import Adjacency, ReplayReport
 from askgauss.results import AuditResult
 
@@ -19,7 +20,7 @@ def join(result: AuditResult, report: ReplayReport) -> AuditResult:
         report: The replay of its training. What is a leak is decided by the adjacency of the
             result's claim, where it has one.
     """
-    told = with_claim(report, result).findings
+    told = published(with_claim(report, result).findings)
     joined = replace(result, findings=(*result.findings, *told))
     return derived(joined, lambda: result.distribution_free_evidence)
 
