@@ -8,10 +8,9 @@ from typing import Literal
 
 from askgauss._version import __version__
 from askgauss.auditing import audit, derived
-from askgauss.diagnostics.disclosure import published
 from askgauss.exceptions import AskGaussError
 from askgauss.linear_transcript import LinearTranscript
-from askgauss.replay.joining import with_claim
+from askgauss.replay.joining import joined_findings
 from askgauss.replay.report import ReplayReport
 from askgauss.results import AuditResult, Finding, Verdict, number
 from askgauss.scores import CanaryScores
@@ -182,7 +181,7 @@ def _replayed(result: AuditResult, replay: ReplayReport | None) -> tuple[Verifie
             "its report to check them. A report follows from the training alone."
         )
         return (_part("replay", None, told),) if joined else ()
-    wanted = published(with_claim(replay, result).findings)
+    wanted = joined_findings(replay, result)
     return (
         _part(
             "replay",

@@ -259,9 +259,10 @@ def server(folder, feed):
         thread.join()
 
 
-def ask(server, path, method="GET", host=None):
+def ask(server, path, method="GET", host=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
-    connection.request(method, path, headers={} if host is None else {"Host": host})
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, headers=sent | ({} if host is None else {"Host": host}))
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -293,6 +294,31 @@ def test_only_this_machine_and_its_own_name(server):
     assert ask(server, "/data.json", host="evil.example")[0].status == 421
     port = server.server_address[1]
     assert ask(server, "/data.json", host=f"localhost:{port}")[0].status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/data.json", "/watch.js"])
+def test_no_page_of_another_origin_is_answered(server, path):
+    port = server.server_address[1]
+    own = f"http://127.0.0.1:{port}"
+    for headers, status in (
+        ({}, 200),
+        ({"Origin": own, "Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Sec_Fetch_Site": "none"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": f"http://127.0.0.1:{port + 1}"}, 403),
+        ({"Origin": f"https://127.0.0.1:{port}"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+    ):
+        for method in ("GET", "HEAD"):
+            answer, body = ask(server, path, method=method, **headers)
+            assert answer.status == status, headers
+            assert status == 200 or not body
+    assert (
+        ask(server, path, host=f"localhost:{port}", Origin=f"http://localhost:{port}")[0].status
+        == 200
+    )
 
 
 def test_a_port_in_use_is_said(run, folder):

@@ -37,6 +37,7 @@ class Stream:
     WATCH = 5
     NOISE = 6
     SAMPLER = 7
+    PROBES = 8
 
 
 def random_stream(seed: int, stream: int) -> np.random.Generator:

@@ -24,6 +24,8 @@ _STATIC = {
     "/watch.css": ("watch.css", "text/css; charset=utf-8"),
     "/watch.js": ("watch.js", "text/javascript; charset=utf-8"),
 }
+# What a browser says of a request of this page, and of an address that somebody typed.
+_OWN_SITES = ("same-origin", "none")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -96,9 +98,11 @@ class _Page(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         # A page of another origin that points its name here must not read the run.
-        host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
-        if host not in (_LOOPBACK, "localhost"):
+        host = self.headers.get("Host") or ""
+        if host.rsplit(":", 1)[0] not in (_LOOPBACK, "localhost"):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"", "text/plain", body)
+        elif self._foreign(host):
+            self._send(HTTPStatus.FORBIDDEN, b"", "text/plain", body)
         elif self.path == "/data.json":
             self._send(HTTPStatus.OK, self.server.data(), "application/json", body)
         elif self.path in _STATIC:
@@ -107,6 +111,14 @@ class _Page(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, content, kind, body)
         else:
             self._send(HTTPStatus.NOT_FOUND, b"", "text/plain", body)
+
+    def _foreign(self, host: str) -> bool:
+        """Whether a page of another origin asks, by what its browser says of it."""
+        origins = self.headers.get_all("Origin", [])
+        sites = self.headers.get_all("Sec-Fetch-Site", [])
+        return any(origin != f"http://{host}" for origin in origins) or any(
+            site not in _OWN_SITES for site in sites
+        )
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str, body: bool) -> None:
         self.send_response(status)

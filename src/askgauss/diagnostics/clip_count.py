@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from askgauss._rounded import digits, two_digits_up, widened
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import Spread
@@ -66,12 +67,13 @@ def _noise(context: Context, count: ClipCountFacts) -> Finding:
     broken, implied = _implied(context, count, high * count.deviation) if less else (False, "")
     return judged(
         name,
-        p_value,
+        # Counts are whole numbers: a sum of squares to all its digits would tell them.
+        two_digits_up(p_value),
         f"the count of unclipped records gets {ratio:.3f} times the noise that is stated for it.",
         if_wrong=implied.strip(),
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=ratio * count.deviation,
-        interval=(low * count.deviation, high * count.deviation),
+        measured=digits(ratio * count.deviation),
+        interval=widened((low * count.deviation, high * count.deviation)),
         claimed=count.deviation,
         remedy="Its noise is part of the budget: check unclipped_num_std and where it is added.",
     )

@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss._rounded import digits, two_digits_up
 from askgauss.diagnostics.tails import Spread
 
 __all__ = [
@@ -60,7 +61,7 @@ _NARROW = 0.1
 _LEAST_POWER = 6
 
 
-def significant(value: float, digits: int = 4) -> float:
+def significant(value: float) -> float:
     """A number as texts show it; whole numbers, which are counts, as they are.
 
     Examples:
@@ -69,7 +70,7 @@ def significant(value: float, digits: int = 4) -> float:
     """
     if not math.isfinite(value) or float(value).is_integer():
         return float(value)
-    return float(f"{value:.{digits}g}")
+    return digits(value, 4)
 
 
 def coarse_chance(check: str, p_value: float) -> float:
@@ -84,7 +85,7 @@ def coarse_chance(check: str, p_value: float) -> float:
     if p_value <= 0.0 or p_value >= 1.0:
         return p_value
     if check not in _OF_ONE:
-        return _rounded_up(p_value)
+        return min(1.0, two_digits_up(p_value))
     power = 0
     while float(f"1e-{_next_power(power)}") >= p_value:
         power = _next_power(power)
@@ -93,15 +94,6 @@ def coarse_chance(check: str, p_value: float) -> float:
 
 def _next_power(power: int) -> int:
     return power + 1 if power < _LEAST_POWER else 2 * power
-
-
-def _rounded_up(p_value: float) -> float:
-    """Two digits, as they are where there are no more."""
-    mantissa, exponent = f"{p_value:.1e}".split("e")
-    near = float(f"{mantissa}e{exponent}")
-    if near >= p_value:
-        return near
-    return min(1.0, float(f"{round(10.0 * float(mantissa)) + 1}e{int(exponent) - 1}"))
 
 
 def coarse_deviations(value: float) -> float:
@@ -137,7 +129,8 @@ def coarse_cosines(
     step = max(1.0, 100.0 * errors / math.sqrt(count))
     cosines = np.clip(np.rint(percent / step) * step, -100.0, 100.0)
     # Where a step is wider than any cosine, those close to one still show.
-    return np.where(np.abs(percent) >= _CERTAIN, np.rint(percent), cosines)
+    # Without the sign of a zero, which would tell on which side of it a cosine lies.
+    return np.where(np.abs(percent) >= _CERTAIN, np.rint(percent), cosines) + 0.0
 
 
 def coarse_cosine(cosine: float, count: float, errors: float = _COSINE_STEP) -> tuple[float, str]:

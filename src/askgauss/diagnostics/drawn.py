@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from askgauss._rounded import digits, widened
 from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.results import Assumption, Consequence, Finding
@@ -114,12 +115,13 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
     return judged(
         name,
         p_value,
-        f"a record is in a batch with probability {rate:.5f}, where {drawn.scheme} has "
+        f"a record is in a batch with probability {rate:.3g}, where {drawn.scheme} has "
         f"{share:.5f}.",
         if_wrong=implied.strip(),
         consequence=consequence,
-        measured=rate,
-        interval=interval,
+        # The exact rate is a count of inclusions, and says how many records there are.
+        measured=digits(rate),
+        interval=widened(interval),
         claimed=share,
         remedy=_REMEDY,
         tolerable=abs(rate / share - 1.0) < TOLERANCE and worst.name != "scheme",

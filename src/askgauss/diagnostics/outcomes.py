@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from askgauss._rounded import digits
 from askgauss.diagnostics.causes import root_causes
-from askgauss.diagnostics.coarse import coarse_chance, significant
+from askgauss.diagnostics.coarse import coarse_chance
 from askgauss.results import Assumption, Consequence, Finding, Status
 
 __all__ = ["SUSPICIOUS", "WHOLE_RUN", "apply_gate", "fact", "judged", "not_run", "worded"]
@@ -155,7 +156,7 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
             # No fault to look for: of many sound runs some show as much. As often as is published.
             often = 1.0 / max(coarse_chance(item.check, item.p_value), 1e-9)
             remedy = (
-                f"One sound run in {significant(often, 2):,.0f} shows as much: take it seriously "
+                f"One sound run in {digits(often, 2):,.0f} shows as much: take it seriously "
                 "if the next run does too."
             )
         else:

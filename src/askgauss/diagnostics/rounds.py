@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from askgauss._rounded import digits
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
@@ -79,7 +80,9 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
             consequence=Consequence.BREACH,
         )
     if probes.heavy is not None:
-        off = (probes.heavy - 1.0) / max(probes.heavy_error, _EXACT)
+        # It stands on a grid as wide as its error: what it may be at least is held against 1.
+        error = max(probes.heavy_error, _EXACT)
+        off = (probes.heavy - 1.0) / error - 0.5
         return judged(
             name,
             float(ndtr(-off)),
@@ -91,7 +94,9 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
             interval=around(probes.heavy, probes.heavy_error),
             claimed=1.0,
             remedy=remedy,
-            sees=f"a client that weighs {1.0 + NOTICED * probes.heavy_error:.2g} times its share",
+            tolerable=probes.heavy - 1.0 < TOLERANCE,
+            sees="a client that weighs "
+            f"{1.0 + max(NOTICED * error, TOLERANCE):.3g} times its share",
         )
     estimate = None
     if context is not None and context.transcript.finite:
@@ -160,17 +165,20 @@ def _noise_placement(probes: ProbeFacts) -> Finding:
 
 
 def _direction(probes: ProbeFacts) -> Finding:
-    """Whether the clip norm grows where updates are above it."""
+    """Whether the clip norm grows where updates are above it.
+
+    Either norm alone may tell the noise that a real round has on its count; their ratio has none.
+    """
     name, above, below = "clip norm direction", probes.norm_if_above, probes.norm_if_below
     if above is None or below is None:
         return not_run(name, probes.unchecked or _COPY)
     return fact(
         name,
         above < below,
-        f"with every update above the clip norm it is multiplied by {above:.4g}, with every one "
-        f"below it by {below:.4g}.",
+        f"with every update above the clip norm the next one is {digits(above / below):g} times "
+        "what it is with every one below it.",
         consequence=Consequence.INFORMS,
-        measured=above / below,
+        measured=digits(above / below),
         remedy="The norm bit is turned round: the norm runs away from the quantile it should "
         "find. Count the updates that are not above the norm.",
     )

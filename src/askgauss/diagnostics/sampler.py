@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtrc, ndtr
 
+from askgauss._rounded import about, digits
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.diagnostics.drawn import SAMPLER_CHECKS, accounted_sampling, drawn_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
@@ -290,10 +291,10 @@ def _batch_sizes(context: Context) -> Finding:
         return fact(
             name,
             True,
-            f"a batch has {int(sizes.max()):,} records where there are {records:,} in all.",
+            f"a batch has {digits(sizes.max() / records):g} times the records that there are.",
             consequence=Consequence.INVALIDATES,
-            measured=float(sizes.max()),
-            claimed=float(records),
+            measured=digits(sizes.max() / records),
+            claimed=1.0,
             remedy="A record may be in a batch once: look for padding or repeats; and check "
             "records= of the Recorder.",
         )
@@ -316,13 +317,13 @@ def _batch_sizes(context: Context) -> Finding:
     return judged(
         name,
         p_value,
-        f"batches have {sizes.mean():,.1f} of {records:,} records on average, where "
-        f"{claimed * records:,.1f} are expected, and vary {ratio:.2f} times as much as Poisson "
-        "sampling makes them.",
+        f"batches have {digits(sizes.mean()):,g} of {about(records)} records on average, where "
+        f"{digits(claimed * records):,g} are expected, and vary {ratio:.2f} times as much as "
+        "Poisson sampling makes them.",
         if_fine=", as they may by chance.",
         if_wrong=implied.strip(),
         consequence=costly if by_rate == min(tests) else Consequence.INVALIDATES,
-        measured=rate,
+        measured=digits(rate),
         claimed=claimed,
         remedy=f"{_RATE_REMEDY} {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,

@@ -111,13 +111,17 @@ def participation(run: LinearRun, rounds: RoundFacts) -> Finding:
     broken, implied = False, ""
     if run.claimed and (often or soon):
         broken, implied = run.breach(seen.moved / run.elsewhere())
+    said = "no client took part more often, or sooner again, than that"
+    if often or soon:
+        said = f"the most frequent client took part in {seen.most:,} rounds{again}"
     return fact(
         name,
         often or soon,
-        f"of {seen.clients:,} clients the most frequent took part in {seen.most:,} rounds{again}; "
-        f"{seen.limit:,} are accounted for, at least {seen.separation:,} apart.{implied}",
+        f"{seen.limit:,} rounds are accounted for, at least {seen.separation:,} apart; "
+        f"{said}.{implied}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=float(seen.most),
+        # How often somebody took part who may is nobody's business.
+        measured=float(seen.most) if often or soon else None,
         claimed=float(seen.limit),
         remedy="Let the server keep when it last asked each client, and ask it again only as "
         "accounted; or account for more participations.",

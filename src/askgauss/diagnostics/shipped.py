@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from askgauss._rounded import FEW, about, digits
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.witness import StepFacts, WeightFacts
@@ -196,25 +197,40 @@ def _contributions(facts: StepFacts) -> Finding:
     if facts.records == 0:
         return _not_looked(name, facts)
     beyond = facts.largest > _ABOVE
-    if facts.clipped == 0 and not beyond:
+    if not beyond and not _exercised(facts):
         return not_run(
             name,
-            f"a record whose gradient is longer than the clip norm: none of the {facts.records:,} "
-            "that were looked at was",
+            f"records whose gradients are longer than the clip norm, {FEW} of them or most of "
+            "those that were looked at: none or few were",
         )
     where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
     how = "computed again" if facts.recomputed else "all that were in them"
+    # Above the norm by little is told with the digits that show it.
+    largest = digits(facts.largest, 4 if beyond else 3)
     return fact(
         name,
         beyond,
-        f"the largest of {facts.records:,} records in {facts.steps:,} steps, {how}, added "
-        f"{facts.largest:.4g} clip norms to the sum{where}; {facts.clipped:,} had to be clipped.",
+        f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
+        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped.",
         consequence=Consequence.BREACH if facts.largest > _FAR_ABOVE else Consequence.INFORMS,
-        measured=facts.largest,
+        measured=largest,
         claimed=1.0,
         remedy="Clipping does not hold: a record may add one clip norm, whatever its gradient is.",
-        sees=f"any of {facts.clipped:,} long gradients let through",
+        sees=f"any of {_some(facts.clipped)} long gradients let through",
     )
+
+
+def _exercised(facts: StepFacts) -> bool:
+    """Whether clipping had to act so often that no single record decides what is said of it.
+
+    One long gradient among short ones is somebody's: few of them are told like none.
+    """
+    return facts.clipped >= FEW or facts.clipped >= max(2, facts.records // 2 + 1)
+
+
+def _some(count: int) -> str:
+    """Records of a fault, which are not none."""
+    return "a few" if count < FEW else about(count)
 
 
 def _sum_of_records(facts: StepFacts) -> Finding:
@@ -229,7 +245,7 @@ def _sum_of_records(facts: StepFacts) -> Finding:
         f"the sum before the noise is up to {facts.off:.3g} clip norms from that of its clipped "
         f"records, where rounding may give {facts.off_allowed:.2g}{where}.",
         consequence=Consequence.INVALIDATES,
-        measured=facts.off,
+        measured=digits(facts.off),
         claimed=0.0,
         remedy="Something else than clipped records is in the sum: find what writes to it.",
     )
@@ -250,10 +266,10 @@ def _ghost_norms(facts: StepFacts) -> Finding:
     return fact(
         name,
         wrong,
-        f"norms that ghost clipping computed, against {facts.records:,} gradients computed again: "
-        f"{said}.",
+        f"norms that ghost clipping computed, against {_some(facts.records)} gradients computed "
+        f"again: {said}.",
         consequence=Consequence.INVALIDATES if facts.norm_off < 0.0 else Consequence.INFORMS,
-        measured=abs(facts.norm_off),
+        measured=digits(abs(facts.norm_off), 2),
         claimed=0.0,
         remedy="Ghost clipping measures this layer wrongly: use grad_sample_mode='hooks', or a "
         "later Opacus.",
@@ -295,7 +311,7 @@ def _divisor(facts: StepFacts) -> Finding:
         )
     elif wrong:
         said = (
-            f"steps divided by {facts.least_divisor:.4g} to {facts.most_divisor:.4g} times the "
+            f"steps divided by {facts.least_divisor:.3g} to {facts.most_divisor:.3g} times the "
             f"stated number, first in step {facts.divisor_step:,}."
         )
     return fact(
@@ -303,7 +319,7 @@ def _divisor(facts: StepFacts) -> Finding:
         wrong,
         said,
         consequence=Consequence.INVALIDATES,
-        measured=facts.most_divisor / max(facts.least_divisor, 1e-300),
+        measured=digits(facts.most_divisor / max(facts.least_divisor, 1e-300)),
         claimed=1.0,
         remedy="Divide by one constant, the expected batch size: the size of the batch, or of the "
         "training set, tells who is in it.",

@@ -213,6 +213,7 @@ class AuditedAggregator(AuditedRun[()]):
             constant=self._constant,
             weighted=weighted,
             adaptive=callable(self._clip_norm),
+            seed=self.canaries.root_seed,
         )
 
     def transcript(self) -> Transcript | LinearTranscript:

@@ -1,9 +1,16 @@
-"""Rounds that never happen: a copy of the aggregator, and updates that must not upset it."""
+"""Rounds that never happen: a copy of the aggregator, and updates that must not upset it.
+
+What probes say is published, and a copy of an aggregator has the generator of its real rounds: left
+to it, the first of these would have the noise of the probes. So every probe gets the same coins,
+and none of the run's where they can be found; what is told is a difference of two probes, in which
+their noise cancels, on a grid as wide as what is left of it.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss._rounded import on_grid, two_digits_up
+from askgauss.canaries.base import Stream, random_stream
 from askgauss.federated.updates import Form
 from askgauss.witness import ProbeFacts
 
@@ -37,6 +46,7 @@ def probed(
     constant: float | None,
     weighted: bool,
     adaptive: bool,
+    seed: int,
 ) -> ProbeFacts:
     """What copies of an aggregator do with odd updates; itself is left as it is.
 
@@ -49,6 +59,7 @@ def probed(
         constant: That number, where it does not depend on the round.
         weighted: Whether clients report weights.
         adaptive: Whether the clip norm may change.
+        seed: Root of the audit's random choices: of it grow the coins of the copies.
     """
     try:
         copied = copy.deepcopy(aggregate)
@@ -63,9 +74,8 @@ def probed(
     state = np.random.get_state()  # noqa: NPY002  (frameworks draw their noise from it)
     try:
         with np.errstate(all="ignore"):
-            return _Probe(aggregate, form, call, clip_norm, divisor, constant, weighted).facts(
-                adaptive
-            )
+            probe = _Probe(aggregate, form, call, clip_norm, divisor, constant, weighted, seed)
+            return probe.facts(adaptive)
     finally:
         np.random.set_state(state)  # noqa: NPY002
 
@@ -80,12 +90,14 @@ class _Probe:
         divisor: Callable[[NDArray[np.float64] | None, int], float],
         constant: float | None,
         weighted: bool,
+        seed: int,
     ) -> None:
         self._aggregate, self._form, self._call = aggregate, form, call
         self._clip_norm, self._divisor, self._weighted = clip_norm, divisor, weighted
         room = max(_FEWEST_CLIENTS, min(_CLIENTS, _MOST_VALUES // form.dimension))
         self._clients = room if constant is None else max(2, round(constant))
         self._norm = clip_norm(aggregate)
+        self._coins = int(random_stream(seed, Stream.PROBES).integers(2**32))
 
     def _many(self, clients: int, size: float) -> list[Any]:
         """Clients whose updates all have this norm, in clip norms."""
@@ -94,11 +106,20 @@ class _Probe:
             return [self._form.filled(value)] * clients
         return [self._form.filled(value) for _ in range(clients)]
 
+    def _copy(self) -> Any:
+        """A copy with coins of its own, the same for every probe."""
+        copies: dict[int, Any] = {}
+        copied = copy.deepcopy(self._aggregate, copies)
+        for item in list(copies.values()):
+            _seed(item, self._coins)
+        np.random.seed(self._coins)  # noqa: NPY002
+        return copied
+
     def _release(
         self, updates: list[Any], weights: list[float] | None = None
     ) -> tuple[NDArray[np.float64] | str, Any]:
         """The released sum of a fresh copy, flat, or the name of what was raised; and the copy."""
-        copied = copy.deepcopy(self._aggregate)
+        copied = self._copy()
         if weights is None and self._weighted:
             weights = [1.0] * len(updates)
         try:
@@ -119,7 +140,7 @@ class _Probe:
             )
         found = ProbeFacts(clients=self._clients, with_nan=self._odd(math.nan), zero=self._odd(0.0))
         if self._weighted:
-            found = self._heavy(found)
+            found = self._heavy(found, plain)
         if plain.size >= _FEWEST_VALUES and plain.std() > _SILENT:
             found = self._spread(found, plain)
         return self._direction(found) if adaptive else found
@@ -131,24 +152,27 @@ class _Probe:
             return released
         return "finite" if np.isfinite(released).all() else "nan"
 
-    def _heavy(self, found: ProbeFacts) -> ProbeFacts:
+    def _heavy(self, found: ProbeFacts, plain: NDArray[np.float64]) -> ProbeFacts:
         heavy = self._form.filled(_LARGE * self._norm, at=0)
         weights = [_HEAVY] + [1.0] * (self._clients - 1)
         released, _ = self._release([heavy, *self._many(self._clients - 1, _SMALL)], weights)
         if isinstance(released, str):
             return replace(found, heavy_refused=released)
-        rest = released[1:]
-        if rest.size < _FEWEST_VALUES or not np.isfinite(released).all():
+        if released.size <= _FEWEST_VALUES or not np.isfinite([released, plain]).all():
             return found
-        error = max(float(rest.std(ddof=1)), _SILENT)
-        return replace(found, heavy=float(released[0] - np.median(rest)), heavy_error=error)
+        left = _without_common_noise(released, plain)
+        rest = left[1:]
+        error = two_digits_up(max(float(rest.std(ddof=1)), _SILENT))
+        heavy = on_grid(float(left[0] - np.median(rest)), error, 1.0)
+        return replace(found, heavy=heavy, heavy_error=error)
 
     def _spread(self, found: ProbeFacts, few: NDArray[np.float64]) -> ProbeFacts:
         many, _ = self._release(self._many(4 * self._clients, _SMALL))
         if isinstance(many, str) or not np.isfinite(many).all():
             return found
         ratio = float(many.std() / few.std())
-        return replace(found, spread=ratio, spread_error=ratio / math.sqrt(few.size))
+        error = two_digits_up(ratio / math.sqrt(few.size))
+        return replace(found, spread=on_grid(ratio, error, 1.0), spread_error=error)
 
     def _direction(self, found: ProbeFacts) -> ProbeFacts:
         norms = []
@@ -158,3 +182,30 @@ class _Probe:
                 return found
             norms.append(float(self._clip_norm(copied)) / self._norm)
         return replace(found, norm_if_above=norms[0], norm_if_below=norms[1])
+
+
+def _seed(item: Any, coins: int) -> None:
+    """Give a generator among the copied objects other coins than those of the run."""
+    if isinstance(item, np.random.Generator):
+        item = item.bit_generator
+    if isinstance(item, np.random.BitGenerator):
+        item.state = type(item)(coins).state
+    elif isinstance(item, np.random.RandomState | random.Random):
+        item.seed(coins)
+    elif callable(getattr(item, "manual_seed", None)):
+        item.manual_seed(coins)
+
+
+def _without_common_noise(
+    released: NDArray[np.float64], plain: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """A probe without what the plain one has of the same noise, whatever its scale.
+
+    All of it where both had the same coins; where they had not, nothing to speak of.
+    """
+    # The first entry is where the probes differ by more than their noise.
+    common, noise = plain - plain[1:].mean(), released[1:] - released[1:].mean()
+    square = float(common[1:] @ common[1:])
+    if square <= _SILENT**2 * common.size:
+        return released
+    return np.asarray(released - float(common[1:] @ noise) / square * common)

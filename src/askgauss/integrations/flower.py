@@ -239,6 +239,7 @@ class _Flower(AuditedRun[()]):
                 constant=None,
                 weighted=True,
                 adaptive=adaptive,
+                seed=self._clients.canaries.root_seed,
             )
 
     def aggregate_evaluate(self, *arguments: Any) -> Any:

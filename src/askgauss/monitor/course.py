@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from askgauss._rounded import down
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 
@@ -24,15 +25,19 @@ class Point:
     freedom: float = 0.0
     square: float = 0.0
 
-    @property
-    def noise(self) -> float:
-        """The scale of the noise, on a grid as wide as its own standard error; nan if unknown."""
+    def noise(self, values: float) -> float:
+        """The scale of the noise, on a grid as wide as its own standard error; nan if unknown.
+
+        Args:
+            values: As many as are expected; the number there is tells how many canaries were
+                planted, and the width of the grid would tell that number.
+        """
         if not self.freedom:
             return math.nan
         scale = math.sqrt(self.square / self.freedom)
         if not 0.0 < scale < math.inf:
             return scale
-        error = 1.0 / math.sqrt(2.0 * self.freedom)
+        error = 1.0 / math.sqrt(2.0 * values)
         return math.exp(round(math.log(scale) / error) * error)
 
     def join(self, later: Point) -> Point:
@@ -86,21 +91,29 @@ class CourseKeeper:
             self._points = [first.join(second) for first, second in pairs]
             self._stride *= 2
 
-    def course(self, looks: list[tuple[int, float]]) -> Course:
-        """The course, with the bounds of these looks: step and bound of each.
+    def course(self, looks: list[tuple[int, float]], values: float) -> Course:
+        """The course, with the bounds of these looks.
 
         Logs and results carry it to people who may not see the noise of a step: so it has no more
         digits than its numbers are worth.
+
+        Args:
+            looks: Step and bound of each.
+            values: Values of the noise in a step, as many as are expected before the run.
         """
         points = [*self._points, *([self._point] if self._point.step else [])]
         bounds = [
-            max((bound for step, bound in looks if step <= point.step), default=math.nan)
+            down(max((bound for step, bound in looks if step <= point.step), default=math.nan))
             for point in points
         ]
+        last = [point.step for point in points]
+        steps = [now - before for now, before in zip(last, [0, *last], strict=False)]
         return Course(
-            step=tuple(point.step for point in points),
+            step=tuple(last),
             evidence=tuple(round(point.evidence / _LOG_TEN, 2) for point in points),
-            noise=tuple(point.noise for point in points),
+            noise=tuple(
+                point.noise(values * count) for point, count in zip(points, steps, strict=True)
+            ),
             bound=tuple(bounds),
         )
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from askgauss import _files, _plain, accounting
+from askgauss._rounded import digits, widened
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
@@ -55,6 +56,11 @@ class Alarm:
     epsilon: float | None
     summary: str = ""
 
+    def rounded(self) -> Alarm:
+        """The same, as those outside are told."""
+        epsilon = None if self.epsilon is None else digits(self.epsilon)
+        return replace(self, evidence=round(self.evidence, 2), epsilon=epsilon)
+
     def __str__(self) -> str:
         seen = "exact" if math.isinf(self.evidence) else f"evidence 10^{self.evidence:.1f}"
         implied = ""
@@ -80,6 +86,11 @@ class Projection:
     epsilon: float
     low: float
     high: float
+
+    def rounded(self) -> Projection:
+        """The same, as those outside are told."""
+        low, high = widened((self.low, self.high))
+        return replace(self, epsilon=digits(self.epsilon), low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _plain, _validate, accounting
+from askgauss._rounded import down
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
@@ -212,11 +213,25 @@ class Monitor:
     def course(self) -> Course:
         """How the run went, thinned to a few hundred points."""
         self._settle()
-        return self._course.course([] if self._looks is None else self._looks.bounds())
+        return self._course.course(
+            [] if self._looks is None else self._looks.bounds(), self._expected_values()
+        )
+
+    def _expected_values(self) -> float:
+        """Canaries that a step shows the noise of, on average over the coins that plant."""
+        layout, scheme = self._layout, self._scheme
+        if layout is None:
+            return 1.0
+        rate = self._rate
+        if rate is None:
+            rate = 0.0 if scheme is None else scheme.share
+        return max(layout.count - rate * layout.present, 1.0)
 
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
         self._settle()
+        best = None if self._looks is None else self._looks.best()
+        ends = self.projection()
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -233,9 +248,9 @@ class Monitor:
             sampling=None if self._poisson else self._scheme,
             evidence={name: round(value, 2) for name, value in self.evidence.items()},
             untested=self.untested,
-            bound=None if self._looks is None else self._looks.best(),
-            projection=self.projection(),
-            alarm=self._alarm,
+            bound=None if best is None else (down(best[0]), best[1]),
+            projection=None if ends is None else ends.rounded(),
+            alarm=None if self._alarm is None else self._alarm.rounded(),
             course=self.course(),
             delta=self._delta,
         )

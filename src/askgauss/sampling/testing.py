@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
+from askgauss._rounded import FEW, about, digits
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.stats.draws import (
@@ -40,6 +41,8 @@ _MOST_SEEN = 1 << 16
 _SINGLE_GAPS = 16
 _GAP_CLASSES = 32
 _BETS = {"lags": _GAP_CLASSES, "counts": 1, "order": 1, "pairs": 1, "places": 1, "rate": 1}
+# Smallest and largest batch are told where they are odd, to three digits: they are somebody's.
+_ODD = 1e-3
 _STATE = ("count", "first", "last")
 _STEPS = ("sizes", "drawn", "pools", "coins")
 
@@ -256,7 +259,7 @@ class SchemeSums:
             "batches of a size it never gives": int(np.count_nonzero(odd)),
         }
         steps = [step for step in (self._broken, *np.flatnonzero(odd)[:1]) if step is not None]
-        said = ", ".join(f"{number} {what}" for what, number in breaches.items() if number)
+        said = ", ".join(f"{_some(number)} {what}" for what, number in breaches.items() if number)
         summary = (
             f"{said}, first in step {int(min(steps)) + 1}: not {self.scheme}."
             if said
@@ -268,7 +271,7 @@ class SchemeSums:
         tests = []
         rate = self._bets["rate"]
         if rate.expected[0] > 0.0:
-            summary = f"{rate.met[0]:,.0f} inclusions where {rate.expected[0]:,.0f} are expected."
+            summary = f"{_times_expected(rate.met[0], rate.expected[0])}."
             tests.append(SchemeTest(name="rate", p_value=rate.p_value(), summary=summary))
         limits = self.scheme.size_limits(self)
         if limits is None:
@@ -279,16 +282,17 @@ class SchemeSums:
             return tests
         drawn = self.drawn[random]
         uniform = uniform_draws(drawn, below[random], upto[random])
-        said = f"batches show {drawn.mean():.4g} records on average, from {drawn.min()} to "
-        said += f"{drawn.max()}"
+        said = f"batches show {digits(drawn.mean()):,g} records on average"
+        ends = f", from {digits(drawn.min()):,g} to {digits(drawn.max()):,g}"
         for name, p_value, what in (
             ("mean batch", mean_p_value(uniform), "on average"),
             ("batch sizes", spread_p_value(uniform), "in how much they vary"),
             ("largest batch", extreme_p_value(uniform), "in the largest"),
             ("rate over time", trend_p_value(uniform), "between the halves of the run"),
         ):
+            shown = said + ends if p_value < _ODD else said
             tests.append(
-                SchemeTest(name=name, p_value=p_value, summary=f"{said}; compared {what}.")
+                SchemeTest(name=name, p_value=p_value, summary=f"{shown}; compared {what}.")
             )
         return tests
 
@@ -301,7 +305,7 @@ class SchemeSums:
         return SchemeTest(
             name=name,
             p_value=bets.p_value(),
-            summary=f"{subject}: {met:,.0f} inclusions where {expected:,.0f} are expected.",
+            summary=f"{subject}: {_times_expected(met, expected)}.",
         )
 
     # ---------------------------------------------------------------------------- checkpoints
@@ -389,6 +393,18 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
             for name, sets in _BETS.items()
         },
     }
+
+
+def _some(number: int) -> str:
+    """How many did what the scheme never does; a few may be somebody."""
+    return "a few" if number < FEW else about(number)
+
+
+def _times_expected(met: float, expected: float) -> str:
+    # Counts of inclusions would say how many records there are.
+    if expected == 0.0:
+        return "inclusions where none is expected" if met else "no inclusions, as is expected"
+    return f"{met / expected:.3g} times the inclusions that are expected"
 
 
 def _gap_class(gaps: Integers) -> Integers:
