@@ -16,6 +16,7 @@ import torch
 import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status
 from tests.integrations.pair_worker import EVERY, REFUSED, STEPS
 from tests.integrations.runs import make_run
 
@@ -151,6 +152,121 @@ def test_a_store_has_one_writer(tmp_path):
     live = CanaryAudit(first.optimizer, data_loader=first.loader, **place)
     with live, pytest.raises(RecordingError, match="belong to no live run"):
         CanaryAudit(second.optimizer, data_loader=second.loader, **place)
+
+
+def write_weights(run):
+    """Training that nobody clips, noises or accounts for."""
+    with torch.no_grad():
+        for item in run.model.parameters():
+            item.add_(0.01)
+
+
+def finding(result, check):
+    return next(item for item in result.findings if item.check == check)
+
+
+CLAIM = ag.PrivacyClaim(epsilon=50.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("way", ["left and entered again", "optimizer loaded"])
+def test_weights_written_beside_a_restart_are_noticed(way):
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    with audit:
+        run.train()
+        if way == "optimizer loaded":
+            write_weights(run)
+            run.optimizer.load_state_dict(run.optimizer.state_dict())
+            run.train()
+    if way == "left and entered again":
+        write_weights(run)
+        with audit:
+            run.train()
+    result = audit.result(claim=CLAIM)
+    assert result.verdict is ag.Verdict.INVALID
+    assert "before step 9" in finding(result, "weights between steps").summary
+
+
+def test_leaving_entering_and_loading_an_optimizer_are_no_changes_of_weights():
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    for _ in range(2):
+        with audit:
+            run.train()
+            run.optimizer.load_state_dict(run.optimizer.state_dict())
+            run.train()
+    result = audit.result(claim=CLAIM)
+    assert finding(result, "weights between steps").status is Status.PASS
+    assert finding(result, "weights moved by the release").status is Status.PASS
+
+
+def test_an_accountant_set_back_below_the_restart_is_still_compared():
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    with audit:
+        run.train()
+        old = copy.deepcopy(dict(run.engine.accountant.state_dict()))
+        run.train()
+        state = audit.state_dict()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    audit.load_state_dict(state)
+    with audit:
+        run.train()
+        run.engine.accountant.load_state_dict(old)
+    facts = audit.transcript().facts
+    assert (audit.steps, facts.accounted_steps) == (24, 8)
+    result = audit.result(claim=CLAIM)
+    assert "24 steps were released and 8 accounted for" in finding(result, "step count").summary
+    assert any("history was replaced" in note for note in result.notes)
+
+
+def test_steps_that_the_audit_did_not_see_earn_no_green():
+    """A new audit of a run that goes on speaks of what it saw, and not of the whole claim."""
+    run = make_run(noise_multiplier=4.0)
+    run.train()
+    with CanaryAudit(run.optimizer, data_loader=run.loader, model=run.model, seed=0) as audit:
+        run.train(2)
+    result = audit.result(claim=CLAIM)
+    assert result.verdict is not ag.Verdict.CONSISTENT
+    assert "16 steps were seen of 24 that were accounted for" in str(
+        finding(result, "step count").summary
+    )
+    (steps,) = (part for part in result.scope if part.name == "steps")
+    assert (steps.status, steps.met) == ("not tested", True)
+    assert "whole run" in steps.how_to_test
+    assert ag.AuditResult.from_json(result.to_json()) == result
+
+
+def test_a_state_that_is_kept_stays_as_it_was():
+    run = make_run()
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    with audit:
+        run.train()
+        kept = copy.deepcopy(run.model.state_dict()), audit.state_dict()
+        accountant = copy.deepcopy(dict(run.engine.accountant.state_dict()))
+        run.train()
+    again = make_run()
+    again.model.load_state_dict(kept[0])
+    again.engine.accountant.load_state_dict(accountant)
+    resumed = CanaryAudit(again.optimizer, data_loader=again.loader, seed=0)
+    resumed.load_state_dict(kept[1])
+    assert resumed.steps == 8
+
+
+def test_the_first_noise_of_every_process_is_tried():
+    run = make_run(seed=7)
+    run.optimizer.generator = torch.Generator().manual_seed(0x9E3779B9)
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    with audit:
+        run.train()
+        state = audit.state_dict()
+    run.optimizer.generator = torch.Generator().manual_seed(42)
+    resumed = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)
+    resumed.load_state_dict(state)
+    with resumed:
+        run.train()
+    assert "manual_seed(42)" in resumed.transcript().facts.seed_probe.found
+    assert resumed.result(claim=CLAIM).verdict is ag.Verdict.VIOLATION
 
 
 if __name__ == "__main__":
