@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files
+from askgauss import _files, _validate
+from askgauss.exceptions import RecordingError
 
-__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "enclosed"]
+__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "check_step", "enclosed"]
 
 # Of an Opacus audit; named here since whoever audits files reads it too, without torch.
 OPACUS_KIND = "askgauss-opacus-audit"
@@ -31,6 +32,27 @@ def enclosed(transcript: _Saved) -> NDArray[np.uint8]:
     held = io.BytesIO()
     transcript.save(held)
     return np.frombuffer(held.getvalue(), dtype=np.uint8)
+
+
+def check_step(step: int | None, own: int) -> None:
+    """Refuse a step that the caller counts otherwise: model and audit are of two moments.
+
+    Args:
+        step: Steps done so far as the caller counts them; None where nobody says.
+        own: The same as the audit counts them.
+
+    Raises:
+        InvalidArgumentError: It is no count.
+        RecordingError: The two differ.
+    """
+    if step is None:
+        return
+    _validate.integer(0, step=step)
+    if step != own:
+        raise RecordingError(
+            f"Expected step={own}, as many as this audit has recorded, got {step}. Load the "
+            "checkpoint of the same step of model and audit; or begin a new audit."
+        )
 
 
 class Checkpointed(ABC):
