@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from askgauss import _files, _validate
 from askgauss.exceptions import RecordingError
 
-__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "check_step", "enclosed"]
+__all__ = [
+    "OPACUS_KIND",
+    "OPACUS_SCHEMA",
+    "TRANSCRIPT",
+    "Checkpointed",
+    "Kept",
+    "check_step",
+    "enclosed",
+]
 
 # Of an Opacus audit; named here since whoever audits files reads it too, without torch.
 OPACUS_KIND = "askgauss-opacus-audit"
@@ -55,7 +63,7 @@ def check_step(step: int | None, own: int) -> None:
         )
 
 
-class Checkpointed(ABC):
+class Kept(ABC):
     """Something whose state is arrays, and plain values under ``"state"``."""
 
     _checkpoint_kind: ClassVar[str]
@@ -68,6 +76,30 @@ class Checkpointed(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, whole or not at all."""
+        self._write(path, self.state_dict())
+
+    def _write(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+        plain = {"state": state.pop("state")}
+        _files.write_arrays(path, self._checkpoint_kind, self._checkpoint_schema, state, plain)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+            RecordingError: As for `load_state_dict`.
+        """
+        kind, schema = self._checkpoint_kind, self._checkpoint_schema
+        arrays, content = _files.read_arrays(path, kind, schema)
+        arrays.pop(TRANSCRIPT, None)
+        self.load_state_dict({**arrays, "state": content.get("state")})
+
+
+class Checkpointed(Kept):
+    """A recorder, whose checkpoint can also hold the transcript of a run that has ended."""
 
     @abstractmethod
     def transcript(self) -> Any:
@@ -86,19 +118,6 @@ class Checkpointed(ABC):
             RecordingError: There is nothing to audit in a run that is said to have ended.
         """
         state = self.state_dict()
-        plain = {"state": state.pop("state")}
         if finished:
             state[TRANSCRIPT] = enclosed(self.transcript())
-        _files.write_arrays(path, self._checkpoint_kind, self._checkpoint_schema, state, plain)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-            RecordingError: As for `load_state_dict`.
-        """
-        kind, schema = self._checkpoint_kind, self._checkpoint_schema
-        arrays, content = _files.read_arrays(path, kind, schema)
-        arrays.pop(TRANSCRIPT, None)
-        self.load_state_dict({**arrays, "state": content.get("state")})
+        self._write(path, state)
