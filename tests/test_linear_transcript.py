@@ -228,6 +228,64 @@ def test_a_checkpoint_file(tmp_path):
         second.load(file)
 
 
+def test_a_step_that_the_caller_counts_otherwise_is_refused():
+    first, second = recorder_of(PLANS[0]), recorder_of(PLANS[0])
+    first.sample(step=0)
+    feed(first, range(3))
+    second.load_state_dict(first.state_dict())
+    for other in (2, 4):
+        with pytest.raises(RecordingError, match=rf"step=3.* got {other}.*the same step of model"):
+            second.sample(step=other)
+    with pytest.raises(RecordingError, match="before sample"):
+        second.observe(np.zeros((3, 17)), background=np.zeros((3, 17)))
+    second.sample(step=3)
+    with pytest.raises(RecordingError, match="step=3"):
+        second.observe(np.zeros((3, 17)), background=np.zeros((3, 17)), step=2)
+
+
+def test_checkpoints_of_two_steps_are_asked_about(tmp_path):
+    """The model, its noise and the generator are saved one step after the audit."""
+    plan, scale = TreePlan(steps=64, estimator="honaker", release="prefixes"), 5.0
+
+    def made():
+        canaries = ag.DiracCanaries(present=200, absent=200, dimension=400, seed=0)
+        generator = np.random.default_rng(1)
+        draw = tree.numpy_draw(generator, 400, scale=scale)
+        noise = tree.TreeNoise(draw, steps=64, estimator="honaker")
+        recorder = ag.LinearRecorder(canaries, plan, noise_multiplier=scale)
+        return canaries, recorder, generator, noise, np.zeros(400)
+
+    def advance(step, run):
+        canaries, recorder, _, noise, clean = run
+        canaries.plant(clean, recorder.sample(), clip_norm=1.0)
+        released = canaries.project(clean + noise.next(step))
+        recorder.observe(released, background=np.zeros(canaries.size))
+
+    for late in (0, 1):
+        run, again = made(), made()
+        for step in range(50):
+            advance(step, run)
+        run[1].save(tmp_path / "audit.npz")
+        for step in range(50, 50 + late):
+            advance(step, run)
+        again[1].load(tmp_path / "audit.npz")
+        again[2].bit_generator.state = run[2].bit_generator.state
+        again[3].load_state_dict(run[3].state_dict())
+        again[4][:] = run[4]
+        for step in range(50 + late, 64):
+            advance(step, again)
+        transcript = again[1].transcript()
+        transcript.save(tmp_path / "run.npz")
+        transcript = LinearTranscript.load(tmp_path / "run.npz")
+        assert transcript.facts.resumed == (50,)
+        question = "The run was resumed after step 50: were model and audit checkpoints"
+        result = ag.audit(transcript, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5))
+        asked = {item.check for item in result.findings if question in item.remedy}
+        assert asked >= ({"repeated noise", "step count"} if late else set())
+        assert bool(asked) == bool(late)
+        assert any(question in note for note in result.notes)
+
+
 def test_a_checkpoint_between_sample_and_observe():
     first = recorder_of(PLANS[0])
     feed(first, range(3))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import askgauss as ag
 from askgauss import BlockCanaries, DiracCanaries, Recorder, _archives, _files
 from askgauss import recorder as recorder_module
 from askgauss import transcript as transcript_module
@@ -107,7 +108,7 @@ runs = st.sampled_from(RUNS)
 def same(one, other):
     """Nested dictionaries of arrays and plain values, equal to the last bit but for the run."""
     if isinstance(one, dict):
-        keys = one.keys() - {"run", "stored_check"}
+        keys = one.keys() - {"run", "stored_check", "resumed"}
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in keys)
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
@@ -543,6 +544,92 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
     run.record(recorder, 3, 6)
     run.record(twin, 0, 6)
     assert same_transcript(recorder.transcript(), twin.transcript())
+
+
+def test_a_step_that_the_caller_counts_otherwise_is_refused(tmp_path):
+    run = Run("one tensor")
+    recorder = run.recorder()
+    assert recorder.sample(step=0).size
+    planted = recorder.state_dict()["drawn"]
+    run.observe(recorder, 0, planted)
+    run.record(recorder, 1, 3)
+    recorder.save(tmp_path / "audit.npz")
+    resumed = run.recorder()
+    resumed.load(tmp_path / "audit.npz")
+    for other in (2, 4):
+        with pytest.raises(RecordingError, match=rf"step=3.* got {other}.*the same step of model"):
+            resumed.sample(step=other)
+    assert "drawn" not in resumed.state_dict(), "a refused step must draw nobody"
+    planted = resumed.sample(step=3)
+    size = run.canaries.size
+    with pytest.raises(RecordingError, match="step=3"):
+        resumed.observe(np.zeros(size), background=np.zeros(size), step=4)
+    with pytest.raises(InvalidArgumentError, match="step"):
+        resumed.observe(np.zeros(size), background=np.zeros(size), step=3.0)
+    run.observe(resumed, 3, planted)
+    assert resumed.steps == 4
+
+
+def _resumed(model, audit, *, steps=60):
+    """A private run that goes on from checkpoints of two steps, and ends by the model's count."""
+    canaries = ag.DiracCanaries(present=200, absent=200, dimension=400, seed=0)
+    noise = np.random.default_rng(1)
+
+    def record(recorder, count):
+        for _ in range(count):
+            total = np.zeros(400)
+            canaries.plant(total, recorder.sample(), clip_norm=1.0)
+            released = total + noise.normal(size=400)
+            recorder.observe(canaries.project(released), background=0)
+
+    def made():
+        return ag.Recorder(canaries, sampling_rate=0.1, noise_multiplier=1.0)
+
+    first, second = made(), made()
+    record(first, audit)
+    second.load_state_dict(first.state_dict())
+    record(second, steps - model)
+    return second.transcript()
+
+
+def test_a_resumed_run_says_so_where_its_steps_do_not_add_up(tmp_path):
+    question = "The run was resumed after step 40: were model and audit checkpoints of the same"
+    claim = ag.PrivacyClaim(epsilon=50.0, delta=1e-5, steps=60)
+    for model, odd in ((20, True), (40, False), (50, True)):
+        transcript = _resumed(model, audit=40)
+        transcript.save(tmp_path / "run.npz")
+        transcript = Transcript.load(tmp_path / "run.npz")
+        assert transcript.facts.resumed == (40,)
+        result = ag.audit(transcript, claim=claim)
+        found = {item.check: item for item in result.findings}
+        assert (question in found["step count"].remedy) == odd
+        assert [item.check for item in result.findings if question in item.remedy] == (
+            ["step count"] if odd else []
+        )
+        # Where nobody counted the model's steps, a reader has to.
+        assert any(question in note for note in result.notes)
+    assert ag.audit(_resumed(50, audit=40), delta=1e-5).notes
+
+
+def test_every_resume_is_kept_and_counts_in_no_comparison():
+    run = Run("one tensor")
+    whole = run.recorder()
+    run.record(whole, 0, 8)
+    part = run.recorder()
+    for cut in (3, 3, 6):
+        run.record(part, part.steps, cut)
+        state, part = part.state_dict(), run.recorder()
+        part.load_state_dict(state)
+    run.record(part, 6, 8)
+    assert part.transcript().facts.resumed == (3, 3, 6)
+    assert whole.transcript().facts.resumed == ()
+    assert same_transcript(part.transcript(), whole.transcript())
+    # Checkpoints from before it was kept.
+    state = part.state_dict()
+    del state["state"]["resumed"]
+    older = run.recorder()
+    older.load_state_dict(state)
+    assert older.transcript().facts.resumed == (8,)
 
 
 # --- observations that are no numbers ------------------------------------------------------------

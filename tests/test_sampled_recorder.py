@@ -212,6 +212,10 @@ def test_a_resumed_run_has_the_transcript_of_an_unbroken_one(tmp_path) -> None:
     run(half)
     unbroken, resumed = whole.transcript(), half.transcript()
     assert resumed.facts == unbroken.facts
+    # In steps of the training, as the caller counts them, not in rounds.
+    assert resumed.facts.resumed == (9, 50)
+    with pytest.raises(RecordingError, match="the same step of model and audit"):
+        again.sample(step=49)
     for name, array in resumed.arrays().items():
         assert np.array_equal(array, unbroken.arrays()[name], equal_nan=True), name
 

@@ -10,9 +10,18 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files
+from askgauss import _files, _validate
+from askgauss.exceptions import RecordingError
 
-__all__ = ["OPACUS_KIND", "OPACUS_SCHEMA", "TRANSCRIPT", "Checkpointed", "enclosed"]
+__all__ = [
+    "OPACUS_KIND",
+    "OPACUS_SCHEMA",
+    "TRANSCRIPT",
+    "Checkpointed",
+    "Kept",
+    "check_step",
+    "enclosed",
+]
 
 # Of an Opacus audit; named here since whoever audits files reads it too, without torch.
 OPACUS_KIND = "askgauss-opacus-audit"
@@ -33,7 +42,28 @@ def enclosed(transcript: _Saved) -> NDArray[np.uint8]:
     return np.frombuffer(held.getvalue(), dtype=np.uint8)
 
 
-class Checkpointed(ABC):
+def check_step(step: int | None, own: int) -> None:
+    """Refuse a step that the caller counts otherwise: model and audit are of two moments.
+
+    Args:
+        step: Steps done so far as the caller counts them; None where nobody says.
+        own: The same as the audit counts them.
+
+    Raises:
+        InvalidArgumentError: It is no count.
+        RecordingError: The two differ.
+    """
+    if step is None:
+        return
+    _validate.integer(0, step=step)
+    if step != own:
+        raise RecordingError(
+            f"Expected step={own}, as many as this audit has recorded, got {step}. Load the "
+            "checkpoint of the same step of model and audit; or begin a new audit."
+        )
+
+
+class Kept(ABC):
     """Something whose state is arrays, and plain values under ``"state"``."""
 
     _checkpoint_kind: ClassVar[str]
@@ -46,6 +76,30 @@ class Checkpointed(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, whole or not at all."""
+        self._write(path, self.state_dict())
+
+    def _write(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+        plain = {"state": state.pop("state")}
+        _files.write_arrays(path, self._checkpoint_kind, self._checkpoint_schema, state, plain)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+            RecordingError: As for `load_state_dict`.
+        """
+        kind, schema = self._checkpoint_kind, self._checkpoint_schema
+        arrays, content = _files.read_arrays(path, kind, schema)
+        arrays.pop(TRANSCRIPT, None)
+        self.load_state_dict({**arrays, "state": content.get("state")})
+
+
+class Checkpointed(Kept):
+    """A recorder, whose checkpoint can also hold the transcript of a run that has ended."""
 
     @abstractmethod
     def transcript(self) -> Any:
@@ -64,19 +118,6 @@ class Checkpointed(ABC):
             RecordingError: There is nothing to audit in a run that is said to have ended.
         """
         state = self.state_dict()
-        plain = {"state": state.pop("state")}
         if finished:
             state[TRANSCRIPT] = enclosed(self.transcript())
-        _files.write_arrays(path, self._checkpoint_kind, self._checkpoint_schema, state, plain)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that `save` wrote.
-
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-            RecordingError: As for `load_state_dict`.
-        """
-        kind, schema = self._checkpoint_kind, self._checkpoint_schema
-        arrays, content = _files.read_arrays(path, kind, schema)
-        arrays.pop(TRANSCRIPT, None)
-        self.load_state_dict({**arrays, "state": content.get("state")})
+        self._write(path, state)

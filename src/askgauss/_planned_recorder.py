@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import ArrayLike
 
-from askgauss._checkpoints import Checkpointed
+from askgauss._checkpoints import Checkpointed, check_step
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.mechanisms.pieces import Reader
 
@@ -35,6 +35,9 @@ class _Saved(Protocol):
     @property
     def open(self) -> int: ...
 
+    @property
+    def resumed(self) -> tuple[int, ...]: ...
+
 
 class PlannedRecorder(Checkpointed):
     """The order of a run: asked who enters, then told what was released, as often as planned."""
@@ -46,6 +49,8 @@ class PlannedRecorder(Checkpointed):
         self._step = 0
         self._asked = False
         self._background: Background | None = None
+        # The steps after which the run went on from a checkpoint.
+        self._resumed: tuple[int, ...] = ()
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
 
@@ -54,8 +59,9 @@ class PlannedRecorder(Checkpointed):
         """Number of steps observed so far."""
         return self._step
 
-    def _check_next(self) -> None:
+    def _check_next(self, step: int | None) -> None:
         self._check_whole()
+        check_step(step, self._step)
         if self._step >= self._plan.steps:
             raise RecordingError(
                 f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "
@@ -69,9 +75,9 @@ class PlannedRecorder(Checkpointed):
                 "Load the last checkpoint into a new recorder."
             )
 
-    def _check_observed(self, background: ArrayLike | None) -> Background:
+    def _check_observed(self, background: ArrayLike | None, step: int | None) -> Background:
         """Refuse a step that does not fit those before it; whether its background is known."""
-        self._check_next()
+        self._check_next(step)
         if not self._asked:
             raise RecordingError(
                 "observe() came before sample(): ask which canaries enter this step first."
@@ -115,4 +121,5 @@ class PlannedRecorder(Checkpointed):
     def _go_on(self, progress: _Saved) -> None:
         self._step, self._asked = progress.step, progress.asked
         self._background = progress.background
+        self._resumed = (*progress.resumed, progress.step)
         self._whole = True

@@ -31,6 +31,7 @@ class Progress:
     stored_check: str | None = None
     monitor: dict[str, Any] | None = None
     scheme: Scheme | None = None
+    resumed: tuple[int, ...] = ()
 
 
 def with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class _Progress:
     background: Literal["known", "unknown"] | None
     open: int
     run: str | None = None
+    resumed: tuple[int, ...] = ()
 
 
 class LinearRecorder(PlannedRecorder):
@@ -204,13 +205,17 @@ class LinearRecorder(PlannedRecorder):
         generator = random_stream(self._canaries.root_seed, Stream.KEPT)
         self._kept = np.sort(generator.permutation(self._absent)[:count])
 
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self, *, step: int | None = None) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step: the present ones with a leaf here.
 
+        Args:
+            step: Steps done so far by your own count, 0 for the first; checked when given, so that
+                a run does not go on from checkpoints of two moments.
+
         Raises:
-            RecordingError: All planned steps have been observed.
+            RecordingError: All planned steps have been observed, or the recorder is at another one.
         """
-        self._check_next()
+        self._check_next(step)
         self._asked = True
         entered = self._owner[self._starts[self._step] : self._starts[self._step + 1]]
         return np.asarray(entered[self._canaries.member[entered]], dtype=np.int64)
@@ -221,6 +226,7 @@ class LinearRecorder(PlannedRecorder):
         *,
         background: ArrayLike | None = None,
         cosines: ArrayLike | None = None,
+        step: int | None = None,
     ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
@@ -230,12 +236,13 @@ class LinearRecorder(PlannedRecorder):
             background: The same without noise and without any canary; None where unknown.
             cosines: Two rows: the cosine of each canary with the whole released prefix, and with
                 its change in this step.
+            step: Steps done before this one by your own count, as for `sample`.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape or type.
             RecordingError: The step does not fit the ones before it, or the plan.
         """
-        known = self._check_observed(background)
+        known = self._check_observed(background, step)
         size = self._canaries.size
         shape: tuple[int, ...] = (size,)
         if isinstance(self._plan, TreePlan) and self._plan.release == "nodes":
@@ -344,6 +351,7 @@ class LinearRecorder(PlannedRecorder):
                 seed=self._canaries.root_seed,
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
                 run=self._run,
+                resumed=self._resumed,
             ),
         )
 
@@ -448,6 +456,7 @@ class LinearRecorder(PlannedRecorder):
                 background=self._background,
                 open=len(open_values),
                 run=self._run,
+                resumed=self._resumed,
             )
         )
         return state

@@ -148,6 +148,7 @@ class LinearFacts:
         carried_shift: How much of what all nodes show of the record protected least a score shows.
         run: The identity of the run, as in `askgauss.transcript.RunFacts`.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        resumed: Steps after which the run went on from a checkpoint, as in `RunFacts`.
     """
 
     steps: int
@@ -163,6 +164,7 @@ class LinearFacts:
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)
     rounds: RoundFacts | None = None
+    resumed: tuple[int, ...] = field(default=(), compare=False)
 
     def check(self, plan: Plan) -> None:
         """Refuse what no run is like, in facts that come from a file.
@@ -185,6 +187,8 @@ class LinearFacts:
             raise FileFormatError(
                 f"Expected facts.carried_shift in (0, 1], got {self.carried_shift}."
             )
+        if any(step < 0 for step in self.resumed):
+            raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
         if self.rounds is not None:
             self.rounds.check()
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
-from askgauss._checkpoints import Checkpointed
+from askgauss._checkpoints import Checkpointed, check_step
 from askgauss._recorder_rows import MARKS, Rows, apart, by_tensor, halvings
 from askgauss._recorder_state import Progress, part_of, with_later_parts
 from askgauss.canaries import Canaries, Stream, random_stream
@@ -129,6 +129,7 @@ class Recorder(Checkpointed):
         # False while a step is being added: an interruption there leaves sums that mean nothing.
         self._whole = True
         self._run = secrets.token_hex(16)
+        self._resumed: tuple[int, ...] = ()
         size, kept = canaries.size, random_stream(canaries.root_seed, Stream.KEPT)
         self._kept_order = kept.permutation(size)[:_KEPT]
         self._kept = np.sort(self._kept_order)
@@ -196,13 +197,19 @@ class Recorder(Checkpointed):
                 self._rows[name] = self._rows[name].columns(chosen)
             self._kept = fewer
 
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self, *, step: int | None = None) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step, each drawn by itself by the scheme's law.
 
+        Args:
+            step: Steps done so far by your own count, 0 for the first; checked when given, so that
+                a run does not go on from checkpoints of two moments.
+
         Raises:
-            RecordingError: The last sample has not been observed yet, or your own sampler plants.
+            RecordingError: The last sample has not been observed yet, your own sampler plants, or
+                the recorder is at another step.
         """
         self._check_whole()
+        check_step(step, self.steps)
         if self._sampling_rate is None:
             raise RecordingError(
                 "Expected sampling_rate or sampling to be given to the Recorder before sample(); "
@@ -229,6 +236,7 @@ class Recorder(Checkpointed):
         watch: ArrayLike | None = None,
         batch_size: int | None = None,
         batch: ArrayLike | None = None,
+        step: int | None = None,
     ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
@@ -244,6 +252,7 @@ class Recorder(Checkpointed):
                 ``canaries.watch``.
             batch_size: Records in the batch of the training, as its sampler drew it.
             batch: Indices of those records, from 0 to ``records - 1``, to test how they are drawn.
+            step: Steps done before this one by your own count, as for `sample`.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape, type or range.
@@ -252,6 +261,7 @@ class Recorder(Checkpointed):
             PrivacyAlarm: The monitor alarms; the step has been recorded.
         """
         self._check_whole()
+        check_step(step, self.steps)
         released = self._vector("noisy_sum", noisy_sum)
         norm = self._clip_norm if clip_norm is None else clip_norm
         _validate.positive(clip_norm=norm)
@@ -560,6 +570,7 @@ class Recorder(Checkpointed):
             places=self._canaries.places,
             seed=self._canaries.root_seed,
             run=self._run,
+            resumed=self._resumed,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -591,6 +602,7 @@ class Recorder(Checkpointed):
                 stored_check=None if self._store is None else self._store.last_check,
                 monitor=None if self._monitor is None else self._monitor.state_dict(),
                 scheme=self._declared,
+                resumed=self._resumed,
             )
         )
         return state
@@ -663,6 +675,7 @@ class Recorder(Checkpointed):
         if self._store is not None:
             self._store.resume(steps, run=progress.run, check=progress.stored_check)
         self._run = progress.run or self._run
+        self._resumed = (*progress.resumed, steps)
         self._kept = kept
         self._sums, self._previous, self._drawn = sums, previous, drawn
         self._planting = planting

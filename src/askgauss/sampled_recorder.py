@@ -45,6 +45,7 @@ class _Progress:
     open: int
     coin: dict[str, Any]
     recorder: dict[str, Any]
+    resumed: tuple[int, ...] = ()
 
 
 class SampledRecorder(PlannedRecorder):
@@ -139,13 +140,17 @@ class SampledRecorder(PlannedRecorder):
         """The mechanism."""
         return self._plan
 
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self, *, step: int | None = None) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step: those of its group whose coin says so.
 
+        Args:
+            step: Steps done so far by your own count, 0 for the first; checked when given, so that
+                a run does not go on from checkpoints of two moments.
+
         Raises:
-            RecordingError: All planned steps have been observed.
+            RecordingError: All planned steps have been observed, or the recorder is at another one.
         """
-        self._check_next()
+        self._check_next(step)
         turn, phase = divmod(self._step, self._rounds.cycle)
         if phase == 0 and not self._asked:
             last = turn >= self._rounds.count
@@ -154,18 +159,25 @@ class SampledRecorder(PlannedRecorder):
         entering: NDArray[np.int64] = self._drawn[self._rounds.groups[self._drawn] == phase]
         return entering
 
-    def observe(self, released: ArrayLike, *, background: ArrayLike | None = None) -> None:
+    def observe(
+        self,
+        released: ArrayLike,
+        *,
+        background: ArrayLike | None = None,
+        step: int | None = None,
+    ) -> None:
         """Record what one step released; of a step that raises, nothing is recorded.
 
         Args:
             released: Along each canary, the noisy step, prefix or row.
             background: The same without noise and without any canary; None where unknown.
+            step: Steps done before this one by your own count, as for `sample`.
 
         Raises:
             InvalidArgumentError: An argument has the wrong shape or type.
             RecordingError: The step does not fit the ones before it, or the plan.
         """
-        known = self._check_observed(background)
+        known = self._check_observed(background, step)
         shape = (self._canaries.size,)
         noisy = numbers("released", released, shape)
         clean = 0.0 if background is None else numbers("background", background, shape)
@@ -198,6 +210,7 @@ class SampledRecorder(PlannedRecorder):
             skipped_steps=missing,
             turns=self._rounds.turns,
             notes=(self._rounds.note,),
+            resumed=self._resumed,
         )
         return recorded.with_facts(facts)
 
@@ -220,6 +233,7 @@ class SampledRecorder(PlannedRecorder):
                 open=len(open_values),
                 coin=self._coins.coin,
                 recorder=plain,
+                resumed=self._resumed,
             )
         )
         return state

@@ -98,6 +98,8 @@ class RunFacts:
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
             result of one run share it. No part of what is compared.
         commitment: What was fixed before the first step, and what opens it; None if nothing was.
+        resumed: Steps of the training after which it went on from a checkpoint. No part of what is
+            compared: a run that is resumed rightly is the run that was never stopped.
     """
 
     sampling_rate: float | None = None
@@ -139,6 +141,7 @@ class RunFacts:
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
+    resumed: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def drawn_by(self) -> Scheme | None:
@@ -167,6 +170,8 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        if any(step < 0 for step in self.resumed):
+            raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (self.weights, self.witness, self.rounds, self.clip_count):

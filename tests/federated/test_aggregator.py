@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    PrivacyAlarm,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.federated import (
     FEDERATED_FAULTS,
     AuditedAggregator,
@@ -14,6 +20,7 @@ from askgauss.federated import (
     Server,
     simulate_federated,
 )
+from askgauss.linear_transcript import TreePlan
 from askgauss.results import Status, Verdict
 from askgauss.sampling import EveryStep, FixedSize, Poisson
 from askgauss.transcript import Transcript
@@ -397,3 +404,86 @@ def test_a_later_round_may_have_no_honest_client():
     run(updates_of(rng), [1] * 12)
     assert run.rounds == 3
     assert run.transcript().facts.rounds.fewest == 0
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+
+class Silent(Noisy):
+    """Skips every fifth round, and can be saved."""
+
+    rounds = 0
+
+    def __call__(self, updates, weights):
+        self.rounds += 1
+        return None if self.rounds % 5 == 0 else super().__call__(updates, weights)
+
+
+TREE = TreePlan(steps=40, release="prefixes", participations=4, min_separation=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampling": Poisson(rate=0.5), "monitor": True},
+        {"plan": TREE, "present": 60},
+    ],
+    ids=["every round", "sampled and watched", "a tree"],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_been_stopped(tmp_path, options):
+    def made(server):
+        return audited(server, noise_multiplier=4.0, **options)
+
+    def train(aggregate, first, last):
+        for number in range(first, last):
+            rng = np.random.default_rng([3, number])
+            names = [f"client {(number * 12 + client) % 60}" for client in range(12)]
+            weights = rng.integers(1, 9, 12)
+            aggregate(updates_of(rng), weights, participants=names)
+
+    whole, server = made(Silent(4.0)), Silent(4.0)
+    train(whole, 0, 30)
+    aggregate, done = made(server), 0
+    # Rounds 5 and 10 release nothing: a checkpoint after one of them holds who was drawn for it.
+    for cut in (5, 12):
+        train(aggregate, done, cut)
+        aggregate.save(tmp_path / "audit.npz")
+        released, aggregate, done = aggregate.rounds, made(server), cut
+        aggregate.load(tmp_path / "audit.npz")
+        assert aggregate.rounds == released
+    train(aggregate, done, 30)
+    one, other = aggregate.transcript(), whole.transcript()
+    assert one.facts == other.facts
+    assert one.facts.resumed == (4, 10)
+    assert np.array_equal(one.scores().score, other.scores().score)
+    if "monitor" in options:
+        assert aggregate.monitor.steps == whole.monitor.steps == 24
+
+
+def test_an_audit_of_another_round_is_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    aggregate = audited(Noisy(4.0), noise_multiplier=4.0)
+    for number in range(3):
+        aggregate(updates_of(rng), step=number)
+    aggregate.save(tmp_path / "audit.npz")
+    resumed = audited(Noisy(4.0), noise_multiplier=4.0)
+    resumed.load(tmp_path / "audit.npz")
+    with pytest.raises(RecordingError, match=r"step=3.* got 5.*the same step of model and audit"):
+        resumed(updates_of(rng), step=5)
+    resumed(updates_of(rng), step=3)
+    with pytest.raises(RecordingError, match="fingerprint"):
+        audited(Noisy(4.0), noise_multiplier=4.0, seed=1).load(tmp_path / "audit.npz")
+
+
+def test_what_cannot_be_saved_is_refused():
+    rng = np.random.default_rng(0)
+    with pytest.raises(UnsupportedError, match="compare_peers"):
+        audited(Noisy(4.0), compare_peers=True).state_dict()
+    aggregate = audited(Noisy(4.0))
+    aggregate(updates_of(rng), participants=[("client", number) for number in range(12)])
+    with pytest.raises(UnsupportedError, match="text or whole numbers"):
+        aggregate.state_dict()
+    state = audited(Noisy(4.0)).state_dict()
+    with pytest.raises(FileFormatError, match="joined"):
+        audited(Noisy(4.0)).load_state_dict({**state, "joined": np.arange(3.0)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 
 
 def main() -> None:
@@ -57,7 +58,21 @@ def main() -> None:
         audit = callback(model)
         for epochs, seen in parts:
             fit(model, [audit] if seen else [], epochs)
-        result = audit.result()
+        return told(audit.result(), model, weights)
+
+    def put_back(model):
+        """Five epochs are trained, given up, and trained again from the weights before them."""
+        weights = len(model.weights)
+        audit = callback(model)
+        fit(model, [audit], 15)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_weights(f"{folder}/model.weights.h5")
+            fit(model, [audit], 5)
+            model.load_weights(f"{folder}/model.weights.h5")
+        fit(model, [audit], 5)
+        return told(audit.result(), model, weights)
+
+    def told(result, model, weights):
         return {
             "verdict": result.verdict.value,
             "epsilon": result.epsilon_lower,
@@ -78,6 +93,7 @@ def main() -> None:
     plain.compile(loss="mse")
     outcomes = {
         "correct": said(trained, (10, True), (10, True)),
+        "put back": put_back(private()),
         "microbatches": said(private(microbatch=20), (20, True)),
         "shuffled": said(private(poisson=False), (20, True)),
         "unseen": said(private(), (15, True), (5, False)),

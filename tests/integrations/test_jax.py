@@ -23,6 +23,7 @@ from jax_privacy.matrix_factorization import buffered_toeplitz
 import askgauss as ag
 from askgauss.diagnostics.figures import course
 from askgauss.exceptions import (
+    FileFormatError,
     InvalidArgumentError,
     PrivacyAlarm,
     RecordingError,
@@ -133,6 +134,69 @@ def test_readings_are_drained_in_blocks():
         states[0] = steps[0](runs.gradient(), states[0])[1]
     with pytest.raises(RecordingError, match="Steps 22 to 22 were overwritten"):
         audit.transcript(states[0])
+
+
+@pytest.mark.parametrize("buffer", [None, 16])
+def test_a_state_of_another_branch_is_refused(buffer):
+    """Steps 11 to 15 are drained, given up, and taken again without noise."""
+    audit = runs.make(buffer=buffer)
+    good, quiet = (audit.wrap(runs.gaussian(noise)) for noise in (runs.NOISE, 1e-6))
+    update, silent = jax.jit(good.update), jax.jit(quiet.update)
+
+    def advanced(step, state, count):
+        for _ in range(count):
+            state = step(runs.gradient(), state)[1]
+        return state
+
+    checkpoint = advanced(update, good.init(runs.params()), 10)
+    audit.drain(checkpoint)
+    drained = advanced(update, checkpoint, 5)
+    audit.drain(drained)
+    other = advanced(update, advanced(silent, checkpoint, 5), 5)
+    for ask in (audit.drain, audit.transcript):
+        with pytest.raises(RecordingError, match=r"another branch: .* at or before step 11"):
+            ask(other)
+    with pytest.raises(RecordingError, match="Go on from the drained state"):
+        audit.drain(checkpoint)
+    assert audit.transcript(advanced(update, drained, 5)).number_of_steps == 20
+
+
+@pytest.mark.parametrize("monitor", [None, True])
+def test_what_was_drained_survives_a_restart(tmp_path, monitor):
+    def advanced(audit, state, last):
+        update = jax.jit(audit.wrap(runs.gaussian()).update)
+        while int(state.step) < last:
+            state = update(runs.gradient(), state)[1]
+            if int(state.step) % 4 == 0:
+                audit.drain(state)
+        return state
+
+    def made():
+        return runs.make(buffer=8, monitor=monitor)
+
+    whole, first, lost, second = (made() for _ in range(4))
+    begun = whole.wrap(runs.gaussian()).init(runs.params())
+    state = advanced(first, begun, 20)
+    first.save(tmp_path / "audit.npz")
+    with pytest.raises(RecordingError, match=r"Steps 1 to 16 were .* audit.load"):
+        advanced(lost, state, 40)
+    second.load(tmp_path / "audit.npz")
+    ended, unbroken = advanced(second, state, 40), advanced(whole, begun, 40)
+    one, other = second.transcript(ended), whole.transcript(unbroken)
+    assert one.facts == other.facts
+    assert one.facts.run == first.transcript(state).facts.run
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, other.arrays()[name], equal_nan=True), name
+    if monitor:
+        assert second.monitor.steps == whole.monitor.steps == 40
+        assert second.monitor.alarm is None
+
+    with pytest.raises(RecordingError, match="other canaries"):
+        runs.make(buffer=8, monitor=monitor, steps=41).load(tmp_path / "audit.npz")
+    with pytest.raises(RecordingError, match="monitor="):
+        runs.make(buffer=8, monitor=None if monitor else True).load(tmp_path / "audit.npz")
+    with pytest.raises(FileFormatError, match="drained"):
+        made().load_state_dict({**first.state_dict(), "drained": np.zeros(3, np.float32)})
 
 
 def stepwise(audit, noise, steps=40, every=4):

@@ -52,6 +52,14 @@ def test_steps_of_a_fit_without_the_callback_are_counted(outcomes):
     assert "25 of 100 steps were taken without" in " ".join(outcomes["unseen"]["text"].split())
 
 
+def test_steps_that_the_model_forgot_are_counted(outcomes):
+    """Its counter went back with its weights: what was released in between stays released."""
+    text = " ".join(outcomes["put back"]["text"].split())
+    assert "125 steps were released, 25 of them not observed, and 100 accounted for" in text
+    assert "125 steps were released where the model's own counter says 100" in text
+    assert "step count" in outcomes["put back"]["failed"]
+
+
 @pytest.mark.parametrize("run", ["correct", "microbatches", "shuffled", "unseen", "half noise"])
 def test_nothing_of_the_audit_stays_in_the_model(outcomes, run):
     assert outcomes[run]["weights"] == 0

@@ -6,6 +6,7 @@ from askgauss import _validate
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.linear import linear_checks
 from askgauss.diagnostics.outcomes import apply_gate
+from askgauss.diagnostics.resumes import with_resumes
 from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
 from askgauss.inputs import check_audit_input
@@ -54,4 +55,5 @@ def diagnose(
         findings += score_checks(data.scores())
     else:
         findings += score_checks(data)
-    return apply_gate(findings, gate_error)
+    resumed = () if isinstance(data, CanaryScores) else data.facts.resumed
+    return apply_gate(with_resumes(findings, resumed), gate_error)

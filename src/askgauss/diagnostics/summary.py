@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
 from askgauss import _plain
+from askgauss.diagnostics.resumes import resumed_at
 from askgauss.diagnostics.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.exceptions import FileFormatError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.linear_transcript import LinearFacts, LinearTranscript
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.transcript import Transcript
+from askgauss.transcript import RunFacts, Transcript
 
 __all__ = [
     "GramSummary",
@@ -361,7 +362,7 @@ def _run_of_transcript(transcript: Transcript) -> RunSummary:
         places=facts.places,
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
-        notes=tuple(map(_short, facts.notes[:_NOTES])),
+        notes=_notes(facts),
     )
 
 
@@ -377,8 +378,16 @@ def _run_of_linear(transcript: LinearTranscript) -> RunSummary:
         tensors=len(facts.tensors),
         exercised=tuple(map(_short, facts.exercised[:_NOTES])),
         precision=tuple(map(_short, facts.precision[:_NOTES])),
-        notes=tuple(map(_short, facts.notes[:_NOTES])),
+        notes=_notes(facts),
     )
+
+
+def _notes(facts: RunFacts | LinearFacts) -> tuple[str, ...]:
+    listed = tuple(map(_short, facts.notes[:_NOTES]))
+    # Where an accountant counted the model's steps, the step count has compared them.
+    counted = isinstance(facts, RunFacts) and facts.accounted_steps is not None
+    question = "" if counted else resumed_at(facts.resumed)
+    return (*listed, question) if question else listed
 
 
 def _short(text: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from askgauss import _validate
+from askgauss import _plain, _validate
+from askgauss._checkpoints import Kept, check_step
 from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
@@ -25,7 +27,16 @@ from askgauss.witness import ProbeFacts
 __all__ = ["AuditedAggregator"]
 
 
-class AuditedAggregator(AuditedRun[()]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The plain values of a checkpoint."""
+
+    clients: dict[str, Any]
+    probes: ProbeFacts
+    probing: bool
+
+
+class AuditedAggregator(Kept, AuditedRun[()]):
     """Calls an aggregator as before, with canary clients among its clients.
 
     Canaries send what clients send: an update far above the clip norm, in a direction of their own.
@@ -87,6 +98,8 @@ class AuditedAggregator(AuditedRun[()]):
     """
 
     result_ends = True
+    _checkpoint_kind = "askgauss-aggregator"
+    _checkpoint_schema = 2
 
     def __init__(
         self,
@@ -169,6 +182,7 @@ class AuditedAggregator(AuditedRun[()]):
         weights: ArrayLike | None = None,
         *,
         participants: Sequence[Hashable] | None = None,
+        step: int | None = None,
     ) -> Any:
         """Aggregate a round, canary clients among the others.
 
@@ -176,14 +190,18 @@ class AuditedAggregator(AuditedRun[()]):
             updates: The honest clients' updates, one each.
             weights: What they report, such as numbers of examples; None where they report nothing.
             participants: Their names, to count how often each takes part; in every round or none.
+            step: Rounds that were released before by your own count, 0 for the first; checked when
+                given, so that a run does not go on from checkpoints of two moments.
 
         Returns:
             What the aggregator returned.
 
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
+            RecordingError: The audit is at another round.
             PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
+        check_step(step, self.rounds)
         joined = self._clients.join(
             updates,
             weights,
@@ -215,6 +233,27 @@ class AuditedAggregator(AuditedRun[()]):
             adaptive=callable(self._clip_norm),
             seed=self.canaries.root_seed,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the audit needs to go on, between two rounds; the aggregator is yours to save.
+
+        Raises:
+            UnsupportedError: Peers are compared, or a client has a name that cannot be saved.
+        """
+        state = self._clients.state_dict()
+        progress = _Progress(clients=state.pop("state"), probes=self._probes, probing=self._probing)
+        return {**state, "state": _plain.to_plain(progress)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with an aggregator of the same round.
+
+        Raises:
+            FileFormatError: The state is not one of an audited aggregator, or parts are missing.
+            RecordingError: It belongs to other canaries or other settings.
+        """
+        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        self._clients.load_state_dict({**state, "state": progress.clients})
+        self._probes, self._probing = progress.probes, progress.probing
 
     def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries.

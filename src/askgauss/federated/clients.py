@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _validate
+from askgauss import _plain, _validate
 from askgauss.canaries import DiracCanaries, Stream, random_stream
-from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm, RecordingError
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    PrivacyAlarm,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.federated.peers import PeerRecord
 from askgauss.federated.recording import LinearRecording, Participants, StepRecording
 from askgauss.federated.updates import Form, checked_weights
@@ -31,6 +37,8 @@ __all__ = ["CanaryClients", "Joined"]
 _FAR_ABOVE = 100.0
 # Backgrounds that differ by less than this share of the clip norm are the same.
 _ALIKE = 1e-3
+# Before the names of the recorder's arrays in a checkpoint.
+_RECORDER = "recorder."
 
 Divisor = float | Callable[[NDArray[np.float64]], float] | None
 
@@ -62,6 +70,19 @@ class _Round:
     backgrounds: tuple[NDArray[np.float64], ...]
     reported: float
     participants: tuple[Hashable, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The plain values of a checkpoint."""
+
+    recorder: dict[str, Any]
+    facts: RoundFacts
+    weighing: int | None
+    ratios: tuple[float, ...]
+    plantings: int
+    named: bool | None
+    participants: tuple[tuple[str | int, tuple[int, ...]], ...]
 
 
 class CanaryClients:
@@ -356,6 +377,67 @@ class CanaryClients:
                 # Of several, the one that leaves least was taken: too little is no evidence here.
                 self.monitor.pass_over()
         return now.backgrounds[self._weighing]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: arrays, and plain values under ``"state"``.
+
+        Raises:
+            RecordingError: A round is open: it joined canaries, and was not read.
+            UnsupportedError: Peers are compared, or a client has a name that cannot be saved.
+        """
+        if self._round is not None:
+            raise RecordingError("Expected state_dict() between two rounds, got it within one.")
+        if self.peers is not None:
+            raise UnsupportedError(
+                "Expected compare_peers=False of a run that is saved, got True: what other methods "
+                "read is not kept."
+            )
+        recorded = self.recorder.state_dict()
+        named, participants = self._participants.saved()
+        progress = _Progress(
+            recorder=recorded.pop("state"),
+            facts=self._facts,
+            weighing=self._weighing,
+            ratios=tuple(self._ratios),
+            plantings=self._plantings,
+            named=named,
+            participants=participants,
+        )
+        state: dict[str, Any] = {f"{_RECORDER}{name}": item for name, item in recorded.items()}
+        state |= self.recording.carried()
+        if self._drawn is not None:
+            state["joined"] = self._drawn.copy()
+        return {**state, "state": _plain.to_plain(progress)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            FileFormatError: The state is not one of canary clients, or parts of it are missing.
+            RecordingError: It belongs to other canaries or other settings.
+        """
+        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress.facts.check()
+        if progress.weighing not in (None, 0, 1, 2) or progress.plantings < 0:
+            raise FileFormatError("Expected state to count plantings and name a way to weigh.")
+        drawn = state.get("joined")
+        if drawn is not None and not (
+            isinstance(drawn, np.ndarray)
+            and drawn.dtype == np.int64
+            and np.isin(drawn, np.flatnonzero(self.canaries.member)).all()
+        ):
+            raise FileFormatError("Expected joined to name present canaries. Load an older one.")
+        recorded = {
+            name.removeprefix(_RECORDER): item
+            for name, item in state.items()
+            if name.startswith(_RECORDER)
+        }
+        self.recorder.load_state_dict({**recorded, "state": progress.recorder})
+        self.recording.carry(state)
+        self._drawn, self._round = None if drawn is None else drawn.copy(), None
+        self._facts, self._weighing = progress.facts, progress.weighing
+        self._ratios, self._plantings = list(progress.ratios), progress.plantings
+        self._participants.restore(progress.named, progress.participants)
 
     def transcript(self, probes: ProbeFacts) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
+from askgauss._recorder_rows import saved_numbers
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.federated.updates import Form
@@ -85,6 +87,13 @@ class StepRecording:
             batch_size=clients,
         )
 
+    def carried(self) -> dict[str, Array]:
+        """What the next round needs of those before it, beside the recorder."""
+        return {}
+
+    def carry(self, state: dict[str, Any]) -> None:
+        """Go on with what `carried` gave: nothing."""
+
     def transcript(self, rounds: RoundFacts) -> Transcript:
         """What the rounds so far released."""
         recorded = self.recorder.transcript()
@@ -137,6 +146,7 @@ class LinearRecording:
         self.known_background = True
         self.monitor: Monitor | None = None
         self.plan: TreePlan | Strategy | None = plan
+        self._size = (canaries.size,)
         self._released: Array | float = 0.0
         self._clean: Array | float = 0.0
 
@@ -168,6 +178,23 @@ class LinearRecording:
                 background = background + self._clean
         self.recorder.observe(released, background=background)
         self._released, self._clean = released, 0.0 if background is None else background
+
+    def carried(self) -> dict[str, Array]:
+        """What the next round needs of those before it, beside the recorder."""
+        shape = self._size
+        return {
+            "released": np.broadcast_to(self._released, shape).astype(np.float64),
+            "clean": np.broadcast_to(self._clean, shape).astype(np.float64),
+        }
+
+    def carry(self, state: dict[str, Any]) -> None:
+        """Go on with what `carried` gave.
+
+        Raises:
+            FileFormatError: A part is missing, or of another size.
+        """
+        released, clean = (saved_numbers(state, name, self._size) for name in ("released", "clean"))
+        self._released, self._clean = released, clean
 
     def transcript(self, rounds: RoundFacts) -> LinearTranscript:
         """What the rounds so far released."""
@@ -211,6 +238,29 @@ class Participants:
         self._named = names is not None
         for name in names or ():
             self._rounds.setdefault(name, []).append(number)
+
+    def saved(self) -> tuple[bool | None, tuple[tuple[str | int, tuple[int, ...]], ...]]:
+        """Whether clients are named, and the rounds of each.
+
+        Raises:
+            UnsupportedError: A name is neither text nor a whole number.
+        """
+        rounds: list[tuple[str | int, tuple[int, ...]]] = []
+        for name, entered in self._rounds.items():
+            if not isinstance(name, (str, int, np.integer)) or isinstance(name, bool):
+                raise UnsupportedError(
+                    f"Expected participants named by text or whole numbers, got {name!r}: other "
+                    "names cannot be saved."
+                )
+            rounds.append((name if isinstance(name, str) else int(name), tuple(entered)))
+        return self._named, tuple(rounds)
+
+    def restore(
+        self, named: bool | None, rounds: tuple[tuple[str | int, tuple[int, ...]], ...]
+    ) -> None:
+        """Go on with what was `saved`."""
+        self._named = named
+        self._rounds = {name: list(entered) for name, entered in rounds}
 
     def facts(self, plan: TreePlan | Strategy | None) -> ParticipationFacts | None:
         """What is to be kept of them; None where nobody was named."""

@@ -19,7 +19,7 @@ from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._jax_plan import as_scheme
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
+from askgauss.integrations._jax_state import AuditState, DrainedRun, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
 from askgauss.sampling import Scheme
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     common: Any
 
 
-class ExampleAudit(AuditedRun[Any]):
+class ExampleAudit(DrainedRun, AuditedRun[Any]):
     """Records as canaries: the run's own sampler draws them, its loss and clipping treat them.
 
     ::
@@ -360,7 +360,8 @@ class ExampleAudit(AuditedRun[Any]):
             The number of steps that have been taken over.
 
         Raises:
-            RecordingError: Steps were overwritten before they were drained.
+            RecordingError: Steps were overwritten before they were drained, or the state does not
+                come from the one that was drained last.
         """
         self._readings.drain(self._readings.found(state))
         return self._readings.held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,12 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError, RecordingError
+from askgauss import _plain, _validate
+from askgauss._checkpoints import Kept
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.recorder import Recorder
 
-__all__ = ["AuditState", "Readings", "checked_privatizer"]
+__all__ = ["AuditState", "DrainedRun", "Readings", "checked_privatizer"]
 
 # Device memory that readings may take without being asked for: a step without donation copies it.
 _MOST_BYTES = 1 << 28
@@ -155,6 +158,40 @@ class Readings:
         return own
 
     @property
+    def name(self) -> str:
+        """What tells this audit's readings from another's."""
+        return self._tag.tobytes().hex()
+
+    @property
+    def nothing(self) -> NDArray[np.float32]:
+        """No row."""
+        return np.zeros((0, self._width), np.float32)
+
+    @property
+    def drained(self) -> NDArray[np.float32]:
+        """The rows that have been taken to the host."""
+        return np.concatenate([self.nothing, *self._drained])
+
+    def restore(self, drained: Any) -> None:
+        """Hold rows that were taken to the host before a restart, and only those.
+
+        Raises:
+            FileFormatError: They are no such rows.
+        """
+        if not (
+            isinstance(drained, np.ndarray)
+            and drained.dtype == np.float32
+            and drained.shape[1:] == (self._width,)
+            and len(drained) <= self.steps
+        ):
+            found = getattr(drained, "shape", None)
+            raise FileFormatError(
+                f"Expected drained to hold up to {self.steps:,} rows of {self._width:,} readings, "
+                f"got shape {found}. Load an older checkpoint."
+            )
+        self._drained = [drained.copy()] if len(drained) else []
+
+    @property
     def held(self) -> int:
         """Steps that have been taken to the host."""
         return sum(len(part) for part in self._drained)
@@ -170,15 +207,38 @@ class Readings:
         if last < held:
             raise RecordingError(
                 f"Expected a state of step {held:,} or later, which were drained, got one of step "
-                f"{last:,}. Make a new Audit for another run."
+                f"{last:,}. Go on from the drained state, or make a new Audit for another run."
             )
         if last - held > self._rows:
             raise RecordingError(
-                f"Steps {held + 1:,} to {last - self._rows:,} were overwritten before they were "
-                f"drained. Call drain(state) at least once in {self._rows:,} steps, or give a "
-                "larger buffer."
+                f"Steps {held + 1:,} to {last - self._rows:,} were overwritten, and this Audit has "
+                f"not drained them. Call drain(state) at least once in {self._rows:,} steps, or "
+                "give a larger buffer. After a restart, load what was drained before it: "
+                "audit.save(path) next to the state, and audit.load(path)."
             )
-        return np.asarray(state.readings)[np.arange(held, last) % self._rows]
+        readings = np.asarray(state.readings)
+        self._check_branch(readings, last)
+        return readings[np.arange(held, last) % self._rows]
+
+    def _check_branch(self, readings: NDArray[np.float32], last: int) -> None:
+        """Refuse a state that does not come from the drained one, while its rows still tell."""
+        first = max(0, last - self._rows)
+        parts, start = [self.nothing], self.held
+        for part in reversed(self._drained):
+            if start <= first:
+                break
+            parts.append(part)
+            start -= len(part)
+        drained = np.concatenate(parts[::-1])[max(first - start, 0) :]
+        there = readings[np.arange(first, first + len(drained)) % self._rows]
+        # To the last bit, so that nan is itself.
+        other = (drained.view(np.uint32) != there.view(np.uint32)).any(axis=1)
+        if other.any():
+            raise RecordingError(
+                "This state is of another branch: it parted from the drained one at or before step "
+                f"{first + int(np.argmax(other)) + 1:,}. Begin a new audit, or go on from the "
+                "drained state."
+            )
 
     def drain(self, state: AuditState) -> NDArray[np.float32]:
         """Take the new rows to the host."""
@@ -200,3 +260,76 @@ class Readings:
                 "pass the state its last step returned."
             )
         return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The plain values of a checkpoint."""
+
+    readings: str
+    run: str
+    monitored: dict[str, Any] | None = None
+
+
+_MONITORED = "monitored."
+
+
+class DrainedRun(Kept):
+    """A run whose readings are taken to the host in blocks, which a restart has to find again.
+
+    A state holds the last ``buffer`` steps; those before them are here alone. Save both.
+    """
+
+    _checkpoint_kind = "askgauss-drained-readings"
+    _checkpoint_schema = 2
+
+    _readings: Readings
+    _run: str
+    # The recorder that a monitor watches.
+    _told: Recorder | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was drained, and what a monitor made of it; plain values under ``"state"``."""
+        state: dict[str, Any] = {"drained": self._readings.drained}
+        plain = None
+        if self._told is not None:
+            monitored = self._told.state_dict()
+            plain = monitored.pop("state")
+            state |= {f"{_MONITORED}{name}": item for name, item in monitored.items()}
+        progress = _Progress(readings=self._readings.name, run=self._run, monitored=plain)
+        state["state"] = _plain.to_plain(progress)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what was drained before a restart, next to the state of the transformation.
+
+        Raises:
+            FileFormatError: The state is not one of an audit, or parts of it are missing.
+            RecordingError: It is of another audit. This one stays as it was.
+        """
+        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        if progress.readings != self._readings.name:
+            raise RecordingError(
+                "Expected what this audit drained, got that of one with other canaries. Make the "
+                "Audit as it was for the run: the same parameters, sampling, steps, canaries and "
+                "seed."
+            )
+        if (progress.monitored is None) != (self._told is None):
+            raise RecordingError(
+                "Expected monitor= to be given exactly if the run began with one: its evidence "
+                "would be lost."
+            )
+        before = self._readings.drained
+        self._readings.restore(state.get("drained"))
+        if self._told is not None:
+            monitored = {
+                name.removeprefix(_MONITORED): item
+                for name, item in state.items()
+                if name.startswith(_MONITORED)
+            }
+            try:
+                self._told.load_state_dict({**monitored, "state": progress.monitored})
+            except (FileFormatError, RecordingError):
+                self._readings.restore(before)
+                raise
+        self._run = progress.run

@@ -57,7 +57,7 @@ from askgauss.integrations._jax_examples import ExampleAudit
 from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, Readings, checked_privatizer
+from askgauss.integrations._jax_state import AuditState, DrainedRun, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
@@ -66,12 +66,14 @@ _STEPS = 1024
 _ABSENT = 1000
 
 
-class Audit(AuditedRun[Any]):
+class Audit(DrainedRun, AuditedRun[Any]):
     """Canaries in the clipped sums of a JAX run, and what the run releases about them.
 
     Device memory is four bytes a step and place that is read, and one a step and present canary:
     1,000 steps of 2,000 canaries take 9 MB. A step that is jitted without donating its state copies
     them. Where that is too much, give ``buffer`` and call `drain` at least once in so many steps.
+    What was drained is in no state any more: `save` it next to the state, and `load` it after a
+    restart.
 
     Args:
         params: The parameters, or anything of their structure and shapes.
@@ -385,7 +387,8 @@ class Audit(AuditedRun[Any]):
             The number of steps that have been taken over.
 
         Raises:
-            RecordingError: Steps were overwritten before they were drained.
+            RecordingError: Steps were overwritten before they were drained, or the state does not
+                come from the one that was drained last.
             PrivacyAlarm: The monitor alarms; everything has been taken over.
         """
         held = self._readings.held

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from askgauss.audited_run import AuditedRun
@@ -201,8 +202,19 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         state = self._state()
         assert self._audit is not None
         taken = keras_api._get_non_trainable_weight("_optimizer_steps", self._attached)
-        unseen = int(taken.numpy().item()) - int(state.step)
-        return self._audit.transcript(state, unseen_steps=unseen)
+        counted, released = int(taken.numpy().item()), int(state.step)
+        recorded = self._audit.transcript(state, unseen_steps=max(counted - released, 0))
+        if counted >= released:
+            return recorded
+        # Weights that are put back take the model's counter along; what was released stays so.
+        note = (
+            f"{released:,} steps were released where the model's own counter says {counted:,}: it "
+            "was put back to an earlier checkpoint, and steps since then are not accounted for."
+        )
+        facts = recorded.facts
+        return recorded.with_facts(
+            replace(facts, accounted_steps=counted, notes=(*facts.notes, note))
+        )
 
     def _own_claim(self) -> PrivacyClaim | None:
         return self._claim
