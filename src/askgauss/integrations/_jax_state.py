@@ -73,18 +73,23 @@ class Readings:
     """
 
     def __init__(self, steps: int, width: int, buffer: int | None, name: bytes) -> None:
+        self.check(steps, width, buffer)
         self.steps = steps
         self._width = width
         self._rows = min(steps, steps if buffer is None else int(buffer))
-        if buffer is None and 4 * self._rows * width > _MOST_BYTES:
+        self._tag = np.frombuffer(hashlib.sha256(name).digest()[:8], dtype=np.uint32)
+        self._drained: list[NDArray[np.float32]] = []
+
+    @staticmethod
+    def check(steps: int, width: int, buffer: int | None) -> None:
+        """Refuse what would take too much memory: at once, before a long run is planned."""
+        if buffer is None and 4 * steps * width > _MOST_BYTES:
             raise InvalidArgumentError(
                 f"Expected readings of at most {_MOST_BYTES >> 20} MB on the device, got "
-                f"{4 * self._rows * width >> 20} MB for {steps:,} steps of {width:,} places. "
+                f"{4 * steps * width >> 20} MB for {steps:,} steps of {width:,} places. "
                 "Give buffer= and call drain(state) at least once in so many steps, or take fewer "
                 "canaries."
             )
-        self._tag = np.frombuffer(hashlib.sha256(name).digest()[:8], dtype=np.uint32)
-        self._drained: list[NDArray[np.float32]] = []
 
     # ------------------------------------------------------------------------ inside the step
 

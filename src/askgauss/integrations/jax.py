@@ -172,6 +172,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         self._subtracted[layout.watch_columns] = True
         self._released = released_steps(self._canaries, self._sampling, strategy, self._steps)
         self._present = np.flatnonzero(self._canaries.member)
+        Readings.check(self._steps, width, buffer)
         self._planted = self._plan()
         self._readings = Readings(
             self._steps,
