@@ -10,6 +10,7 @@ may change, nothing else. It tells damage; who can write a file can also write i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import hashlib
@@ -130,15 +131,13 @@ def _from_scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def _from_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    error: FileFormatError | None = None
     # None first, so that an optional field accepts it without trying anything else.
-    for hint in sorted(hints, key=lambda item: item is not type(None)):
-        try:
+    *others, last = sorted(hints, key=lambda item: item is not type(None))
+    for hint in others:
+        # No error is kept: its traceback would keep whoever reads, and the files that are held.
+        with contextlib.suppress(FileFormatError):
             return from_plain(hint, value, where)
-        except FileFormatError as reason:
-            error = reason
-    assert error is not None
-    raise error
+    return from_plain(last, value, where)
 
 
 def _from_mapping(cls: type[T], value: Any, where: str) -> T:

@@ -46,6 +46,7 @@ class PlannedRecorder(Checkpointed):
     _reader: Reader
 
     def __init__(self) -> None:
+        super().__init__()
         self._step = 0
         self._asked = False
         self._background: Background | None = None

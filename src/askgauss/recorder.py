@@ -64,6 +64,7 @@ class Recorder(Checkpointed):
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
+        RecordingError: A live run writes to the store.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -96,6 +97,7 @@ class Recorder(Checkpointed):
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
+        super().__init__()
         if not isinstance(canaries, Canaries):
             raise _validate.fail(
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
@@ -572,6 +574,23 @@ class Recorder(Checkpointed):
             run=self._run,
             resumed=self._resumed,
         )
+
+    def hold(self) -> None:
+        """Keep others from the files of this run again, after `release`.
+
+        Raises:
+            RecordingError: Another process goes on with the run, or did meanwhile; or another
+                recorder of this process holds the store.
+        """
+        super().hold()
+        if self._store is not None:
+            self._store.hold()
+
+    def release(self) -> None:
+        """Let other processes go on with the files of this run; to write one holds it again."""
+        super().release()
+        if self._store is not None:
+            self._store.release()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart: arrays, and plain values under ``"state"``.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
+from askgauss._locks import Holds
 from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
@@ -302,10 +303,19 @@ def _read_header(path: Path) -> _Header:
 
 
 class StepWriter:
-    """Appends steps to the file that `StepStore` reads; no handle stays open between writes."""
+    """Appends steps to the file that `StepStore` reads; no handle stays open between writes.
+
+    The file is held from the beginning, so that a second copy of a run is refused before it can
+    write, and not the first one after.
+
+    Raises:
+        RecordingError: A live run writes to it.
+    """
 
     def __init__(self, path: str | os.PathLike[str], canaries: Canaries) -> None:
         self._path = Path(path)
+        self._holds = Holds()
+        self._holds.take(path)
         self._canaries = canaries
         self._row = np.zeros((), dtype=_row_type(canaries.size, schema=1))
         self._schema = _SCHEMA
@@ -321,6 +331,18 @@ class StepWriter:
     def last_check(self) -> str | None:
         """The check of the last step in hexadecimal, which stands for all steps; None before."""
         return self._last.hex() if self._steps else None
+
+    def hold(self) -> None:
+        """Keep even other writers of this process from the file.
+
+        Raises:
+            RecordingError: One of them is at work, or a live run.
+        """
+        self._holds.take(self._path, alone=True)
+
+    def release(self) -> None:
+        """Let another process write to the file; this one holds it while it writes."""
+        self._holds.let_go()
 
     def append(
         self, values: NDArray[np.float64], flags: NDArray[np.bool_], facts: Callable[[], RunFacts]
@@ -345,6 +367,8 @@ class StepWriter:
                 raise
 
     def _begin(self, facts: RunFacts) -> None:
+        # Its folder may not have been there before.
+        self._holds.take(self._path)
         if self._path.exists():
             raise RecordingError(
                 f"Expected store {str(self._path)!r} not to exist when a run begins. Load the "
@@ -360,12 +384,21 @@ class StepWriter:
         """Hand what is pending to the file, with ``seal`` its end, and with ``sync`` to the disk.
 
         Raises:
-            RecordingError: Something else wrote to the file meanwhile.
+            RecordingError: Something else wrote to the file meanwhile, or is about to.
             OSError: It cannot be written.
         """
         seal = seal and self._schema == _SCHEMA
         if self._end is None or not (self._pending or sync or (seal and not self._sealed)):
             return
+        fresh = self._holds.take(self._path)
+        try:
+            self._write(seal, sync)
+        finally:
+            if fresh:
+                self._holds.let_go()
+
+    def _write(self, seal: bool, sync: bool) -> None:
+        assert self._end is not None
         # Whatever fails from here on may leave some bytes behind.
         torn, self._torn = self._torn, True
         with self._path.open("r+b") as stream:
@@ -414,6 +447,7 @@ class StepWriter:
             run: The run's identity; None where a checkpoint does not know.
             check: The check of the last of these steps; None likewise.
         """
+        self._holds.take(self._path)
         end, schema, last = None, _SCHEMA, b""
         if self._path.exists():
             header = _read_header(self._path)

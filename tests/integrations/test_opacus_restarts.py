@@ -269,6 +269,74 @@ def test_the_first_noise_of_every_process_is_tried():
     assert resumed.result(claim=CLAIM).verdict is ag.Verdict.VIOLATION
 
 
+def second_copy(folder, kind, name):
+    """Another process goes on with an audit, and says how far it came or why not."""
+    script = Path(__file__).with_name("copy_worker.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), kind, name],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def keep_model(run, folder):
+    state = {
+        "model": run.model.state_dict(),
+        "accountant": dict(run.engine.accountant.state_dict()),
+    }
+    torch.save(state, folder / "model.pt")
+
+
+def test_a_live_checkpoint_is_refused_however_it_is_asked_for(tmp_path):
+    run = make_run()
+    path, aside = tmp_path / "audit.npz", tmp_path / "aside.npz"
+    (tmp_path / "link.npz").symlink_to(path)
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, checkpoint=path)
+    with audit:
+        run.train()
+        audit.save()
+        audit.save(aside)
+        keep_model(run, tmp_path)
+        before = path.read_bytes(), aside.read_bytes()
+        assert "no live run" in second_copy(tmp_path, "load", "audit.npz")
+        assert "no live run" in second_copy(tmp_path, "checkpoint", "link.npz")
+        assert "no live run" in second_copy(tmp_path, "checkpoint", "aside.npz")
+        assert (path.read_bytes(), aside.read_bytes()) == before
+        run.train()
+    assert CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, checkpoint=path).steps == 16
+
+
+def test_an_audit_that_is_entered_again_notices_what_went_on_meanwhile(tmp_path):
+    run = make_run()
+    path = tmp_path / "audit.npz"
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, checkpoint=path)
+    with audit:
+        run.train()
+    keep_model(run, tmp_path)
+    assert second_copy(tmp_path, "checkpoint", "audit.npz") == "16"
+    for _ in range(2):
+        with pytest.raises(RecordingError, match="as this run left it"):
+            audit.__enter__()
+    with pytest.raises(RecordingError, match="as this run left it"):
+        audit.save()
+
+
+def test_a_store_is_entered_again(tmp_path):
+    run = make_run()
+    place = {"store": tmp_path / "steps", "checkpoint": tmp_path / "audit.npz", "seed": 0}
+    audit = CanaryAudit(run.optimizer, data_loader=run.loader, **place)
+    for _ in range(2):
+        with audit:
+            run.train()
+            audit.save()
+    assert audit.transcript().number_of_steps == 16
+
+
 if __name__ == "__main__":
     # More of them: python -m tests.integrations.test_opacus_restarts 50
     import collections

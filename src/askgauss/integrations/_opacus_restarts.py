@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from askgauss import _files, _plain, _validate
-from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT, enclosed
+from askgauss._checkpoints import (
+    OPACUS_KIND,
+    OPACUS_SCHEMA,
+    TRANSCRIPT,
+    CheckpointFiles,
+    enclosed,
+)
 from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
@@ -66,6 +72,7 @@ class Restartable(AuditedRun[()]):
     """An audit that can be written down and gone on with."""
 
     _checkpoint: Path | None
+    _checkpoints: CheckpointFiles
     _rank: int
     _entered: bool
 
@@ -110,11 +117,16 @@ class Restartable(AuditedRun[()]):
         }
         self._go_on(arrays, progress)
 
-    def save(self, path: str | os.PathLike[str] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str] | None = None, *, hold: bool = True) -> None:
         """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
 
         Args:
             path: Where; the audit's own ``checkpoint`` if not given.
+            hold: Whether to keep other processes from going on with the file until the context is
+                left. False where the folder is locked already, or moved about.
+
+        Raises:
+            RecordingError: Another copy of the run has the file, or wrote it since.
         """
         target = self._checkpoint if path is None else Path(path)
         if target is None:
@@ -128,13 +140,19 @@ class Restartable(AuditedRun[()]):
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
-        _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
+        with self._checkpoints.write(target, hold=hold, keep=self._entered):
+            _files.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, hold: bool = True) -> None:
         """Go on from a checkpoint that `save` wrote.
 
+        Args:
+            path: Where from.
+            hold: As for `save`; of several ranks, the first one holds it.
+
         Raises:
-            RecordingError: It belongs to another run.
+            RecordingError: It belongs to another run, or a live one goes on with it.
             FileFormatError: It is no such checkpoint.
         """
-        self.load_state_dict(read_state(path))
+        with self._checkpoints.read(path, hold=hold and self._rank == 0):
+            self.load_state_dict(read_state(path))

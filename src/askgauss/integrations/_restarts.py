@@ -1,39 +1,16 @@
-"""Whether a run that goes on is the run that stopped, and the only one that does."""
+"""Whether a run that goes on is the run that stopped."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from askgauss import _locks
 from askgauss.exceptions import RecordingError
 from askgauss.integrations._coordinates import CanaryCoordinates
 
-__all__ = ["check_weights", "digest", "only_copy"]
-
-
-@contextlib.contextmanager
-def only_copy(paths: Sequence[Path]) -> Iterator[None]:
-    """Hold the files an audit writes, or say that a live run has them.
-
-    Raises:
-        RecordingError: Another audit writes to one of them.
-    """
-    with contextlib.ExitStack() as held:
-        for path in paths:
-            try:
-                held.enter_context(_locks.locked(f"{path}.lock"))
-            except _locks.RunFolderBusyError as error:
-                raise RecordingError(
-                    f"Expected {str(path)!r} to belong to no live run, got one that another audit "
-                    "writes to. Two copies of a run would overwrite each other: stop one, or give "
-                    "each files of its own."
-                ) from error
-        yield
+__all__ = ["check_weights", "digest"]
 
 
 def digest(places: CanaryCoordinates | None, weights: Sequence[Tensor]) -> str:

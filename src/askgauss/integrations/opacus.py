@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from askgauss import _validate
+from askgauss._checkpoints import CheckpointFiles
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
 from askgauss.commitment import Commitment, commit
@@ -60,7 +61,6 @@ from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
-from askgauss.integrations._restarts import only_copy
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
@@ -207,9 +207,7 @@ class CanaryAudit(RecordedRun):
                 "out and read the transcript, which every rank has."
             )
         meet(self._rank, self._world)
-        self._locked = contextlib.ExitStack()
-        written = (checkpoint, store) if self._rank == 0 else ()
-        self._shared = [Path(item) for item in written if item is not None]
+        self._checkpoints = CheckpointFiles()
         self._parameters = run.audited_parameters(optimizer)
         self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
@@ -257,8 +255,9 @@ class CanaryAudit(RecordedRun):
             )
         self._monitor = monitor_of(monitor)
         self._store = store
-        with only_copy(self._shared):
-            self._recorder = self._make_recorder(self._sampling.rate)
+        if self._checkpoint is not None and self._rank == 0:
+            self._checkpoints.holds.take(self._checkpoint)
+        self._recorder = self._make_recorder(self._sampling.rate)
         self._probe: ExampleProbe | None = None
         if isinstance(self._canaries, ExampleCanaries):
             self._probe = ExampleProbe(
@@ -301,8 +300,7 @@ class CanaryAudit(RecordedRun):
         self._add_noise: StandIn | NoiseByParameter | None = None
         self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
-            with only_copy(self._shared):
-                self.load(self._checkpoint)
+            self.load(self._checkpoint)
 
     def _widest(self) -> str:
         """How canaries go in: through the clipper, wherever rows can be sent through it.
@@ -366,7 +364,7 @@ class CanaryAudit(RecordedRun):
         facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
         agree(facts, self._world, self._parameters[0].device)
         self._ledger.check_total(self.steps, now=False)
-        self._locked.enter_context(only_copy(self._shared))
+        self._hold_files()
         self._commit()
         self._ledger.listen()
         self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
@@ -381,6 +379,25 @@ class CanaryAudit(RecordedRun):
             self._probe.listen()
         self._entered = True
         return self
+
+    def _hold_files(self) -> None:
+        """Keep even other audits of this process out, and notice what went on meanwhile."""
+        if self._rank != 0:
+            return
+        try:
+            if self._checkpoint is not None:
+                self._checkpoints.holds.take(self._checkpoint, alone=True)
+                self._checkpoints.check(self._checkpoint)
+            self._checkpoints.check_last()
+            self._recorder.hold()
+        except RecordingError:
+            self._let_go_of_files()
+            raise
+
+    def _let_go_of_files(self) -> None:
+        """Whoever comes next may go on from here; entered again, this audit notices."""
+        self._checkpoints.holds.let_go()
+        self._recorder.release()
 
     def _commit(self) -> None:
         """Fix seed, coins and claim, and say so, before the first step."""
@@ -426,9 +443,11 @@ class CanaryAudit(RecordedRun):
             self._add_noise = None
         self._ledger.deafen()
         self._ledger.close()
-        with self._locked:
+        try:
             if kind is None and self._checkpoint is not None:
                 self.save(self._checkpoint)
+        finally:
+            self._let_go_of_files()
         if self._monitor is not None:
             if kind is None:
                 self._tell_of_weights()

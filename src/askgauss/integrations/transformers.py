@@ -111,7 +111,8 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
                 stacklevel=2,
             )
             return
-        self._audit.save(place / _FILE)
+        # The trainer removes and moves such folders, in which nothing may be held.
+        self._audit.save(place / _FILE, hold=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write files, tell loggers."""

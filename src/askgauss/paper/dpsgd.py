@@ -322,7 +322,7 @@ class _Run:
         arrays = {"flat": self.heads.flat.numpy(), "velocity": self.velocity.numpy()}
         for name, audited in self.audited.items():
             arrays[f"background.{name}"] = audited.background
-            audited.recorder.save(folder / f"{name}.npz")
+            audited.recorder.save(folder / f"{name}.npz", hold=False)
         _files.write_arrays(folder / "state.npz", _STATE_KIND, _SCHEMA, arrays, {"step": self.step})
 
     def load(self, folder: Path) -> None:
@@ -339,6 +339,6 @@ class _Run:
         self.velocity.copy_(torch.from_numpy(arrays["velocity"]))
         for name, audited in self.audited.items():
             audited.background[:] = arrays[f"background.{name}"]
-            audited.recorder.load(folder / f"{name}.npz")
+            audited.recorder.load(folder / f"{name}.npz", hold=False)
             audited.check_step(step)
         self.step = step
