@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss import _plain
+from askgauss.exceptions import FileFormatError
 from askgauss.results import AuditResult, Finding, Status, Verdict
 from askgauss.scope import scope_of, untested
 
@@ -163,3 +166,44 @@ def test_every_output_carries_the_scope():
 def test_a_result_written_before_scopes_is_read():
     result = replace(ag.audit(run(), claim=CLAIM), scope=())
     assert "not tested" not in str(result)
+
+
+RUN = ag.simulate_dpsgd(
+    steps=300, sampling_rate=0.08, noise_multiplier=1.0, present=200, absent=200, seed=0
+)
+
+
+def forged(result, **changes):
+    content = json.loads(result.to_json()) | changes
+    kind, schema = content.pop("kind"), content.pop("schema")
+    content.pop("digest")
+    return _plain.dumps(kind, schema, content)
+
+
+@pytest.mark.parametrize("version", [None, "0.0.1"])
+def test_parts_that_no_finding_tested_cannot_be_called_fine_in_a_file(version):
+    result = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5))
+    parts = json.loads(result.to_json())["scope"]
+    assert any(part["status"] == "not tested" for part in parts)
+    fine = [part | {"status": "fine", "how_to_test": ""} for part in parts]
+    with pytest.raises(FileFormatError, match="Its scope"):
+        ag.AuditResult.from_json(forged(result, scope=fine, version=version or result.version))
+
+
+@pytest.mark.parametrize("changes", [{"scope": []}, {"scope": [], "metadata": {}}])
+def test_a_scope_cannot_be_left_out_of_a_file(changes):
+    result = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5))
+    with pytest.raises(FileFormatError, match="Its scope"):
+        ag.AuditResult.from_json(forged(result, **changes))
+    alone = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5), diagnostics=False)
+    assert ag.AuditResult.from_json(alone.to_json()).scope == ()
+
+
+@pytest.mark.parametrize("auditor", [None, "gaussian-shift", "gaussian-ellipsoid", "max-cosine"])
+@pytest.mark.parametrize("changes", [{"present": 201}, {"absent": 199}, {"present": 100}])
+def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
+    claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
+    result = ag.audit(RUN, claim=claim, auditor=auditor, diagnostics=False)
+    assert ag.AuditResult.from_json(result.to_json()) == result
+    with pytest.raises(FileFormatError, match="no result of an audit: Expected"):
+        ag.AuditResult.from_json(forged(result, **changes))

@@ -15,6 +15,14 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
+from askgauss.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    EveryStep,
+    MinSeparation,
+    Poisson,
+    Shuffled,
+)
 from askgauss.scores import ScoreMetadata
 from askgauss.transcript import CanarySums, RunFacts, StepSums
 
@@ -128,6 +136,8 @@ def test_a_saved_transcript_comes_back_to_the_last_bit(watch, tmp_path):
     )
 )
 def test_facts_come_back(facts):
+    if facts.own_law is not None:  # the coin that planted was the recorder's
+        facts = replace(facts, sampling_rate=0.25)
     stream = io.BytesIO()
     BASE.with_facts(facts).save(stream)
     stream.seek(0)
@@ -182,6 +192,81 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
 def test_facts_a_later_version_added_are_left_alone(tmp_path):
     path = rewritten(tmp_path, facts={"tensors": ["a", "b", "c"], "weather": "fine"})
     assert Transcript.load(path).facts == RunFacts(tensors=("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling_rate": 1e-3}, r"Poisson sampling at rate 0.001.*rate 0\.\d+, of odds below"),
+        ({"scheme": Poisson(rate=0.25), "poisson": False}, "facts.poisson"),
+        ({"scheme": Poisson(rate=0.5)}, "facts.sampling_rate"),
+        (
+            {"scheme": EveryStep(), "poisson": False, "sampling_rate": 1.0},
+            r"planted in \d+ of 20 steps, where it allows 20",
+        ),
+        (
+            {"scheme": MinSeparation(separation=11, rate=1.0), "poisson": False},
+            r"planted in \d+ of 20 steps, where it allows 0 to 2",
+        ),
+        ({"scheme": BallsInBins(bins=4), "poisson": False}, "where it allows 5"),
+        ({"scheme": CyclicPoisson(rate=1.0, cycle=4), "poisson": False}, "where it allows 5"),
+        (
+            {"scheme": Shuffled(batches=4), "sampling": "user's sampler"},
+            "facts.plantings beside a sampler",
+        ),
+    ],
+)
+def test_facts_that_the_plantings_contradict_are_refused(changes, message):
+    honest = recorded()
+    if "scheme" in changes and changes["scheme"] != Poisson(rate=0.5):
+        changes = {"sampling_rate": changes["scheme"].share, **changes}
+    with pytest.raises(FileFormatError, match=message):
+        again(honest.with_facts(replace(honest.facts, **changes)))
+
+
+def test_plantings_in_steps_that_the_scheme_leaves_out_are_refused():
+    recorder = Recorder(CANARIES, sampling=BallsInBins(bins=4))
+    for _ in range(8):
+        recorder.sample()
+        recorder.observe(np.zeros(60), background=np.zeros(60))
+    honest = recorder.transcript()
+    assert identical(again(honest), honest)
+    # As many plantings of each canary and in each step, in another order.
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    moved = replace(
+        honest,
+        kept_planted=honest.kept_planted[order],
+        steps=replace(honest.steps, planted=honest.steps.planted[order]),
+    )
+    with pytest.raises(FileFormatError, match="other canaries planted in step"):
+        again(moved)
+
+
+def test_schemes_stated_twice_have_to_agree():
+    recorder = Recorder(CANARIES, sampling=Shuffled(batches=4), records=60)
+    batches = list(Shuffled(batches=4).draw(np.random.default_rng(0), 60, 8))
+    for batch in batches:
+        planted = batch[CANARIES.member[batch]]
+        recorder.observe(np.zeros(60), planted=planted, batch=batch)
+    honest = recorder.transcript()
+    assert identical(again(honest), honest)
+    facts = honest.facts
+    other = replace(facts.batches, scheme=Shuffled(batches=40))
+    fewer = replace(facts.plantings, drawn=facts.plantings.drawn - 1)
+    for changed, message in (
+        (replace(facts, batches=other), "facts.batches.scheme"),
+        (replace(facts, plantings=other), "facts.plantings.scheme"),
+        (replace(facts, plantings=fewer), r"facts.plantings to be the .* present canaries"),
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            again(honest.with_facts(changed))
+
+
+def again(transcript):
+    stream = io.BytesIO()
+    transcript.save(stream)
+    stream.seek(0)
+    return Transcript.load(stream)
 
 
 def test_a_pickle_is_never_opened(tmp_path):

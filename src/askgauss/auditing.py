@@ -38,7 +38,7 @@ from askgauss.results import (
     number,
     whole_percent,
 )
-from askgauss.scope import scope_of, untested
+from askgauss.scope import exercised_in, scope_of, untested
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
@@ -145,6 +145,9 @@ def audit(
         _as_it_concerns(item, judge, heard) for item in checks if item.check not in named
     )
     present = int(np.count_nonzero(data.member))
+    # What is published is what the scope follows from, so that a file can be held to it.
+    findings = published(findings)
+    metadata = publishable(summarise(given)).to_metadata() if diagnostics else {}
     result = AuditResult(
         auditor=method,
         evidence=evidence,
@@ -157,9 +160,9 @@ def audit(
         ceiling=0.0,
         claim=claim,
         gate_error=gate_error,
-        findings=published(findings),
-        scope=scope_of(findings, _exercised(given)) if diagnostics else (),
-        metadata=publishable(summarise(given)).to_metadata() if diagnostics else {},
+        findings=findings,
+        scope=scope_of(findings, exercised_in(metadata)) if diagnostics else (),
+        metadata=metadata,
         version=__version__,
         law_declared=declared,
         judged_evidence=judged,
@@ -217,14 +220,6 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
         power=power,
     )
     return replace(result, smallest_leak=smallest_leak(result))
-
-
-def _exercised(data: CanaryScores | Transcript | LinearTranscript) -> tuple[str, ...]:
-    """Parts of the training the canaries went through; scores do not say."""
-    if isinstance(data, CanaryScores):
-        return ()
-    # Whatever else they met: what was recorded came after the noise.
-    return ("noise", *data.facts.exercised)
 
 
 def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, error: float) -> bool:

@@ -467,6 +467,7 @@ def _check_ranges(result: AuditResult) -> None:
         for kept in (result.evidence, result.distribution_free_evidence):
             _check_counts(_plain.to_plain(kept))
             _check_trials(kept, result.present + result.absent)
+        _check_groups(result)
         for item in result.findings:
             if item.p_value is not None and not 0.0 <= item.p_value <= 1.0:
                 raise _validate.fail(f"p_value of {item.check}", item.p_value, "in [0, 1]")
@@ -481,6 +482,34 @@ def _check_counts(plain: Any) -> None:
             _check_counts(item)
     elif isinstance(plain, int) and abs(plain) > _MOST_COUNTED:
         raise _validate.fail("a count", plain, f"up to {_MOST_COUNTED:g}")
+
+
+def _check_groups(result: AuditResult) -> None:
+    """Refuse numbers of canaries that are not those of the evidence."""
+    from askgauss.stats.shift import SlopeTest
+
+    groups = {"present": result.present, "absent": result.absent}
+    pair = getattr(result.evidence, "pair", result.evidence)
+    for name, canaries in groups.items():
+        told = getattr(getattr(pair, name, None), "count", None)
+        if told is not None and told != canaries:
+            raise _validate.fail(name, canaries, f"= {told}, as in its evidence")
+        for trial in getattr(pair, "trials", ()):
+            # Some canaries may be spent on choosing a threshold.
+            if getattr(trial, name, 0) > canaries:
+                hint = "as in its evidence"
+                raise _validate.fail(name, canaries, f">= {getattr(trial, name)}, {hint}")
+    if isinstance(slope := getattr(pair, "counts", None), SlopeTest):
+        if slope.count != sum(groups.values()):
+            raise _validate.fail(
+                "present + absent", sum(groups.values()), f"= {slope.count}, as in its evidence"
+            )
+        scheme, steps = pair.scheme, pair.steps
+        chances = result.present * ((scheme and scheme.most_coins(steps)) or steps)
+        if pair.opportunities != chances:
+            raise _validate.fail(
+                "opportunities", pair.opportunities, f"= {chances}, of {result.present} present"
+            )
 
 
 def _check_trials(evidence: Any, canaries: int) -> None:
@@ -514,6 +543,7 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
             f"Its evidence is none that an audit gathers: {error}. Audit the run again."
         ) from error
     same_code = content["schema"] == _SCHEMA and result.version == __version__
+    _check_scope(result, same_code)
     names = ["epsilon_lower", "epsilon_point", "ceiling"]
     if same_code:
         names += ["distribution_free", "power", "smallest_leak", "reason", "verdict"]
@@ -531,6 +561,29 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def _check_scope(result: AuditResult, same_code: bool) -> None:
+    """Refuse a scope that the findings do not give: no green is earned by parts called fine."""
+    from askgauss.scope import exercised_in, scope_of
+
+    own = result.auditor.findings(result.evidence, delta=result.delta, confidence=result.confidence)
+    named = {item.check for item in own} | {"noise model"}
+    others = [item for item in result.findings if item.check not in named]
+    # Without diagnostics there are the method's own findings, and those of a replay that joined.
+    diagnosed = bool(result.metadata) or any("replay" not in item.check for item in others)
+    found = scope_of(result.findings, exercised_in(result.metadata)) if diagnosed else ()
+    if same_code and result.scope != found:
+        raise _contradiction("scope", _statuses(result.scope), _statuses(found))
+    by_name = {part.name: part.status for part in found}
+    for part in result.scope:
+        # Other versions have other parts, and other words for them.
+        if part.status == "fine" and by_name.get(part.name, "fine") != "fine":
+            raise _contradiction(f"scope of {part.name}", part.status, by_name[part.name])
+
+
+def _statuses(scope: Sequence[Part]) -> str:
+    return ", ".join(f"{part.name} {part.status}" for part in scope) or "nothing"
 
 
 def check_agreement(stated: Any, found: Any, names: Sequence[str]) -> None:

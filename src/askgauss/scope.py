@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from askgauss.results import Finding, Part, Status
 
-__all__ = ["scope_of", "untested"]
+__all__ = ["exercised_in", "scope_of", "untested"]
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
@@ -15,6 +16,8 @@ _ONLY_SCORES = "audit the transcript, not the scores alone"
 # or rate, shows four times in five. An audit whose own test has power measures them to about 5 %,
 # and the check, which shares its error with many others, then sees a fault of a quarter.
 _WITH_POWER = 1.0 / 3.0
+# Where a run was recorded step by step.
+_RECORDED = ("transcript", "correlated noise")
 # A part in words has room for the smallest faults of so many of its checks.
 _MOST_FAULTS = 2
 
@@ -153,6 +156,20 @@ _KINDS = (
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )
+
+
+def exercised_in(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Parts of the training the canaries went through, by the facts of a result; scores say none.
+
+    Args:
+        metadata: Facts about the run, as a result keeps them.
+    """
+    run = metadata.get("run")
+    if not isinstance(run, Mapping) or run.get("source") not in _RECORDED:
+        return ()
+    listed = run.get("exercised")
+    # Whatever else they met: what was recorded came after the noise.
+    return ("noise", *(map(str, listed) if isinstance(listed, (list, tuple)) else ()))
 
 
 def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Part, ...]:

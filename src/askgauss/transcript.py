@@ -6,6 +6,7 @@ step has the noise multiplier as its standard deviation, whatever the clip norm 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -19,6 +20,7 @@ from askgauss._schema import Field, check_arrays, check_names
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
+from askgauss.sampling.counting import broken_counts, broken_rule
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
 
@@ -155,11 +157,21 @@ class RunFacts:
         """Whether what other records drew says nothing of a canary's draws."""
         return self.poisson if self.scheme is None else self.scheme.known_background
 
+    @property
+    def own_law(self) -> Scheme | None:
+        """How the recorder's own coin draws each canary by itself; None where it drew none."""
+        if self.sampling != "own coin":
+            return None
+        if self.scheme is not None:
+            return self.scheme.record_by_record()
+        return Poisson(rate=self.sampling_rate) if self.sampling_rate else None
+
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file.
 
         Raises:
-            FileFormatError: A number is out of its range.
+            FileFormatError: A number is out of its range, or what is said of the sampling
+                contradicts itself.
         """
         for name in ("sampling_rate", "accounted_sampling_rate"):
             rate = getattr(self, name)
@@ -181,6 +193,31 @@ class RunFacts:
             drawn = getattr(self, name)
             if drawn is not None:
                 drawn.check(f"facts.{name}")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """The sampling is stated in several places, which the recorder fills from one scheme."""
+        scheme, rate = self.scheme, self.sampling_rate
+        for name in ("batches", "plantings"):
+            drawn = getattr(self, name)
+            if drawn is None or drawn.scheme == scheme:
+                continue
+            # Where only a rate was said, batches are held against the accountant's.
+            if scheme is not None or not isinstance(drawn.scheme, Poisson):
+                raise _contradiction(f"facts.{name}.scheme", drawn.scheme, scheme or "a rate alone")
+        if scheme is None:
+            return
+        if rate is not None and not math.isclose(rate, scheme.share, rel_tol=1e-6):
+            raise _contradiction("facts.sampling_rate", rate, f"{scheme}: {scheme.share:g}")
+        if self.sampling == "own coin" and self.poisson != isinstance(scheme, Poisson):
+            raise _contradiction("facts.poisson", self.poisson, scheme)
+
+
+def _contradiction(name: str, stated: object, declared: object) -> FileFormatError:
+    return FileFormatError(
+        f"Expected {name} to be that of the sampling it declares ({declared}), got {stated}: it "
+        "was damaged or edited. Load the file that the run wrote."
+    )
 
 
 def _unrecorded() -> NDArray[np.float64]:
@@ -414,7 +451,14 @@ class Transcript:
         arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
         facts = _plain.from_plain(RunFacts, content.get("facts", {}), "facts")
         whole = _with_derived(arrays)
-        return cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
+        transcript = cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
+        tested = isinstance(facts.scheme, (Poisson, type(None))) or facts.plantings is not None
+        if facts.own_law is None and not tested and transcript.canaries.planted.any():
+            raise FileFormatError(
+                f"Expected facts.plantings beside a sampler that draws by {facts.scheme}, got "
+                "none: it was damaged or edited. Load the file that the run wrote."
+            )
+        return transcript
 
     @classmethod
     def from_arrays(
@@ -491,6 +535,35 @@ class Transcript:
         ):
             raise FileFormatError(
                 "Expected as many plantings over the steps as over the canaries, got other numbers."
+            )
+        self._check_plantings()
+
+    def _check_plantings(self) -> None:
+        """What was planted can come from the sampling that the facts state.
+
+        The recorder's own coin draws by that and nothing else. A sampler of the training may be
+        broken, which is for the audit to say; but what was held against its scheme are these
+        plantings.
+        """
+        planted, steps, facts = self.canaries.planted[self.member], self.number_of_steps, self.facts
+        drawn, law = facts.plantings, facts.own_law
+        if drawn is not None and (drawn.steps, drawn.records, drawn.drawn) != (
+            steps,
+            planted.size,
+            int(planted.sum()),
+        ):
+            raise FileFormatError(
+                f"Expected facts.plantings to be the {int(planted.sum()):,} of {planted.size:,} "
+                f"present canaries in {steps:,} steps, got {drawn.drawn:,} of {drawn.records:,} in "
+                f"{drawn.steps:,}: it was damaged or edited. Load the file that the run wrote."
+            )
+        if law is None:
+            return
+        shown = self.kept_planted[:, self.member[self.kept]]
+        if broken := broken_counts(law, planted, steps) or broken_rule(law, shown):
+            raise FileFormatError(
+                f"Expected plantings by {law}, as the facts declare, got {broken}: it was damaged "
+                "or edited. Load the file that the run wrote."
             )
 
 

@@ -17,6 +17,7 @@ from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import worded
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.results import Consequence, Status
+from askgauss.sampling import MinSeparation
 from askgauss.simulation import simulate_dpsgd
 
 RUN = {
@@ -367,3 +368,39 @@ def test_an_absurd_number_of_steps_is_named_without_composing_them_one_by_one():
     assert result.verdict is ag.Verdict.VIOLATION
     counted = next(item for item in result.findings if item.check == "step count")
     assert counted.status is Status.FAIL
+
+
+def diagnosed(run):
+    return {item.check: item for item in diagnose(run)}
+
+
+def test_plantings_of_our_own_coin_that_its_rate_does_not_give_invalidate():
+    run = simulate_dpsgd(
+        steps=300, sampling_rate=0.08, noise_multiplier=1.0, present=200, absent=200, seed=0
+    )
+    assert diagnosed(run)["sampling rate"].status is Status.NOT_RUN
+    # Likely enough to be read from a file, and far too unlikely for a coin of this rate.
+    stated = replace(run.facts, sampling_rate=0.0725, accounted_sampling_rate=0.0725)
+    edited = run.with_facts(stated)
+    found = diagnosed(edited)["sampling rate"]
+    assert found.status is Status.FAIL
+    assert found.consequence is Consequence.INVALIDATES
+    assert "planted at rate 0.079" in found.summary
+    claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
+    assert ag.audit(run, claim=claim).verdict is not ag.Verdict.INVALID
+    assert ag.audit(edited, claim=claim).verdict is ag.Verdict.INVALID
+
+
+def test_canaries_that_the_declared_scheme_cannot_have_drawn_are_a_finding():
+    run = simulate_dpsgd(
+        steps=40, sampling_rate=0.5, noise_multiplier=1.0, present=30, absent=30, seed=0
+    )
+    facts = replace(
+        run.facts,
+        scheme=MinSeparation(separation=20, rate=0.5),
+        sampling="user's sampler",
+        poisson=False,
+    )
+    found = diagnosed(run.with_facts(facts))["sampling scheme"]
+    assert found.status is Status.FAIL
+    assert "allows (0 to 2)" in found.summary

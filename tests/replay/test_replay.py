@@ -5,6 +5,7 @@ Nothing here is random beyond fixed seeds: a correct implementation never fails.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss import _plain
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -295,6 +297,32 @@ def test_json_round_trip():
     assert str(again) == str(report)
     with pytest.raises(FileFormatError, match="digest"):
         ReplayReport.from_json(text.replace('"VIOLATION"', '"CONSISTENT"'))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": "CONSISTENT"}, "Its verdict is CONSISTENT .* gives VIOLATION"),
+        ({"verdict": "INCONCLUSIVE"}, "Its verdict is INCONCLUSIVE"),
+        ({"reason": "nothing differed."}, "Its verdict is VIOLATION .nothing differed"),
+        ({"differences": []}, "Its verdict is VIOLATION .* gives CONSISTENT"),
+        ({"adjacency": "replace-one", "verdict": "VIOLATION"}, "gives CONSISTENT"),
+        ({"record": -1}, r"record in \[0, \d+\], got -1"),
+        ({"records": -1}, r"records in \[1, \d+\], got -1"),
+        ({"record": 10**6}, "record in"),
+        ({"steps": 10**6}, "steps in"),
+        ({"asked": -3}, "asked in"),
+        ({"moved": -1.0}, "moved >= 0"),
+        ({"present": [-1]}, "first step of present"),
+    ],
+)
+def test_a_report_whose_verdict_is_not_what_it_saw_is_refused(changes, message):
+    report = replayed(training(divisor="batch"))
+    content = json.loads(report.to_json()) | changes
+    kind, schema = content.pop("kind"), content.pop("schema")
+    content.pop("digest")
+    with pytest.raises(FileFormatError, match=message):
+        ReplayReport.from_json(_plain.dumps(kind, schema, content))
 
 
 def test_findings_are_those_of_an_audit():

@@ -24,6 +24,7 @@ from askgauss.sampling import (
     from_plain,
     mismatch,
 )
+from askgauss.sampling.counting import broken_counts, broken_rule
 from askgauss.stats.gaussian import gdp_epsilon
 from tests.sampling.schemes import every_scheme, shown
 
@@ -259,3 +260,35 @@ def test_files_that_name_no_scheme(value):
 def test_parameters_out_of_range_are_named(make, name):
     with pytest.raises(InvalidArgumentError, match=name):
         make()
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Poisson(rate=0.1),
+        CyclicPoisson(rate=0.3, cycle=4),
+        MinSeparation(separation=7, rate=0.2),
+        MinSeparation(separation=7, rate=0.2, warm_start=False),
+        BallsInBins(bins=9),
+        BallsInBins(bins=9, redrawn=False),
+        EveryStep(),
+    ],
+    ids=str,
+)
+def test_counts_of_draws_have_the_law_they_are_held_against(scheme):
+    records, steps, p_values = 23, 50, []
+    fewest, most = scheme.draws_within(steps)
+    for seed in range(200):
+        included = np.zeros((steps, records), dtype=bool)
+        draws = scheme.draw(np.random.default_rng(seed), records, steps)
+        for row, drawn in zip(included, draws, strict=True):
+            row[drawn] = True
+        counts = included.sum(axis=0)
+        assert fewest <= counts.min() <= counts.max() <= most
+        assert broken_counts(scheme, counts, steps) == broken_rule(scheme, included) == ""
+        p_values.append(scheme.count_p_value(int(counts.sum()), records=records, steps=steps))
+    # Never small more often than by chance.
+    assert np.mean(np.array(p_values) < 0.05) < 0.1
+    assert scheme.count_p_value(0 if fewest else records * steps, records=records, steps=steps) == (
+        pytest.approx(0.0, abs=1e-4)
+    )

@@ -15,8 +15,9 @@ from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Con
 from askgauss.diagnostics.drawn import SAMPLER_CHECKS, accounted_sampling, drawn_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import binomial_p_value, overlap_p_value
-from askgauss.results import Assumption, Consequence, Finding
+from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import Poisson
+from askgauss.sampling.counting import NEVER
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["sampler_checks"]
@@ -25,6 +26,8 @@ _FEWEST_CANARIES = 20
 _FEWEST_STEPS = 20
 # Counts of inclusions are compared with their law where they are at least this large on average.
 _FEWEST_INCLUSIONS = 5
+# By how much the odds of plantings by our own coin are raised before the gate hears of them.
+_PAID = 100.0
 _SAMPLER = "canaries that go through the training's own sampler"
 _RATE_REMEDY = (
     "The accountant must be told the rate the sampler really uses: batch size over records, not "
@@ -39,20 +42,76 @@ _SCHEME_REMEDY = (
 def sampler_checks(context: Context) -> Iterator[Finding]:
     """Every check of the sampler."""
     yield from accounted_sampling(context)
+    odd = _odd_plantings(context)
+    for item in _sampler_checks(context):
+        known = item.status is Status.FAIL or (item.p_value is not None and item.p_value < NEVER)
+        yield odd if odd is not None and item.check == odd.check and not known else item
+
+
+def _odd_plantings(context: Context) -> Finding | None:
+    """Where the recorder's own coin planted and its numbers are odd: what they say.
+
+    A coin of ours is as it was declared, so this is about the file. Told only where odd, which
+    other checks' share of the gate does not know of: it pays by a share a hundredth of theirs.
+    """
+    law, transcript = context.facts.own_law, context.transcript
+    planted, steps = transcript.canaries.planted[transcript.member], transcript.number_of_steps
+    if law is None or planted.size == 0:
+        return None
+    drawn = int(planted.sum())
+    p_value = law.count_p_value(drawn, records=planted.size, steps=steps)
+    if p_value >= SUSPICIOUS / _PAID:
+        return None
+    return judged(
+        "sampling rate",
+        _PAID * p_value,
+        f"canaries were planted at rate {drawn / (planted.size * steps):.5f}, where {law} is "
+        "declared for them.",
+        if_wrong="The recorder draws by what is declared: the transcript was damaged or edited.",
+        consequence=Consequence.INVALIDATES,
+        measured=drawn / (planted.size * steps),
+        claimed=law.share,
+        remedy="Audit the transcript that the run wrote.",
+    )
+
+
+def _sampler_checks(context: Context) -> Iterator[Finding]:
     facts = context.facts
     drawn = facts.batches or facts.plantings
     if drawn is not None:
         yield from drawn_checks(context, drawn)
         return
     if not isinstance(facts.scheme, (Poisson, type(None))):
+        broken = _rule_broken(context)
         for name in SAMPLER_CHECKS:
-            yield not_run(name, "the training's batches: observe(..., batch=)")
+            if name == "sampling scheme" and broken is not None:
+                yield broken
+            else:
+                yield not_run(name, "the training's batches: observe(..., batch=)")
         return
     yield _sampling_rate(context)
     yield _sampling_scheme(context)
     yield _sampling_of_pairs(context)
     yield _sampling_in_time(context)
     yield _batch_sizes(context)
+
+
+def _rule_broken(context: Context) -> Finding | None:
+    """Without a step by step look at batches: canaries that the scheme cannot have drawn."""
+    transcript, scheme = context.transcript, context.facts.scheme
+    planted = transcript.canaries.planted[transcript.member]
+    if scheme is None or planted.size == 0:
+        return None
+    fewest, most = scheme.draws_within(transcript.number_of_steps)
+    if fewest <= planted.min() and planted.max() <= most:
+        return None
+    return fact(
+        "sampling scheme",
+        True,
+        f"a canary was in more or fewer of the steps than {scheme} allows ({fewest} to {most}).",
+        consequence=Consequence.INVALIDATES,
+        remedy="Declare the scheme that draws the batches, and account for it.",
+    )
 
 
 def _sampling_rate(context: Context) -> Finding:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import (
-    bdtr,
-    bdtrc,
     betainc,
     betaincc,
     chdtr,
@@ -20,6 +18,8 @@ from scipy.special import (
     ndtr,
     stdtr,
 )
+
+from askgauss.stats.binomial import binomial_p_value
 
 __all__ = [
     "Spread",
@@ -179,15 +179,6 @@ def correlation_tail(correlation: float, count: float) -> float:
         return 0.0
     t = correlation * math.sqrt((count - 1.0) / (1.0 - correlation**2))
     return float(stdtr(count - 1.0, -t))
-
-
-def binomial_p_value(successes: int, trials: int, rate: float) -> float:
-    """Of "successes have this probability", two-sided and exact."""
-    if rate >= 1.0:
-        return float(successes == trials)
-    below = float(bdtr(successes, trials, rate))
-    above = float(bdtrc(successes - 1, trials, rate)) if successes else 1.0
-    return min(1.0, 2.0 * min(below, above))
 
 
 def overlap_p_value(overlap: int, first: int, second: int, steps: int) -> float:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_type_hints
 
 from askgauss import _files, _plain
 from askgauss._text import one_line
+from askgauss._version import __version__
 from askgauss.exceptions import FileFormatError
 from askgauss.replay.worlds import LEFT_OUT, REPLACED
 from askgauss.results import Consequence, Finding, Status, Verdict
 
-__all__ = ["ADJACENCIES", "Adjacency", "Difference", "ReplayReport"]
+__all__ = ["ADJACENCIES", "Adjacency", "Difference", "ReplayReport", "after", "decide"]
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
@@ -21,6 +23,7 @@ ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 _KIND = "askgauss-replay"
 _SCHEMA = 1
 _WIDTH = 110
+_MOST = 10**12
 _SHOWN_STEPS = 8
 _SHOWN_NAMES = 12
 
@@ -188,7 +191,7 @@ class ReplayReport:
         """Read what `to_json` wrote.
 
         Raises:
-            FileFormatError: The text is corrupt, foreign, or of a newer schema.
+            FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
         """
         content = _plain.loads(text, _KIND, _SCHEMA, protected=1)
         missing = {item.name for item in fields(cls)} - content.keys()
@@ -203,7 +206,9 @@ class ReplayReport:
             raise FileFormatError(
                 f"Expected worlds of the record left out or replaced, got {min(unknown)[:80]!r}."
             )
-        return cls(**read)
+        report = cls(**read)
+        _check(report)
+        return report
 
     def rows(self) -> list[tuple[str, str]]:
         """What was replayed, as pairs of a name and a sentence."""
@@ -239,6 +244,75 @@ class ReplayReport:
         for name, text in self.rows():
             lines += _wrapped(f"  {name:<11} ", one_line(text))
         return "\n".join(lines)
+
+
+def decide(
+    adjacency: Adjacency,
+    record: int,
+    differences: tuple[Difference, ...],
+    unsure: Sequence[str],
+) -> tuple[Verdict, str]:
+    """The verdict and why, from what differed and from what could not be compared."""
+    leaks = [item for item in differences if adjacency in item.leak_under]
+    if leaks:
+        most = leaks[0]
+        more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
+        return Verdict.VIOLATION, (
+            f"{most.name} depends on record {record} outside the noisy sum "
+            f"({most.values[0]} against {most.values[1]}), a leak under {adjacency}{more}."
+        )
+    if unsure:
+        return Verdict.INCONCLUSIVE, f"nothing is known to leak, but {unsure[0]}."
+    others = f"; {len(differences)} that other adjacencies forbid" if differences else ""
+    return Verdict.CONSISTENT, (
+        f"with the same coins nothing but the noisy sum depends on record {record} under "
+        f"{adjacency}, and that by no more than it may{others}."
+    )
+
+
+def _check(report: ReplayReport) -> None:
+    """Refuse a report of no replay, or one whose verdict is not what it saw."""
+    ranges: dict[str, tuple[int | None, int, int]] = {
+        "records": (report.records, 1, _MOST),
+        "record": (report.record, 0, report.records - 1),
+        "source": (report.source, 0, report.records - 1),
+        "asked": (report.asked, 1, _MOST),
+        "steps": (report.steps, 0, report.asked),
+        "compared": (min(report.compared.values(), default=0), 0, _MOST),
+    }
+    taken = {step for item in report.differences for step in (item.step, *item.steps)}
+    for name, steps in (("present", set(report.present)), ("differences", taken)):
+        if steps:
+            # A neighbour may go on for longer than the data as given.
+            ranges[f"the first step of {name}"] = (min(steps), 0, _MOST)
+    for name, (value, low, high) in ranges.items():
+        if value is not None and not low <= value <= high:
+            raise FileFormatError(
+                f"Expected {name} in [{low}, {high}], got {value}: it is no report of a replay."
+            )
+    for name in ("moved", "elsewhere"):
+        moved = getattr(report, name)
+        if moved is not None and not moved >= 0.0:
+            raise FileFormatError(f"Expected {name} >= 0, got {moved}: it is no replay.")
+    # What lies after the last step is no doubt about those before it.
+    unsure = [item for item in report.not_checked if item != after(report.steps)]
+    verdict, reason = decide(report.adjacency, report.record, report.differences, unsure)
+    # Of another version the words may differ, but not the verdict.
+    reasons = {reason} | {
+        decide(report.adjacency, report.record, report.differences, [item])[1] for item in unsure
+    }
+    same = report.reason in reasons or report.version != __version__
+    if report.verdict is not verdict or not same:
+        raise FileFormatError(
+            f"Its verdict is {report.verdict.value} ({one_line(report.reason, 80)}) where what it "
+            f"saw gives {verdict.value} ({one_line(reason, 80)}): it was damaged or edited. "
+            "Replay the training again."
+        )
+
+
+def after(steps: int) -> str:
+    """What a replay that was cut off did not look at."""
+    return f"what comes after step {steps}"
 
 
 def _wrapped(head: str, text: str) -> list[str]:

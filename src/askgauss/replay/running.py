@@ -17,9 +17,8 @@ from askgauss.exceptions import (
 from askgauss.replay import coins
 from askgauss.replay.comparing import Comparison, compare, first_difference, together
 from askgauss.replay.recording import Enough, Recording, Replay
-from askgauss.replay.report import ADJACENCIES, Adjacency, Difference, ReplayReport
+from askgauss.replay.report import ADJACENCIES, Adjacency, ReplayReport, after, decide
 from askgauss.replay.worlds import LEFT_OUT, World, worlds_of
-from askgauss.results import Verdict
 
 __all__ = ["replay"]
 
@@ -173,10 +172,10 @@ def _report(
     differences = tuple(together(comparisons))
     doubts = [f"{text} ({item.world})" for item in comparisons for text in item.doubts]
     unmet = _unmet(first, comparisons)
-    verdict, reason = _decide(adjacency, given, differences, doubts, unmet)
+    verdict, reason = decide(adjacency, given.record, differences, unmet + doubts)
     notes = [*doubts, *unmet]
     if first.cut:
-        notes.append(f"what comes after step {first.steps}")
+        notes.append(after(first.steps))
     left_out = next((item for item in comparisons if item.world == LEFT_OUT), comparisons[0])
     return ReplayReport(
         verdict=verdict,
@@ -221,27 +220,3 @@ def _unmet(first: Recording, comparisons: list[Comparison]) -> list[str]:
             "the data it gets, or clips the record to nothing"
         )
     return unmet
-
-
-def _decide(
-    adjacency: Adjacency,
-    given: World,
-    differences: tuple[Difference, ...],
-    doubts: list[str],
-    unmet: list[str],
-) -> tuple[Verdict, str]:
-    leaks = [item for item in differences if adjacency in item.leak_under]
-    if leaks:
-        most = leaks[0]
-        more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
-        return Verdict.VIOLATION, (
-            f"{most.name} depends on record {given.record} outside the noisy sum "
-            f"({most.values[0]} against {most.values[1]}), a leak under {adjacency}{more}."
-        )
-    if doubts or unmet:
-        return Verdict.INCONCLUSIVE, f"nothing is known to leak, but {(unmet + doubts)[0]}."
-    others = f"; {len(differences)} that other adjacencies forbid" if differences else ""
-    return Verdict.CONSISTENT, (
-        f"with the same coins nothing but the noisy sum depends on record {given.record} under "
-        f"{adjacency}, and that by no more than it may{others}."
-    )

@@ -72,6 +72,17 @@ class Scheme(ABC):
         """What one record meets if those coins have this rate."""
         raise UnsupportedError(f"{self} draws no record by coins of one rate.")
 
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """The fewest and the most of so many steps, from the first, that draw one record."""
+        return 0, steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """Of "so many draws in all, over records that are each drawn by themselves", two-sided.
+
+        Only schemes that draw record by record have such a law; 1 for all others.
+        """
+        return 1.0
+
     # ------------------------------------------------------------------------------- its law
 
     def epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:

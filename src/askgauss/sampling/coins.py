@@ -10,10 +10,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
 from askgauss import _validate, accounting
 from askgauss.sampling.base import Integers, Mask, Scheme, check_draw
 from askgauss.sampling.testing import SchemeSums
+from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pairs import Pair
 
 __all__ = ["CyclicPoisson", "MinSeparation", "Poisson"]
@@ -56,6 +58,14 @@ class Poisson(Scheme):
     def at_rate(self, rate: float) -> Poisson:
         """The same at another rate."""
         return Poisson(rate=rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """Any number of them; all where the coin leaves no choice."""
+        return (steps if self.rate == 1.0 else 0), steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By one binomial law, exactly."""
+        return binomial_p_value(drawn, records * steps, self.rate)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return accounting.dpsgd_epsilon_lower(
@@ -131,6 +141,17 @@ class CyclicPoisson(Scheme):
     def at_rate(self, rate: float) -> CyclicPoisson:
         """The same at another rate."""
         return replace(self, rate=rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """At most those of the first group."""
+        return (steps // self.cycle if self.rate == 1.0 else 0), self.most_coins(steps)
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By one binomial law, exactly: `draw` makes the first groups the larger ones."""
+        size, larger = divmod(records, self.cycle)
+        turns, more = divmod(steps, self.cycle)
+        coins = records * turns + more * size + min(larger, more)
+        return binomial_p_value(drawn, coins, self.rate)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         if self.groups == "known":
@@ -267,6 +288,33 @@ class MinSeparation(Scheme):
     def _stationary(self) -> float:
         """The share of records in a batch, in the long run."""
         return self.rate / (1.0 + (self.separation - 1) * self.rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """No more than the separation leaves room for."""
+        return 0, -(-steps // self.separation)
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By Hoeffding's bound: counts of records are independent and of one mean, and bounded."""
+        most = self.draws_within(steps)[1]
+        mean = min(self._mean_count(steps) / most, 1.0)
+        found = drawn / (records * most)
+        if not 0.0 <= found <= 1.0:
+            return 0.0
+        divergence = float(rel_entr(found, mean) + rel_entr(1.0 - found, 1.0 - mean))
+        return min(1.0, 2.0 * math.exp(-records * max(divergence, 0.0)))
+
+    def _mean_count(self, steps: int) -> float:
+        """Inclusions of one record to expect."""
+        if self.warm_start:
+            return steps * self._stationary()
+        joins = np.zeros(steps)
+        ready = 1.0
+        for step in range(steps):
+            joins[step] = self.rate * ready
+            ready -= joins[step]
+            if step + 1 >= self.separation:
+                ready += joins[step + 1 - self.separation]
+        return float(joins.sum())
 
     def pool(self, past: SchemeSums) -> Mask:
         """Records that have waited long enough."""

@@ -15,6 +15,7 @@ from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
 from askgauss.sampling.base import Integers, Mask, Scheme, check_draw, hypergeometric_limits
 from askgauss.sampling.testing import SchemeSums
+from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pairs import Pair, ways_epsilon
 
 __all__ = ["BallsInBins", "Shuffled"]
@@ -62,6 +63,10 @@ class Shuffled(Scheme):
     def period(self) -> int | None:
         """An epoch."""
         return self.batches
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """Once an epoch."""
+        return steps // self.batches, -(-steps // self.batches)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return _once_an_epoch(self.batches, self.reshuffled, signal, steps, delta)
@@ -155,6 +160,15 @@ class BallsInBins(Scheme):
     def period(self) -> int | None:
         """An epoch."""
         return self.bins
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """Once an epoch."""
+        return steps // self.bins, -(-steps // self.bins)
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """Once in every whole epoch, and by a binomial law in one that is not."""
+        epochs, more = divmod(steps, self.bins)
+        return binomial_p_value(drawn - epochs * records, records, more / self.bins)
 
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return _once_an_epoch(self.bins, self.redrawn, signal, steps, delta)

@@ -257,6 +257,14 @@ class EveryStep(Scheme):
         """All of them."""
         return 1.0
 
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """All of them."""
+        return steps, steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """Nothing is left to chance."""
+        return float(drawn == records * steps)
+
     def _law(self, signal: float, steps: int, delta: float) -> float:
         return math.inf if signal == math.inf else gdp_epsilon(delta, math.sqrt(steps) * signal)
 

@@ -7,17 +7,29 @@ from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainccinv, betaincinv
+from scipy.special import bdtr, bdtrc, betainccinv, betaincinv
 
 from askgauss import _validate
 from askgauss.stats.search import SMALLEST_ERROR
 
 __all__ = [
+    "binomial_p_value",
     "binomial_weights",
     "check_guesses",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
 ]
+
+
+def binomial_p_value(successes: int, trials: int, rate: float) -> float:
+    """Of "successes have this probability", two-sided and exact."""
+    if not 0 <= successes <= trials:
+        return 0.0
+    if rate >= 1.0:
+        return float(successes == trials)
+    below = float(bdtr(successes, trials, rate))
+    above = float(bdtrc(successes - 1, trials, rate)) if successes else 1.0
+    return min(1.0, 2.0 * min(below, above))
 
 
 def binomial_weights(
