@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain
+from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
@@ -336,10 +336,13 @@ class Transcript:
 
     @property
     def finite(self) -> bool:
-        """Whether every observation was a finite number."""
-        # A square may overflow where the value itself does not; then its variance is lost too.
-        parts = (self.canaries.total, self.canaries.square, self.watch_values)
-        return all(bool(np.isfinite(part).all()) for part in parts)
+        """Whether every observation was a finite number, and its square one too."""
+        sums, largest = self.canaries, _validate.LARGEST
+        parts = (sums.total, sums.planted_total, sums.other_total, self.watch_values)
+        squares = (sums.square, sums.planted_square, sums.other_square)
+        return all(_validate.is_within(part) for part in parts) and all(
+            _validate.is_within(part, largest**2) for part in squares
+        )
 
     @property
     def auditable(self) -> bool:

@@ -149,6 +149,8 @@ class StepEvidence:
         return np.repeat(np.array(ratios), np.array(counts))
 
 
+# What is not finite is said to be so, and nothing is computed of it.
+@np.errstate(over="ignore", invalid="ignore")
 def step_evidence(transcript: Transcript, plantings: int) -> StepEvidence:
     """Moments of planted and other observations, by tensor."""
     facts, sums, steps = transcript.facts, transcript.canaries, transcript.number_of_steps

@@ -283,7 +283,7 @@ def hypergeometric_limits(
 
 def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
     """Arguments of an accountant."""
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.integer(1, steps=steps)
     _validate.probability(delta=delta)
 
