@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -22,6 +23,7 @@ from askgauss._archives import Archive
 from askgauss.cli.runs import Run, RunFolder
 from askgauss.exceptions import FileFormatError
 from askgauss.inputs import load_audit_input
+from askgauss.monitor.feed import read_feed
 
 ARRAYS = {
     "numbers": np.linspace(0.0, 1.0, 7),
@@ -287,3 +289,46 @@ def test_a_part_that_is_young_is_left_alone(tmp_path):
     part.write_bytes(b"")
     _files.write_text(tmp_path / "a", "new")
     assert part.exists()
+
+
+def test_documents_have_a_size_whatever_they_are_read_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "DOCUMENT_BYTES", 1000)
+    whole, long = tmp_path / "whole.json", tmp_path / "long.json"
+    whole.write_bytes(b"x" * 1000)
+    with long.open("wb") as stream:
+        stream.truncate(3 << 30)
+    assert len(_files.read_bytes(whole)) == 1000
+    for source in (long, io.BytesIO(b"x" * 1001), "/dev/zero"):
+        with pytest.raises(FileFormatError, match="MB at most, got more"):
+            _files.read_bytes(source)
+
+
+def test_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path):
+    pipe = tmp_path / "transcript.npz"
+    os.mkfifo(pipe)
+    with pytest.raises(FileFormatError, match="regular file, got a pipe"):
+        _files.read_bytes(pipe, regular=True)
+    with pytest.raises(FileFormatError, match="found nothing that holds scores"):
+        load_audit_input(tmp_path)
+    os.mkfifo(tmp_path / "watch.json")
+    with pytest.raises(FileFormatError, match="regular file, got a pipe"):
+        read_feed(tmp_path)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * 200_000,))
+    writer.start()
+    assert _files.read_bytes(pipe) == b"x" * 200_000
+    writer.join()
+
+
+class Unbuffered(io.RawIOBase):
+    """A stream that gives a few bytes at a time."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def read(self, size=-1):
+        part, self.content = self.content[:7], self.content[7:]
+        return part
+
+
+def test_a_stream_is_read_to_its_end():
+    assert _files.read_bytes(Unbuffered(b"y" * 100)) == b"y" * 100

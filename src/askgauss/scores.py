@@ -473,7 +473,7 @@ def _read_hyperparameters(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = _plain.parse(path.read_bytes())
+        content = _plain.parse(_files.read_bytes(path, regular=True))
     except FileFormatError as error:
         raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}") from error
     if not isinstance(content, dict):

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _archives
+from askgauss import _archives, _files
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -112,7 +112,8 @@ def _csv(stream: IO[bytes]) -> dict[str, Column]:
 
 def _json(stream: IO[bytes]) -> dict[str, Column]:
     try:
-        content = json.loads(stream.read().decode("utf-8"))
+        text = _files.read_stream(stream, "the table", _files.DOCUMENT_BYTES)
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"it is no JSON: {str(error)[:200]}.") from error
     if isinstance(content, list):
