@@ -201,6 +201,29 @@ def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
         load_audit_input(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("skipped_steps", 10**10, "facts.skipped_steps <= 10,000,000, got 1e"),
+        ("skipped_steps", 1 << 63, "facts.skipped_steps <= "),
+        ("skipped_steps", 10**30, "facts.skipped_steps <= "),
+        ("unnoised_steps", 10**30, "facts.unnoised_steps <= "),
+        ("noise_multiplier", 1e200, "facts.noise_multiplier <= "),
+        ("scheme", {"scheme": "min-separation", "rate": 0.1, "separation": 1 << 62}, "separation"),
+        ("scheme", {"scheme": "cyclic-poisson", "rate": 0.1, "cycle": 10**10}, "cycle"),
+    ],
+)
+def test_facts_cannot_ask_for_more_than_a_run_has(name, value, message, tmp_path):
+    """A few kilobytes that had skipped ten billion steps took minutes and gigabytes to audit."""
+    transcript = ag.simulate_dpsgd(
+        steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
+    )
+    facts = {"facts": _plain.to_plain(transcript.facts) | {name: value}}
+    _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, transcript.arrays(), facts)
+    with pytest.raises(FileFormatError, match=message):
+        load_audit_input(tmp_path / "a")
+
+
 # --- writing -------------------------------------------------------------------------------------
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="rights and links of POSIX")

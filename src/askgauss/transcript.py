@@ -30,6 +30,15 @@ SILENCE = 1e-3
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
 _BLOCK = 1 << 16
+# More than any run has; what is computed of so many takes seconds.
+_MOST = {
+    "skipped_steps": 10**7,
+    "unnoised_steps": 10**9,
+    "accounted_steps": 10**9,
+    "places": 1 << 62,
+    "noise_multiplier": _validate.LARGEST,
+    "contribution": _validate.LARGEST,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +176,10 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
+        for name, most in _MOST.items():
+            number = getattr(self, name)
+            if number is not None and number > most:
+                raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (self.weights, self.witness, self.rounds, self.clip_count):

@@ -20,10 +20,13 @@ from askgauss.stats.search import close_bracket
 if TYPE_CHECKING:
     from askgauss.sampling.testing import SchemeTest
 
-__all__ = ["Integers", "Mask", "Scheme"]
+__all__ = ["LONGEST", "Integers", "Mask", "Scheme"]
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+# Steps that no run has: nothing recurs after more of them.
+LONGEST = 10**9
 
 
 class Scheme(ABC):
