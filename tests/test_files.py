@@ -187,6 +187,17 @@ def test_a_transcript_cannot_ask_for_tensors_it_does_not_have(tmp_path):
         ("steps.clip_norm", lambda a: a.__setitem__(0, np.nan), "clip_norm to be finite"),
         ("steps.square", lambda a: a.__setitem__(0, -1.0), "steps.square in"),
         ("kept", lambda a: a.__setitem__(1, a[0]), "once, in order"),
+        ("steps.clip_norm", lambda a: a.__setitem__(0, 1e160), r"clip_norm in \[1e-140, 1e\+140\]"),
+        ("steps.noise_multiplier", lambda a: a.__setitem__(2, 1e-160), "noise_multiplier 0 or in"),
+        ("steps.noise_multiplier", lambda a: a.fill(1e200), "noise_multiplier 0 or in"),
+        ("steps.least", lambda a: a.__setitem__(0, 1e160), "steps.least within"),
+        ("steps.least", lambda a: a.__setitem__(0, 1e9), "steps.least <= steps.most"),
+        ("steps.square", lambda a: a.__setitem__(0, 1e-30), "steps.square to be at least"),
+        ("steps.square", lambda a: a.__imul__(2.0), "squares over the steps"),
+        ("steps.total", lambda a: a.__iadd__(0.01), "totals over the steps"),
+        ("canaries.other_square", lambda a: a.fill(5e-324), "canaries.other_square to be at least"),
+        ("canaries.lag", lambda a: a.__setitem__(0, np.inf), "canaries.lag of a run"),
+        ("kept_values", lambda a: a.__setitem__((0, 0), np.nan), "kept_values of a run"),
     ],
 )
 def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
@@ -201,6 +212,10 @@ def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
         load_audit_input(tmp_path / "a")
 
 
+RULE = {"name": "scheme", "p_value": 1.0, "summary": "5 batches keep the rules."}
+DRAWN = {"scheme": {"scheme": "poisson", "rate": 0.5}, "steps": 5, "records": 9, "drawn": 20}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -209,6 +224,9 @@ def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
         ("skipped_steps", 10**30, "facts.skipped_steps <= "),
         ("unnoised_steps", 10**30, "facts.unnoised_steps <= "),
         ("noise_multiplier", 1e200, "facts.noise_multiplier <= "),
+        ("batches", DRAWN | {"tests": []}, "facts.batches to have each test once"),
+        ("batches", DRAWN | {"tests": [RULE | {"name": "x"}]}, "facts.batches to have each test"),
+        ("batches", DRAWN | {"tests": [RULE | {"summary": ""}]}, "to say what 'scheme' found"),
         ("scheme", {"scheme": "min-separation", "rate": 0.1, "separation": 1 << 62}, "separation"),
         ("scheme", {"scheme": "cyclic-poisson", "rate": 0.1, "cycle": 10**10}, "cycle"),
     ],
