@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -22,6 +23,7 @@ from askgauss._archives import Archive
 from askgauss.cli.runs import Run, RunFolder
 from askgauss.exceptions import FileFormatError
 from askgauss.inputs import load_audit_input
+from askgauss.monitor.feed import read_feed
 
 ARRAYS = {
     "numbers": np.linspace(0.0, 1.0, 7),
@@ -185,6 +187,17 @@ def test_a_transcript_cannot_ask_for_tensors_it_does_not_have(tmp_path):
         ("steps.clip_norm", lambda a: a.__setitem__(0, np.nan), "clip_norm to be finite"),
         ("steps.square", lambda a: a.__setitem__(0, -1.0), "steps.square in"),
         ("kept", lambda a: a.__setitem__(1, a[0]), "once, in order"),
+        ("steps.clip_norm", lambda a: a.__setitem__(0, 1e160), r"clip_norm in \[1e-140, 1e\+140\]"),
+        ("steps.noise_multiplier", lambda a: a.__setitem__(2, 1e-160), "noise_multiplier 0 or in"),
+        ("steps.noise_multiplier", lambda a: a.fill(1e200), "noise_multiplier 0 or in"),
+        ("steps.least", lambda a: a.__setitem__(0, 1e160), "steps.least within"),
+        ("steps.least", lambda a: a.__setitem__(0, 1e9), "steps.least <= steps.most"),
+        ("steps.square", lambda a: a.__setitem__(0, 1e-30), "steps.square to be at least"),
+        ("steps.square", lambda a: a.__imul__(2.0), "squares over the steps"),
+        ("steps.total", lambda a: a.__iadd__(0.01), "totals over the steps"),
+        ("canaries.other_square", lambda a: a.fill(5e-324), "canaries.other_square to be at least"),
+        ("canaries.lag", lambda a: a.__setitem__(0, np.inf), "canaries.lag of a run"),
+        ("kept_values", lambda a: a.__setitem__((0, 0), np.nan), "kept_values of a run"),
     ],
 )
 def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
@@ -195,6 +208,36 @@ def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
     change(arrays[name])
     facts = {"facts": _plain.to_plain(transcript.facts)}
     _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, arrays, facts)
+    with pytest.raises(FileFormatError, match=message):
+        load_audit_input(tmp_path / "a")
+
+
+RULE = {"name": "scheme", "p_value": 1.0, "summary": "5 batches keep the rules."}
+DRAWN = {"scheme": {"scheme": "poisson", "rate": 0.5}, "steps": 5, "records": 9, "drawn": 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("skipped_steps", 10**10, "facts.skipped_steps <= 10,000,000, got 1e"),
+        ("skipped_steps", 1 << 63, "facts.skipped_steps <= "),
+        ("skipped_steps", 10**30, "facts.skipped_steps <= "),
+        ("unnoised_steps", 10**30, "facts.unnoised_steps <= "),
+        ("noise_multiplier", 1e200, "facts.noise_multiplier <= "),
+        ("batches", DRAWN | {"tests": []}, "facts.batches to have each test once"),
+        ("batches", DRAWN | {"tests": [RULE | {"name": "x"}]}, "facts.batches to have each test"),
+        ("batches", DRAWN | {"tests": [RULE | {"summary": ""}]}, "to say what 'scheme' found"),
+        ("scheme", {"scheme": "min-separation", "rate": 0.1, "separation": 1 << 62}, "separation"),
+        ("scheme", {"scheme": "cyclic-poisson", "rate": 0.1, "cycle": 10**10}, "cycle"),
+    ],
+)
+def test_facts_cannot_ask_for_more_than_a_run_has(name, value, message, tmp_path):
+    """A few kilobytes that had skipped ten billion steps took minutes and gigabytes to audit."""
+    transcript = ag.simulate_dpsgd(
+        steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
+    )
+    facts = {"facts": _plain.to_plain(transcript.facts) | {name: value}}
+    _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, transcript.arrays(), facts)
     with pytest.raises(FileFormatError, match=message):
         load_audit_input(tmp_path / "a")
 
@@ -287,3 +330,46 @@ def test_a_part_that_is_young_is_left_alone(tmp_path):
     part.write_bytes(b"")
     _files.write_text(tmp_path / "a", "new")
     assert part.exists()
+
+
+def test_documents_have_a_size_whatever_they_are_read_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "DOCUMENT_BYTES", 1000)
+    whole, long = tmp_path / "whole.json", tmp_path / "long.json"
+    whole.write_bytes(b"x" * 1000)
+    with long.open("wb") as stream:
+        stream.truncate(3 << 30)
+    assert len(_files.read_bytes(whole)) == 1000
+    for source in (long, io.BytesIO(b"x" * 1001), "/dev/zero"):
+        with pytest.raises(FileFormatError, match="MB at most, got more"):
+            _files.read_bytes(source)
+
+
+def test_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path):
+    pipe = tmp_path / "transcript.npz"
+    os.mkfifo(pipe)
+    with pytest.raises(FileFormatError, match="regular file, got a pipe"):
+        _files.read_bytes(pipe, regular=True)
+    with pytest.raises(FileFormatError, match="found nothing that holds scores"):
+        load_audit_input(tmp_path)
+    os.mkfifo(tmp_path / "watch.json")
+    with pytest.raises(FileFormatError, match="regular file, got a pipe"):
+        read_feed(tmp_path)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * 200_000,))
+    writer.start()
+    assert _files.read_bytes(pipe) == b"x" * 200_000
+    writer.join()
+
+
+class Unbuffered(io.RawIOBase):
+    """A stream that gives a few bytes at a time."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def read(self, size=-1):
+        part, self.content = self.content[:7], self.content[7:]
+        return part
+
+
+def test_a_stream_is_read_to_its_end():
+    assert _files.read_bytes(Unbuffered(b"y" * 100)) == b"y" * 100

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import askgauss as ag
-from askgauss import BlockCanaries, DiracCanaries, Recorder, _archives, _files
+from askgauss import BlockCanaries, DiracCanaries, PrivacyClaim, Recorder, _archives, _files, audit
 from askgauss import recorder as recorder_module
 from askgauss import transcript as transcript_module
 from askgauss.diagnostics import diagnose
@@ -1322,3 +1322,78 @@ def test_an_older_transcript_loads_and_says_what_it_lacks(tmp_path):
     assert findings["noise extremes"].status is Status.NOT_RUN
     # What can be told from the sums there are, is.
     assert findings["noise by coordinate"].status is Status.PASS
+
+
+def _recorded(release, steps=40, **settings):
+    """A transcript of 120 canaries and what `release` makes of the step and who was planted."""
+    canaries = DiracCanaries(present=60, absent=60, dimension=1000, seed=0)
+    recorder = Recorder(canaries, sampling_rate=0.2, noise_multiplier=1.0, **settings)
+    for step in range(steps):
+        recorder.observe(release(step, recorder.sample()), background=0)
+    return recorder.transcript()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("constant", [1.0, -1e-3, 1e100, 1e-100])
+def test_what_is_always_the_same_is_no_noise(constant):
+    transcript = _recorded(lambda step, planted: np.full(120, constant))
+    result = audit(transcript, claim=PrivacyClaim(epsilon=8, delta=1e-5))
+    assert result.verdict.value in ("VIOLATION", "INVALID")
+    assert any(finding.status is Status.FAIL for finding in result.findings)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [1e25, 1e30, 1e139, 1e150, 1e170, 1e300, np.inf, np.nan])
+def test_a_single_value_of_any_size_has_a_verdict(odd):
+    noise = np.random.default_rng(1)
+
+    def release(step, planted):
+        values = noise.normal(size=120)
+        values[planted] += 1.0
+        values[3] = odd if step == 7 else values[3]
+        return values
+
+    result = audit(_recorded(release), claim=PrivacyClaim(epsilon=8, delta=1e-5))
+    assert result.verdict.value in ("VIOLATION", "INVALID")
+    assert any(finding.status is Status.FAIL for finding in result.findings)
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
+@pytest.mark.parametrize("value", [1e160, 1e300, 1e-200])
+def test_sizes_whose_squares_are_no_numbers_are_refused(name, value):
+    canaries = CANARIES["one tensor"]
+    with pytest.raises(InvalidArgumentError, match=rf"{name} .*in \[1e-140, 1e\+140\], got"):
+        Recorder(canaries, sampling_rate=0.2, **{name: value})
+    recorder = Recorder(canaries, sampling_rate=0.2)
+    recorder.sample()
+    with pytest.raises(InvalidArgumentError, match=rf"{name} .*in \[1e-140, 1e\+140\], got"):
+        recorder.observe(np.zeros(40), background=0, **{name: value})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exponent", [-3.5, 3.5, -7, 7])
+def test_a_schedule_is_as_wide_as_its_squares_are_numbers(exponent):
+    recorder = Recorder(CANARIES["one tensor"], sampling_rate=0.2)
+    noise = np.random.default_rng(0)
+
+    def run():
+        for step in range(40):
+            values = noise.normal(0.0, 10.0 ** (exponent * step), 40)
+            values[recorder.sample()] += 1.0
+            recorder.observe(values, background=0, noise_multiplier=10.0 ** (exponent * step))
+
+    if abs(exponent) > 4:
+        with pytest.raises(InvalidArgumentError, match="noise_multiplier"):
+            run()
+    else:
+        run()
+        assert audit(recorder.transcript(), claim=PrivacyClaim(epsilon=8, delta=1e-5)).verdict
+
+
+def test_noise_is_not_beyond_measure_by_that_of_the_first_step():
+    recorder = Recorder(CANARIES["one tensor"], sampling_rate=0.2)
+    recorder.sample()
+    recorder.observe(np.zeros(40), background=0, noise_multiplier=1e-100)
+    recorder.sample()
+    with pytest.raises(InvalidArgumentError, match="by the 1e-100 of the first step"):
+        recorder.observe(np.zeros(40), background=0, noise_multiplier=1e100)

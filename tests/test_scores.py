@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from askgauss import CanaryScores, audit
+from askgauss import CanaryScores, PrivacyClaim, audit
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
 from askgauss.scores import ScoreMetadata
 
@@ -299,3 +299,12 @@ class TestAuditbench:
         (folder / "hparams.json").write_text("{")
         with pytest.raises(FileFormatError, match="JSON"):
             CanaryScores.from_auditbench(folder, epoch=20)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("spread", [0.0, 1e-16, 1e-15, 1e-12])
+def test_nearly_equal_scores_have_a_verdict(spread):
+    """They differ in their last bits alone, between which no histogram has room for bins."""
+    score = 1.0 + spread * np.random.default_rng(0).normal(size=120)
+    scores = CanaryScores.from_groups(present=score[:60], absent=score[60:])
+    assert audit(scores, claim=PrivacyClaim(epsilon=8, delta=1e-5)).verdict

@@ -128,3 +128,34 @@ def test_a_folder_says_what_is_taken_and_what_is_not(tmp_path):
     chosen = choose_in_folder(tmp_path)
     assert chosen.path.name == "scores.npz"
     assert chosen.others == ("more.json", "scores.csv")
+
+
+def test_rows_of_parquet_are_counted_before_they_are_read(tmp_path):
+    """Equal values take no room in a file: 200 kilobytes were 15 million rows."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = 20_000_000
+    member = pyarrow.repeat(pyarrow.scalar(True), rows)
+    table = pyarrow.table({"score": pyarrow.repeat(1.5, rows), "member": member})
+    parquet.write_table(table, tmp_path / "bomb.parquet")
+    assert (tmp_path / "bomb.parquet").stat().st_size < 1_000_000
+    with pytest.raises(FileFormatError, match="bytes unpack to 320000000"):
+        load_audit_input(tmp_path / "bomb.parquet")
+
+
+def test_parquet_is_read_by_its_needed_columns(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"Present": [2.5, 3.25, -1.0], "absent": [0.0, 0.5, None], "note": ["a", "b", "c"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    scores = load_audit_input(tmp_path / "a.parquet")
+    assert (scores.present.tolist(), scores.absent.tolist()) == (PRESENT, ABSENT)
+    columns["absent"] = [0.0, None, 0.5]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(FileFormatError, match="'absent' holds an empty cell"):
+        load_audit_input(tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"x": [1.0], "y": [2.0]}), tmp_path / "a.parquet")
+    with pytest.raises(FileFormatError, match="found 'x', 'y'"):
+        load_audit_input(tmp_path / "a.parquet")

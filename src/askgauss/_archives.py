@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Archive", "write"]
+__all__ = ["Archive", "check_expansion", "write"]
 
 # Unpacked, a file may take this much whatever its size; beyond it only so many times its size.
 _PLAIN_BYTES = 1 << 28
@@ -89,12 +89,7 @@ class Archive:
         self._members, start = _directory(stream)
         self._check_places(start)
         unpacked = sum(member.size for member in self._members.values())
-        size = stream.seek(0, io.SEEK_END)
-        if unpacked > max(_PLAIN_BYTES, _EXPANSION * size):
-            raise FileFormatError(
-                f"{size} bytes unpack to {unpacked}, far more than canary data would. Refused as a "
-                "likely decompression bomb."
-            )
+        check_expansion(stream.seek(0, io.SEEK_END), unpacked)
 
     @property
     def names(self) -> list[str]:
@@ -338,6 +333,15 @@ class _MemberBytes:
         for part in self.parts:
             found = zlib.crc32(part, found)
         return found
+
+
+def check_expansion(size: int, unpacked: int) -> None:
+    """Refuse a file of this size that asks for so much more memory."""
+    if unpacked > max(_PLAIN_BYTES, _EXPANSION * size):
+        raise FileFormatError(
+            f"{size} bytes unpack to {unpacked}, far more than canary data would. Refused as a "
+            "likely decompression bomb."
+        )
 
 
 def _read_array(source: _MemberBytes, name: str) -> NDArray[Any]:

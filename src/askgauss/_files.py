@@ -14,6 +14,7 @@ import io
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from askgauss import _archives, _locks, _plain
 from askgauss.exceptions import FileFormatError
 
 __all__ = [
+    "DOCUMENT_BYTES",
     "Source",
     "atomic_write",
     "check_digest",
@@ -34,6 +36,7 @@ __all__ = [
     "read_arrays",
     "read_bytes",
     "read_kind",
+    "read_stream",
     "write_arrays",
     "write_digest",
     "write_text",
@@ -41,6 +44,11 @@ __all__ = [
 ]
 
 Source = str | os.PathLike[str] | IO[bytes]
+
+# A result has some hundred kilobytes of JSON; no document of ours has more than this.
+DOCUMENT_BYTES = 1 << 26
+# A transcript of ten million canaries has 570 MB; a stream that never ends is none.
+_STREAM_BYTES = 1 << 33
 
 _HEADER = "askgauss"
 # The header of a file of ours is a few kilobytes of JSON.
@@ -136,7 +144,7 @@ def check_digest(path: Path, kind: str, remedy: str) -> None:
     beside = digest_path(path)
     if not beside.exists():
         _plain.warn_unprotected(kind)
-    elif beside.read_bytes() != _digest_line(path, _sha256(path)).encode("utf-8"):
+    elif read_bytes(beside, regular=True) != _digest_line(path, _sha256(path)).encode("utf-8"):
         raise FileFormatError(
             f"{str(path)!r} is damaged: its SHA-256 is not the one in {beside.name!r}. {remedy}"
         )
@@ -151,11 +159,53 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_bytes(source: Source) -> bytes:
-    """All of a file or of an open binary stream."""
-    if isinstance(source, (str, os.PathLike)):
-        return Path(source).read_bytes()
-    return source.read()
+def read_bytes(source: Source, *, regular: bool = False) -> bytes:
+    """All of a document: a file, or an open binary stream.
+
+    Args:
+        source: Where it is. A pipe or a device that is named on purpose is read like a stream.
+        regular: Whether it must be a file like any other. What is looked for in a folder must be:
+            a pipe there would be waited for, and nobody asked for it.
+
+    Raises:
+        FileFormatError: It is larger than any document, or no regular file.
+        OSError: It cannot be read.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return read_stream(source, "the input stream", DOCUMENT_BYTES)
+    path = Path(source)
+    status = path.stat()
+    if regular and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise FileFormatError(
+            f"Expected {str(path)!r} to be a regular file, got a pipe or a device. Remove it."
+        )
+    if stat.S_ISREG(status.st_mode) and status.st_size > DOCUMENT_BYTES:
+        raise _too_large(repr(str(path)), DOCUMENT_BYTES)
+    with path.open("rb") as stream:
+        return read_stream(stream, repr(str(path)), DOCUMENT_BYTES)
+
+
+def read_stream(stream: IO[bytes], name: str, most: int = _STREAM_BYTES) -> bytes:
+    """All of a stream that has an end.
+
+    Raises:
+        FileFormatError: It has more bytes than that.
+    """
+    parts, left = [], most + 1
+    # A pipe that is not buffered gives what it has, and not all that was asked for.
+    while left > 0 and (part := stream.read(left)):
+        parts.append(part)
+        left -= len(part)
+    if left <= 0:
+        raise _too_large(name, most)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(name: str, most: int) -> FileFormatError:
+    return FileFormatError(
+        f"Cannot read {name}: expected {most >> 20} MB at most, got more. No file of this kind is "
+        "so large: name the one that was written."
+    )
 
 
 def write_arrays(
@@ -267,7 +317,7 @@ def _opened(source: Source) -> Iterator[IO[bytes]]:
         with Path(source).open("rb") as stream:
             yield stream
     else:
-        yield io.BytesIO(source.read())
+        yield io.BytesIO(read_stream(source, "the input stream"))
 
 
 @contextlib.contextmanager

@@ -16,16 +16,25 @@ from numpy.typing import NDArray
 from askgauss.exceptions import InvalidArgumentError, ScoresError
 
 __all__ = [
+    "LARGEST",
+    "SMALLEST",
     "fail",
     "finite",
     "finite_vector",
     "integer",
+    "is_within",
+    "magnitude",
     "non_negative",
     "one_of",
     "positive",
     "probability",
     "within",
 ]
+
+# Beyond these, squares would not be numbers any more, or zeros: no unit of a run leads there.
+LARGEST = 1e140
+SMALLEST = 1e-140
+_UNIT = "Its square has to be a number: take another unit."
 
 
 def fail(name: str, value: object, expected: str, hint: str = "") -> InvalidArgumentError:
@@ -65,6 +74,15 @@ def non_negative(hint: str = "", **arguments: Any) -> None:
     for name, value in arguments.items():
         if not 0.0 <= _number(name, value, ">= 0", hint) < math.inf:
             raise fail(name, value, ">= 0 and finite", hint)
+
+
+def magnitude(*, zero: bool = False, hint: str = _UNIT, **arguments: Any) -> None:
+    """Every argument is a number above zero whose square is one too; where asked, or zero."""
+    for name, value in arguments.items():
+        (non_negative if zero else positive)(**{name: value})
+        if value != 0.0 and not SMALLEST <= float(value) <= LARGEST:
+            expected = f"{'0 or ' if zero else ''}in [{SMALLEST:g}, {LARGEST:g}]"
+            raise fail(name, value, expected, hint)
 
 
 def probability(hint: str = "", **arguments: Any) -> None:
@@ -108,6 +126,11 @@ def one_of(choices: tuple[str, ...], hint: str = "", **arguments: Any) -> None:
     for name, value in arguments.items():
         if not isinstance(value, str) or value not in choices:
             raise fail(name, value, f"to be one of {', '.join(choices)}", hint)
+
+
+def is_within(values: NDArray[np.float64], largest: float = LARGEST) -> bool:
+    """Whether all of an array are numbers, and none larger in size than that."""
+    return not values.size or bool(values.min() >= -largest and values.max() <= largest)
 
 
 def finite_vector(name: str, values: Any) -> NDArray[np.float64]:

@@ -49,6 +49,7 @@ _ALTERNATIVE = 1.25
 _ENOUGH_POWER = 0.8
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
+_ROUNDING = 1e-14
 # The test that needs no law of the scores.
 _LAWLESS = ClopperPearson()
 # Where the verdict depends on what nobody said.
@@ -334,6 +335,8 @@ def _check_direction(data: CanaryScores | Transcript) -> None:
     scores.check_unit()
     present, absent = scores.moments()
     gap = present.mean - absent.mean
+    # Means of scores that are all the same differ by what was lost in summing them.
+    rounding = _ROUNDING * max(abs(present.mean), abs(absent.mean))
     error = math.sqrt(present.variance / present.count + absent.variance / absent.count)
     # Student's tail, since a handful of scores may well be reversed by chance; where no score
     # varies, the chance that all of one number are on one side.
@@ -342,7 +345,7 @@ def _check_direction(data: CanaryScores | Transcript) -> None:
         chance = float(stdtr(freedom, gap / error))
     else:
         chance = 1.0 / float(binom(present.count + absent.count, present.count))
-    if gap < 0.0 and chance < _REVERSED:
+    if gap < -rounding and chance < _REVERSED:
         raise ScoreDirectionError(
             f"Expected present scores above absent ones, got means {present.mean:.6g} (present) "
             f"and {absent.mean:.6g} (absent). A higher score must mean 'more likely present': "

@@ -56,11 +56,11 @@ class PrivacyClaim:
         _validate.within(0, _LARGEST_EPSILON, closed="right", epsilon=self.epsilon)
         _validate.within(0.0, 1.0, closed="left", delta=self.delta)
         if self.noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+            _validate.magnitude(noise_multiplier=self.noise_multiplier, zero=True)
         if self.steps is not None:
             _validate.integer(1, steps=self.steps)
         if self.clip_norm is not None:
-            _validate.positive(clip_norm=self.clip_norm)
+            _validate.magnitude(clip_norm=self.clip_norm)
         scheme_of(self.sampling, self.sampling_rate)
         _validate.one_of(("add-remove", "zero-out", "replace"), adjacency=self.adjacency)
         _validate.one_of(("example", "user"), unit=self.unit)

@@ -18,7 +18,7 @@ from typing import IO, TypeAlias
 import numpy as np
 
 from askgauss._checkpoints import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
-from askgauss._files import Source, read_arrays, read_kind
+from askgauss._files import DOCUMENT_BYTES, Source, read_arrays, read_kind, read_stream
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores
@@ -134,7 +134,7 @@ def choose_in_folder(folder: Path) -> FolderChoice:
         if item.suffix.lower() in _TABLES and item.is_file() and item.name not in _NEVER
     )
     for name in ("transcript.npz", "scores.npz"):
-        if (folder / name).exists():
+        if (folder / name).is_file():
             return FolderChoice(folder / name, tuple(item for item in names if item != name))
     if any(folder.glob("in_scores_ndis_*.csv")):
         return FolderChoice(folder, ())
@@ -163,7 +163,11 @@ def _whole(stream: IO[bytes], name: str) -> io.BytesIO:
         raise FileFormatError(
             f"Cannot read {name}: it is empty. If a pipe feeds it, look at the command before."
         )
-    return io.BytesIO(start + stream.read() if start.startswith((_ZIP, b"{")) else start)
+    if start.startswith(_ZIP):
+        return io.BytesIO(start + read_stream(stream, name))
+    if start.startswith(b"{"):
+        return io.BytesIO(start + read_stream(stream, name, DOCUMENT_BYTES))
+    return io.BytesIO(start)
 
 
 def _load(source: Path | io.BytesIO, name: str) -> AuditInput:

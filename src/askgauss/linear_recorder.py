@@ -124,9 +124,9 @@ class LinearRecorder(PlannedRecorder):
         if not isinstance(given, (TreePlan, Strategy)):
             hint = "Make one of askgauss.mechanisms: BandedStrategy.toeplitz([1.0, 0.5], steps)."
             raise _validate.fail("plan", plan, "to be a TreePlan or a strategy", hint)
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         super().__init__()
         self._canaries = canaries
         self._mechanism = plan

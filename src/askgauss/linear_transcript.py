@@ -284,8 +284,10 @@ class LinearTranscript:
     @property
     def finite(self) -> bool:
         """Whether every observation was a finite number."""
-        parts = (self.score, self.pieces.total, self.pieces.square, self.kept_values)
-        return all(bool(np.isfinite(part).all()) for part in parts)
+        parts = (self.score, self.pieces.total, self.kept_values)
+        return all(_validate.is_within(part) for part in parts) and _validate.is_within(
+            self.pieces.square, _validate.LARGEST**2
+        )
 
     @property
     def auditable(self) -> bool:

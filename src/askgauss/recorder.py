@@ -103,9 +103,9 @@ class Recorder(Checkpointed):
                 "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
             )
         scheme = scheme_of(sampling, sampling_rate)
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
             _validate.integer(1, records=records)
         if poisson and not isinstance(scheme, (Poisson, type(None))):
@@ -266,10 +266,11 @@ class Recorder(Checkpointed):
         check_step(step, self.steps)
         released = self._vector("noisy_sum", noisy_sum)
         norm = self._clip_norm if clip_norm is None else clip_norm
-        _validate.positive(clip_norm=norm)
+        _validate.magnitude(clip_norm=norm)
         claimed = self._noise_multiplier if noise_multiplier is None else noise_multiplier
         if claimed is not None:
-            _validate.non_negative(noise_multiplier=claimed)
+            _validate.magnitude(noise_multiplier=claimed, zero=True)
+            self._check_relative(claimed)
         if batch_size is not None:
             _validate.integer(0, batch_size=batch_size)
         members = self._planting.checked_batch(batch, self.steps)
@@ -320,6 +321,16 @@ class Recorder(Checkpointed):
         self._whole = True
         if self._monitor is not None and seen is not None:
             self._monitor.observe(self._last_step(claimed, seen))
+
+    def _check_relative(self, claimed: float) -> None:
+        """Refuse noise so far from that of the first step that none of its squares is a number."""
+        first = float(self._rows["noise_multiplier"].view()[0]) if self.steps else claimed
+        if first > 0.0 and claimed > 0.0:
+            low, high = _validate.SMALLEST * first, _validate.LARGEST * first
+            if not low <= claimed <= high:
+                expected = f"in [{low:g}, {high:g}], by the {first:g} of the first step"
+                hint = "Leave noise_multiplier out of steps that are told to have next to none."
+                raise _validate.fail("noise_multiplier", claimed, expected, hint)
 
     def _last_step(self, claimed: float | None, seen: NDArray[np.float64]) -> ObservedStep:
         """The step that was just recorded, for the monitor."""

@@ -115,9 +115,9 @@ class SampledRecorder(PlannedRecorder):
         self._rounds = InRounds(canaries, strategy, sampling)
         self._reader = RowReader(self._plan, strategy)
         self._filter = self._rounds.filter(self._rounds.groups)
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
             noise_multiplier = float(noise_multiplier) / self._rounds.norm
         self._canaries = canaries
         self._recorder = Recorder(

@@ -22,9 +22,6 @@ __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
 _KIND = "askgauss-scores"
 _SCHEMA = 2
-# Beyond these the squares of scores would not be numbers any more, or zeros; no unit leads there.
-_LARGEST = 1e140
-_SMALLEST = 1e-140
 # Groups are summed in pieces of this many scores, so that ten million need no second copy.
 _CHUNK = 1 << 20
 # No run has more; the law of a sum of more is not computed.
@@ -73,9 +70,9 @@ class ScoreMetadata:
         if self.sampling_rate is not None:
             _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
         if self.clip_norm is not None:
-            _validate.positive(clip_norm=self.clip_norm)
+            _validate.magnitude(clip_norm=self.clip_norm)
         if self.noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+            _validate.magnitude(noise_multiplier=self.noise_multiplier, zero=True)
         if self.background is not None:
             _validate.one_of(("known", "unknown"), background=self.background)
         if self.carried_shift is not None:
@@ -306,9 +303,10 @@ class CanaryScores:
             ScoresError: The scores should be rescaled.
         """
         largest = max(abs(float(self.score.min())), abs(float(self.score.max())))
-        if largest > _LARGEST or 0.0 < largest < _SMALLEST:
+        low, high = _validate.SMALLEST, _validate.LARGEST
+        if largest > high or 0.0 < largest < low:
             raise ScoresError(
-                f"Expected the largest score between {_SMALLEST:g} and {_LARGEST:g} in size, got "
+                f"Expected the largest score between {low:g} and {high:g} in size, got "
                 f"{largest:g}. Rescale the scores: an audit does not depend on their unit."
             )
 
@@ -475,7 +473,7 @@ def _read_hyperparameters(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = _plain.parse(path.read_bytes())
+        content = _plain.parse(_files.read_bytes(path, regular=True))
     except FileFormatError as error:
         raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}") from error
     if not isinstance(content, dict):

@@ -229,7 +229,7 @@ class StepStore:
                 raise InvalidArgumentError(
                     f"Expected {name} to be given: the run did not say. Pass {name}=."
                 )
-        _validate.positive(noise_multiplier=sigma)
+        _validate.magnitude(noise_multiplier=sigma)
         _validate.within(0, 1, closed="right", sampling_rate=rate)
         assert sigma is not None
         assert rate is not None

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _archives
+from askgauss import _archives, _files
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -41,7 +41,10 @@ _ABSENT = ("absent", "out_scores", "non_members", "absent_scores", "scores_out",
 _SETTINGS = ("steps", "sampling_rate", "noise")
 _WORDS = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False,
           "present": True, "absent": False, "in": True, "out": False}  # fmt: skip
+_KNOWN = frozenset((*_SCORE, *_MEMBER, *_PRESENT, *_ABSENT, *_SETTINGS))
 _MOST_BYTES = 1 << 31
+# A cell that is no plain number, as an object.
+_CELL_BYTES = 64
 _LONGEST_FIELD = 1000
 
 Column = Sequence[Any] | NDArray[Any]
@@ -112,7 +115,8 @@ def _csv(stream: IO[bytes]) -> dict[str, Column]:
 
 def _json(stream: IO[bytes]) -> dict[str, Column]:
     try:
-        content = json.loads(stream.read().decode("utf-8"))
+        text = _files.read_stream(stream, "the table", _files.DOCUMENT_BYTES)
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"it is no JSON: {str(error)[:200]}.") from error
     if isinstance(content, list):
@@ -141,10 +145,39 @@ def _parquet(stream: IO[bytes]) -> dict[str, Column]:
             "Parquet needs pyarrow: pip install 'askgauss[parquet]', or save CSV."
         ) from error
     try:
-        table = parquet.read_table(stream)
-        return {name: table.column(name).to_pylist() for name in table.column_names}
+        file = parquet.ParquetFile(stream)
+        kinds = {field.name: field.type for field in file.schema_arrow}
+        if len(kinds) != len(file.schema_arrow):
+            raise FileFormatError("expected every column to have a name of its own.")
+        wanted = [name for name in kinds if name.strip().lower() in _KNOWN]
+        # The footer says how many rows there are, before any of them takes memory.
+        cell = sum(8 if _is_plain(kinds[name]) else _CELL_BYTES for name in wanted)
+        rows = file.metadata.num_rows
+        _archives.check_expansion(stream.seek(0, io.SEEK_END), rows * cell)
+        table = file.read(columns=wanted)
+        # Columns of other names are there to be named, if those that are needed are not.
+        columns: dict[str, Column] = dict.fromkeys(kinds, ())
+        return columns | {name: _column(table.column(name), name) for name in wanted}
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise FileFormatError(f"it is no Parquet table: {str(error)[:200]}.") from error
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column of Parquet holds numbers or flags."""
+    from pyarrow import types
+
+    return bool(types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind))
+
+
+def _column(column: Any, name: str) -> Column:
+    """The cells of a column of Parquet, without empty ones at its end."""
+    if not _is_plain(column.type):
+        return list(column.to_pylist())
+    filled = len(column) - column.null_count
+    column = column.slice(0, filled)
+    if column.null_count:
+        raise FileFormatError(f"{name!r} holds an empty cell, which is no number.")
+    return np.asarray(column.to_numpy())
 
 
 def _scores(columns: Mapping[str, Any]) -> CanaryScores:
@@ -205,6 +238,9 @@ def _number(cell: Any, name: str) -> float:
 
 def _coins(column: Any, name: str) -> NDArray[np.bool_]:
     if isinstance(column, np.ndarray):
+        # Flags and numbers need no words.
+        if column.dtype.kind in "biuf" and column.ndim == 1 and np.isin(column, (0, 1)).all():
+            return column.astype(np.bool_)
         column = column.tolist()
     if not isinstance(column, (list, tuple)):
         raise FileFormatError(f"{name!r} is no list of yes and no.")
@@ -222,7 +258,10 @@ def _coins(column: Any, name: str) -> NDArray[np.bool_]:
 
 def _setting(name: str, column: Any) -> Any:
     """A setting of the run: one value, or a column that repeats it."""
-    cells = column.tolist() if isinstance(column, np.ndarray) else column
+    cells = column
+    if isinstance(column, np.ndarray):
+        alike = column.ndim == 1 and column.size > 0 and bool((column == column[0]).all())
+        cells = (column[:1] if alike else column[:2] if column.ndim else column).tolist()
     if isinstance(cells, (list, tuple)):
         if not cells or any(cell != cells[0] for cell in cells):
             raise FileFormatError(f"{name!r} differs from line to line; a run has one.")

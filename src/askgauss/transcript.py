@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _plain
+from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
@@ -32,6 +32,17 @@ SILENCE = 1e-3
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
 _BLOCK = 1 << 16
+# Sums of the same numbers in another order differ by far less.
+_ROUNDING = 1e-6
+# More than any run has; what is computed of so many takes seconds.
+_MOST = {
+    "skipped_steps": 10**7,
+    "unnoised_steps": 10**9,
+    "accounted_steps": 10**9,
+    "places": 1 << 62,
+    "noise_multiplier": _validate.LARGEST,
+    "contribution": _validate.LARGEST,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +195,10 @@ class RunFacts:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
         if any(step < 0 for step in self.resumed):
             raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
+        for name, most in _MOST.items():
+            number = getattr(self, name)
+            if number is not None and number > most:
+                raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (self.weights, self.witness, self.rounds, self.clip_count):
@@ -378,10 +393,13 @@ class Transcript:
 
     @property
     def finite(self) -> bool:
-        """Whether every observation was a finite number."""
-        # A square may overflow where the value itself does not; then its variance is lost too.
-        parts = (self.canaries.total, self.canaries.square, self.watch_values)
-        return all(bool(np.isfinite(part).all()) for part in parts)
+        """Whether every observation was a finite number, and its square one too."""
+        sums, largest = self.canaries, _validate.LARGEST
+        parts = (sums.total, sums.planted_total, sums.other_total, self.watch_values)
+        squares = (sums.square, sums.planted_square, sums.other_square)
+        return all(_validate.is_within(part) for part in parts) and all(
+            _validate.is_within(part, largest**2) for part in squares
+        )
 
     @property
     def auditable(self) -> bool:
@@ -494,6 +512,78 @@ class Transcript:
         transcript._check(derived)
         return transcript
 
+    def _check_schedule(self) -> None:
+        """Refuse declared noise that the recorder would not have taken."""
+        declared = self.steps.noise_multiplier
+        some = declared[declared > 0.0]
+        relative = self.schedule
+        for values in (some, relative):
+            if values.size and not (
+                values.min() >= _validate.SMALLEST and values.max() <= _validate.LARGEST
+            ):
+                raise FileFormatError(
+                    f"Expected steps.noise_multiplier 0 or in [{_validate.SMALLEST:g}, "
+                    f"{_validate.LARGEST:g}], by itself and by the first, got {some.min():g} to "
+                    f"{some.max():g}."
+                )
+
+    def _check_sums(self) -> None:
+        """Refuse sums of a finite run that are not finite, or that its other sums contradict."""
+        sums, steps = self.canaries, self.steps
+        largest = _validate.LARGEST
+        for name, values, most in (
+            ("kept_values", self.kept_values, largest),
+            ("canaries.lag", sums.lag, largest**2),
+            *(
+                (f"steps.{name}", getattr(steps, name), largest)
+                for name in ("planted_total", "total")
+            ),
+            *(
+                (f"steps.{name}", getattr(steps, name), largest**2)
+                for name in ("planted_square", "square")
+            ),
+        ):
+            if not _validate.is_within(values, most):
+                raise FileFormatError(
+                    f"Expected {name} of a run that released finite numbers to be some within "
+                    f"{most:g}, got others."
+                )
+        for name in ("least", "most", "planted_least", "planted_most", "carried"):
+            values = getattr(steps, name)
+            if not _validate.is_within(values[~np.isnan(values)]):
+                raise FileFormatError(f"Expected steps.{name} within {largest:g}, got others.")
+        for low, high in (("least", "most"), ("planted_least", "planted_most")):
+            if np.any(getattr(steps, low) > getattr(steps, high)):
+                raise FileFormatError(f"Expected steps.{low} <= steps.{high}, got more.")
+        length, count = self.number_of_steps, self.member.size
+        _check_squares("canaries.square", sums.total, sums.square, length)
+        _check_squares(
+            "canaries.planted_square", sums.planted_total, sums.planted_square, sums.planted
+        )
+        if sums.other_total.size:
+            others = length - sums.planted
+            _check_squares("canaries.other_square", sums.other_total, sums.other_square, others)
+        _check_squares("steps.square", steps.total, steps.square, count)
+        _check_squares(
+            "steps.planted_square", steps.planted_total, steps.planted_square, steps.planted
+        )
+        square = float(sums.square.sum())
+        planted = float(sums.planted_square.sum())
+        _check_agreement(
+            "squares", float((steps.square + steps.planted_square).sum()), square, square
+        )
+        _check_agreement("planted squares", float(steps.planted_square.sum()), planted, planted)
+        # Totals cancel: what is lost of them is relative to the sizes of what was summed.
+        size = float(np.sqrt(square) * np.sqrt(length * count))
+        total = float((steps.total + steps.planted_total).sum())
+        _check_agreement("totals", total, float(sums.total.sum()), size)
+        _check_agreement(
+            "planted totals",
+            float(steps.planted_total.sum()),
+            float(sums.planted_total.sum()),
+            size,
+        )
+
     def _check(self, derived: Collection[str]) -> None:
         """What a file says fits together; arrays of the recorder always do."""
         self.facts.check()
@@ -537,6 +627,9 @@ class Transcript:
                 "Expected as many plantings over the steps as over the canaries, got other numbers."
             )
         self._check_plantings()
+        self._check_schedule()
+        if self.finite:
+            self._check_sums()
 
     def _check_plantings(self) -> None:
         """What was planted can come from the sampling that the facts state.
@@ -565,6 +658,23 @@ class Transcript:
                 f"Expected plantings by {law}, as the facts declare, got {broken}: it was damaged "
                 "or edited. Load the file that the run wrote."
             )
+
+
+def _check_agreement(name: str, found: float, expected: float, size: float) -> None:
+    """Refuse a sum over the steps that is not the one over the canaries, but for rounding."""
+    if not abs(found - expected) <= _ROUNDING * size:
+        raise FileFormatError(
+            f"Expected {name} over the steps to be {expected:.6g}, as over the canaries, got "
+            f"{found:.6g}."
+        )
+
+
+def _check_squares(name: str, total: NDArray[Any], square: NDArray[Any], count: Any) -> None:
+    """Refuse sums of squares that are smaller than the sums themselves allow."""
+    if np.any(total**2 > (1.0 + _ROUNDING) * count * square + np.finfo(np.float64).tiny):
+        raise FileFormatError(
+            f"Expected {name} to be at least the square of its sum over their number, got less."
+        )
 
 
 def _without_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -635,7 +745,9 @@ def _fields_of(
         "canaries.other_total": Field(np.float64, each),
         "canaries.other_square": square,
         "canaries.last_planted": Field(np.int64, each, low=0, high=steps),
-        "steps.clip_norm": Field(np.float64, (steps,), low=0.0, finite=True),
+        "steps.clip_norm": Field(
+            np.float64, (steps,), low=_validate.SMALLEST, high=_validate.LARGEST, finite=True
+        ),
         "steps.noise_multiplier": Field(np.float64, (steps,), low=0.0),
         "steps.planted": Field(np.int64, rows, low=0, high=canaries),
         "steps.planted_total": Field(np.float64, rows),

@@ -282,3 +282,15 @@ def test_reading_the_wrong_kind_says_which_command_is_right(run, scores, tmp_pat
     folder = run("report", tmp_path / "empty")
     assert folder.exit_code == 2
     assert "found none" in folder.stderr
+
+
+@pytest.mark.parametrize("command", [["report"], ["attest"], ["check-results"]])
+def test_what_never_ends_is_not_read_for_ever(run, tmp_path, command):
+    big = tmp_path / "big.json"
+    with big.open("wb") as stream:
+        stream.truncate(3 << 30)
+    for source in ("/dev/zero", str(big)):
+        answer = run(*command, source)
+        # JSON of other tools is left alone by the hook.
+        assert answer.exit_code == (0 if command == ["check-results"] else 2)
+        assert "Unexpected" not in answer.stderr

@@ -292,3 +292,22 @@ def test_counts_of_draws_have_the_law_they_are_held_against(scheme):
     assert scheme.count_p_value(0 if fewest else records * steps, records=records, steps=steps) == (
         pytest.approx(0.0, abs=1e-4)
     )
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_a_separation_beyond_the_run_takes_no_room(warm_start):
+    """Whoever waits for longer than the run is drawn at most once; 10^8 took gigabytes."""
+    long = MinSeparation(separation=10**8, rate=0.05, warm_start=warm_start).counts(60)
+    near = MinSeparation(separation=60, rate=0.05, warm_start=False).counts(60)
+    assert long.shape == (2,)
+    assert long.sum() == pytest.approx(1.0)
+    if not warm_start:
+        assert long == pytest.approx(near)
+    # As it was counted with room for every one who waits.
+    some = MinSeparation(separation=100, rate=0.05, warm_start=warm_start).counts(60)
+    share = 0.05 / (1.0 + 99 * 0.05)
+    never = 0.95**60
+    if warm_start:
+        never = (1.0 - 99 * share) * 0.95**60 + share * sum(0.95 ** (60 - k) for k in range(1, 60))
+        never += 40 * share
+    assert some[0] == pytest.approx(never)

@@ -185,11 +185,11 @@ def _schedule_epsilon(levels: Schedule, sampling_rate: float, delta: float) -> f
     steps = sum(count for _, count in levels)
     # Where the run is too wide for one grid, the steps that leak most speak for it.
     loudest = levels[-1]
+    if np.ptp(loss_range(loudest[0], sampling_rate)) > _LONGEST_RANGE:
+        return _epsilon_lower(loudest[0], sampling_rate, loudest[1], delta)
     resolution = min(_SCHEDULE_RESOLUTION, max(5.0, 4e4 / math.sqrt(steps)))
     variance = sum(count * loss_deviation(ratio, sampling_rate) ** 2 for ratio, count in levels)
     interval = min(math.sqrt(variance / steps) / resolution, WIDEST)
-    if np.ptp(loss_range(loudest[0], sampling_rate)) > _LONGEST_RANGE:
-        return _epsilon_lower(loudest[0], sampling_rate, loudest[1], delta)
     while interval <= WIDEST:
         merged = [merged_step(ratio, sampling_rate, interval) for ratio, _ in levels]
         parts = [(step[1], step[2], count) for step, (_, count) in zip(merged, levels, strict=True)]
@@ -338,8 +338,8 @@ def _composed_lower(
 ) -> float:
     # Long runs have a wide distribution of losses and need, and get, fewer points a step.
     resolution = min(most, max(5.0, 4e4 / math.sqrt(steps)))
-    interval = min(loss_deviation(signal, sampling_rate) / resolution, WIDEST)
     if np.ptp(loss_range(signal, sampling_rate)) <= _LONGEST_RANGE:
+        interval = min(loss_deviation(signal, sampling_rate) / resolution, WIDEST)
         while interval <= WIDEST:
             epsilon = _merged_epsilon(signal, sampling_rate, steps, delta, interval)
             if epsilon is not None:

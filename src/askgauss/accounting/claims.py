@@ -61,7 +61,7 @@ def dpsgd_epsilon(
         4.377178...
     """
     check_run(sampling_rate, steps)
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.probability(delta=delta)
     if noise_multiplier == 0.0:
         return noiseless_epsilon(sampling_rate, steps, delta)
@@ -87,7 +87,8 @@ def dpsgd_delta(
         0.126936...
     """
     check_run(sampling_rate, steps)
-    _validate.non_negative(noise_multiplier=noise_multiplier, epsilon=epsilon)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+    _validate.non_negative(epsilon=epsilon)
     if noise_multiplier == 0.0:
         return ever_sampled(sampling_rate, steps)
     if sampling_rate == 1.0:
@@ -115,7 +116,7 @@ def history_epsilon(history: Iterable[tuple[float, float, int]], delta: float) -
     merged: dict[tuple[float, float], int] = {}
     for noise_multiplier, sampling_rate, steps in history:
         check_run(sampling_rate, steps)
-        _validate.non_negative(noise_multiplier=noise_multiplier)
+        _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         key = (float(noise_multiplier), float(sampling_rate))
         merged[key] = merged.get(key, 0) + int(steps)
     if any(noise == 0.0 for noise, _ in merged):
@@ -185,7 +186,7 @@ def dpsgd_tradeoff(*, noise_multiplier: float, sampling_rate: float, steps: int)
         0.1587
     """
     check_run(sampling_rate, steps)
-    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier)
     if sampling_rate == 1.0:
         return TradeOff.gaussian(math.sqrt(steps) / noise_multiplier)
     return _tradeoff(float(noise_multiplier), float(sampling_rate), int(steps))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import accounting
+from askgauss import _validate, accounting
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import ShiftTest, SlopeTest
@@ -21,6 +21,11 @@ __all__ = ["FEWEST_TOLD", "StepEvidence", "Stratum", "step_evidence"]
 # Canaries, and observations of either kind, whose moments may be told: those of a handful would be
 # those of single canaries.
 FEWEST_TOLD = 30
+
+
+# Steps of a run at most, and those of them that nobody saw.
+_MOST_STEPS = 10**8
+_MOST_SKIPPED = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,11 @@ class StepEvidence:
     scheme: Scheme | None = None
     replaced: bool = False
 
+    def __post_init__(self) -> None:
+        # It may come from a file, and what is composed of it takes time and memory by these.
+        _validate.integer(1, _MOST_STEPS, steps=self.steps)
+        _validate.integer(0, _MOST_SKIPPED, skipped=self.skipped)
+
     def known_law(self) -> Scheme | None:
         """How one canary is drawn, where no rate has to be measured for it."""
         if self.scheme is None:
@@ -149,6 +159,8 @@ class StepEvidence:
         return np.repeat(np.array(ratios), np.array(counts))
 
 
+# What is not finite is said to be so, and nothing is computed of it.
+@np.errstate(over="ignore", invalid="ignore")
 def step_evidence(transcript: Transcript, plantings: int) -> StepEvidence:
     """Moments of planted and other observations, by tensor."""
     facts, sums, steps = transcript.facts, transcript.canaries, transcript.number_of_steps

@@ -263,7 +263,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 Finding(
                     check="finite gradients",
                     status=Status.FAIL,
-                    summary="nan or infinite values were released.",
+                    summary="nan, infinite or beyond 1e140 were some of the released values.",
                     consequence=Consequence.INVALIDATES,
                     remedy="Find where they come from: nothing can be said of such a run.",
                 )

@@ -42,7 +42,8 @@ def attest(
     from askgauss.provenance import file_digest
 
     place = Path(source)
-    result = read_result(str(RunFolder(place).result) if place.is_dir() else source)
+    inside = place.is_dir()
+    result = read_result(str(RunFolder(place).result) if inside else source, regular=inside)
     subjects = {path.name: file_digest(path) for path in subject or ()}
     pack = evidence_pack(result, subjects=subjects or None, lenient=lenient)
     output.mkdir(parents=True, exist_ok=True)

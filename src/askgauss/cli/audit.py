@@ -252,7 +252,7 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
             f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
             f"askgauss {run.read().command} {run.path} --resume"
         )
-    result = read_result(str(run.result))
+    result = read_result(str(run.result), regular=True)
     if not outputs.on_stdout:
         say_result(result)
     if outputs == Outputs():
@@ -262,17 +262,24 @@ def _report_run(run: RunFolder, outputs: Outputs) -> None:
     outputs.write(result)
 
 
-def read_result(source: str) -> AuditResult:
+def read_result(source: str, *, regular: bool = False) -> AuditResult:
     """The result behind a path, or on standard input.
+
+    Args:
+        source: The path, or a dash.
+        regular: Whether no pipe is read, since none was named.
 
     Raises:
         FileFormatError: It is none.
     """
+    from askgauss import _files
     from askgauss.exceptions import FileFormatError
     from askgauss.results import AuditResult
 
     name = "the input stream" if source == "-" else repr(source)
-    content = standard_input("a result").read() if source == "-" else Path(source).read_bytes()
+    content = _files.read_bytes(
+        standard_input("a result") if source == "-" else source, regular=regular
+    )
     if content.startswith(b"PK"):
         raise FileFormatError(
             f"Cannot read {name} as a result: it holds scores or a transcript, which have no "

@@ -137,7 +137,8 @@ def _check_options(options: dict[str, Any]) -> None:
     _validate.integer(1, steps=options["steps"], hidden=options["hidden"])
     _validate.integer(2, batches=options["batches"])
     _validate.integer(0, seed=options["seed"])
-    _validate.positive(clip_norm=options["clip_norm"], learning_rate=options["learning_rate"])
+    _validate.magnitude(clip_norm=options["clip_norm"])
+    _validate.positive(learning_rate=options["learning_rate"])
     _validate.non_negative(noise_factor=options["noise_factor"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Annotated
 
@@ -33,39 +34,46 @@ def check_results(
 
 
 def _refused(path: Path, private: bool) -> bool:
-    from askgauss import _plain
+    from askgauss import _files, _plain
     from askgauss.exceptions import AskGaussError
     from askgauss.results import AuditResult
 
+    with path.open("rb") as stream:
+        content = stream.read(_files.DOCUMENT_BYTES + 1)
     try:
         if private:
-            kind = _private_kind(path)
+            kind = _private_kind(path, content)
             if kind is not None:
                 note(f"{path} is {kind}: as sensitive as the training data. Keep it elsewhere.",
                      always=True)  # fmt: skip
             return kind is not None
-        content = path.read_bytes()
-        found = _plain.parse(content)
+        found = _plain.parse(_whole(content))
         if isinstance(found, dict) and found.get("kind") == "askgauss-result":
             AuditResult.from_json(content)
     except AskGaussError as error:
-        if b"askgauss-" not in path.read_bytes():
+        if b"askgauss-" not in content:
             return False
         note(f"{path}: {error}", always=True)
         return True
     return False
 
 
-def _private_kind(path: Path) -> str | None:
+def _private_kind(path: Path, content: bytes) -> str | None:
     """What a file that must not be given away is; None if it is none of ours, or may be."""
     from askgauss import _files, _plain
 
-    with path.open("rb") as stream:
-        if stream.read(2) == b"PK":
+    if content.startswith(b"PK"):
+        with path.open("rb") as stream:
             return _files.read_kind(stream, str(path))
-    content = path.read_bytes()
     # JSON of other tools is not parsed.
-    found = _plain.parse(content) if b'"askgauss-' in content else None
+    found = _plain.parse(_whole(content)) if b'"askgauss-' in content else None
     if isinstance(found, dict) and found.get("private") is True:
         return str(found.get("kind"))
     return None
+
+
+def _whole(content: bytes) -> bytes:
+    """A document of ours; what is larger was read in part, and is none."""
+    from askgauss import _files
+
+    return _files.read_stream(io.BytesIO(content), "it", _files.DOCUMENT_BYTES)

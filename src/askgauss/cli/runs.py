@@ -103,7 +103,9 @@ class RunFolder:
             FileFormatError: It is corrupt, foreign, or of a newer schema.
         """
         try:
-            content = _plain.loads(self.description.read_bytes(), _KIND, _SCHEMA)
+            content = _plain.loads(
+                _files.read_bytes(self.description, regular=True), _KIND, _SCHEMA
+            )
             run: Run = _plain.from_plain(Run, content, "run")
         except FileFormatError as error:
             raise FileFormatError(f"Cannot read {str(self.description)!r}: {error}") from error

@@ -28,12 +28,13 @@ def verify(
     Both files' checksums are checked as they are read. Exit codes: 0 if nothing fails, 3 if
     something does, 2 if a file cannot be read.
     """
+    from askgauss import _files
     from askgauss.replay.report import ReplayReport
     from askgauss.results import AuditResult
     from askgauss.verification import verify as verified
 
     stated = AuditResult.load(result)
-    report = None if replay is None else ReplayReport.from_json(replay.read_bytes())
+    report = None if replay is None else ReplayReport.from_json(_files.read_bytes(replay))
     answer = verified(stated, read_input(transcript).data, report)
     for part in answer.parts:
         say(one_line(f"{part.status:>11}  {part.name}: {part.summary}"))

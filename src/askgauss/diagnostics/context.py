@@ -311,7 +311,12 @@ class Context:
         values = self.absolute
         if values.size < _FEWEST_ON_A_LATTICE:
             return 0.0
-        size = np.unique(np.round(np.abs(values) / values.std(), 7))
+        # Around zero, not around their mean: what is always the same has a size, and no spread.
+        largest = float(np.abs(values).max())
+        scale = largest * float(np.sqrt(np.square(values / largest).mean()))
+        if not 0.0 < scale < np.inf:
+            return 0.0
+        size = np.unique(np.round(np.abs(values) / scale, 7))
         gaps = np.diff(size, prepend=0.0)
         step = float(gaps[gaps > 0.0].min())
         if size[-1] > step * values.size:
@@ -319,7 +324,7 @@ class Context:
         # The largest value says the step more exactly than the smallest gap.
         step = float(size[-1]) / round(float(size[-1]) / step)
         off = np.abs(size / step - np.rint(size / step))
-        return step * float(values.std()) if float(off.max()) < 0.01 else 0.0
+        return step * scale if float(off.max()) < 0.01 else 0.0
 
     @property
     def spacing_in_deviations(self) -> float:

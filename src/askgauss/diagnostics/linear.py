@@ -63,7 +63,7 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
         not transcript.finite,
         "every released number was finite."
         if transcript.finite
-        else "nan or infinite values were released.",
+        else "nan, infinite or beyond 1e140 were some of the released values.",
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )

@@ -412,7 +412,8 @@ def _scores(scores: CanaryScores) -> ScoreSummary | None:
     # To half deviations: the ends are not to be somebody's score.
     if grid := 0.5 * max(spreads):
         low, high = math.floor(low / grid) * grid, math.ceil(high / grid) * grid
-    if not low < high:
+    # Scores that differ in their last bits alone leave no room for bins between them.
+    if not (np.diff(np.linspace(low, high, BINS + 1)) > 0.0).all():
         half = max(abs(low), 1.0) / 2.0
         low, high = low - half, low + half
     groups = scores.present, scores.absent

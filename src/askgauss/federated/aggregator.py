@@ -124,7 +124,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         if not callable(aggregate):
             raise _validate.fail("aggregate", aggregate, "to be called with updates and weights")
         if not callable(clip_norm):
-            _validate.positive(clip_norm=clip_norm)
+            _validate.magnitude(clip_norm=clip_norm)
         elif plan is not None:
             hint = "Noise of earlier rounds was scaled by the first."
             raise _validate.fail("clip_norm", clip_norm, "to be one number with a plan", hint)
@@ -134,7 +134,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             )
             raise _validate.fail("count_deviation", count_deviation, "to be left out here", hint)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         self._aggregate = aggregate
         self._clip_norm = clip_norm
         self._constant = None if divisor is None or callable(divisor) else float(divisor)

@@ -215,7 +215,7 @@ class CanaryClients:
         Raises:
             InvalidArgumentError: An update or a weight is not like the others.
         """
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         honest = checked_weights(weights, len(updates))
         self._participants.check(participants, len(updates))
         parts = []

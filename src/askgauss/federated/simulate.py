@@ -318,8 +318,8 @@ def simulate_federated(
     """
     _validate.integer(1, rounds=rounds)
     _validate.integer(1, clients=clients)
-    _validate.non_negative(noise_multiplier=noise_multiplier)
-    _validate.positive(clip_norm=clip_norm)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+    _validate.magnitude(clip_norm=clip_norm)
     if isinstance(fault, str):
         _validate.one_of(tuple(FEDERATED_FAULTS), fault=fault)
         fault = FEDERATED_FAULTS[fault]

@@ -94,7 +94,7 @@ class LinearFilter:
             noise_multiplier: Noise of every step.
             planted: Numbers of the steps, from 0; None for all.
         """
-        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.magnitude(noise_multiplier=noise_multiplier)
         chosen = self.weights if planted is None else self.weights[np.asarray(planted)]
         return abs(float(chosen.sum())) / (noise_multiplier * self.length)
 
@@ -117,7 +117,7 @@ class LinearFilter:
             4.377
         """
         _validate.probability(delta=delta)
-        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.magnitude(noise_multiplier=noise_multiplier)
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
         # In deviations of the noise; a schedule may take some of it back, so both signs may occur.
         heights = self.weights / (self.length * noise_multiplier)

@@ -52,11 +52,11 @@ def weight_scores(
         InvalidArgumentError: A snapshot has another size than the canaries' vector or is not
             finite, or an argument is outside its range.
     """
-    _validate.positive(clip_norm=clip_norm)
+    _validate.magnitude(clip_norm=clip_norm)
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
     if noise_multiplier is not None:
-        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.magnitude(noise_multiplier=noise_multiplier)
     first, last = (
         np.asarray(canaries.project(finite_numbers(name, given)), dtype=np.float64)
         for name, given in (("before", before), ("after", after))

@@ -135,9 +135,9 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
                     "clip_norm", None, "to be given where clipped_grad does not say it"
                 )
             clip_norm = float(clipped_grad.sensitivity())
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         _validate.integer(1, steps=steps)
         if buffer is not None:
             _validate.integer(1, buffer=buffer)

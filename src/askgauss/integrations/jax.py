@@ -135,9 +135,9 @@ class Audit(DrainedRun, AuditedRun[Any]):
         monitor: Monitor | bool | None = None,
     ) -> None:
         _validate.integer(1, steps=steps)
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
             _validate.integer(1, records=records)
         if buffer is not None:

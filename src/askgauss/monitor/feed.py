@@ -257,9 +257,9 @@ def read_feed(source: str | os.PathLike[str]) -> Feed:
         FileFormatError: It is corrupt, foreign, or of a newer schema.
     """
     path = Path(source)
-    path = path / FEED_NAME if path.is_dir() else path
-    with path.open("rb") as stream:
-        content = stream.read(_LARGEST + 1)
+    inside = path.is_dir()
+    path = path / FEED_NAME if inside else path
+    content = _files.read_bytes(path, regular=inside)
     if len(content) > _LARGEST:
         raise FileFormatError(f"Expected {str(path)!r} below {_LARGEST} bytes: it is no feed.")
     try:

@@ -94,7 +94,7 @@ class TreeRunPlan:
 
     def __post_init__(self) -> None:
         _validate.integer(1, steps=self.steps, batch_size=self.batch_size)
-        _validate.positive(clip_norm=self.clip_norm)
+        _validate.magnitude(clip_norm=self.clip_norm)
         if len({head.name for head in self.heads}) != len(self.heads) or not self.heads:
             raise _validate.fail("heads", [h.name for h in self.heads], "to have different names")
 

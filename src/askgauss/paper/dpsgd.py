@@ -63,7 +63,7 @@ class Head:
 
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon, learning_rate=self.learning_rate)
-        _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        _validate.magnitude(noise_multiplier=self.noise_multiplier, zero=True)
         _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
         _validate.within(0, 1, closed="left", momentum=self.momentum)
         _validate.integer(0, canaries=self.canaries, label=self.label)
@@ -93,7 +93,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         _validate.integer(1, steps=self.steps, checkpoint_every=self.checkpoint_every)
-        _validate.positive(clip_norm=self.clip_norm)
+        _validate.magnitude(clip_norm=self.clip_norm)
         if len({head.name for head in self.heads}) != len(self.heads) or not self.heads:
             raise _validate.fail("heads", [h.name for h in self.heads], "to have different names")
 

@@ -123,7 +123,7 @@ class Heads:
             included: Which rows (first axis) each head (second axis) has in its batch; all if not
                 given.
         """
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         shape = self.shape
         total = torch.zeros(shape.heads * shape.classes, shape.features)
         others = torch.zeros(shape.heads, shape.parameters - shape.classes * shape.features)

@@ -420,11 +420,13 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = _plain.parse(path.read_bytes())
+            found = _plain.parse(_files.read_bytes(path, regular=True))
             if isinstance(found, list):
                 _plain.warn_unprotected(_MINUTES_KIND)
             else:
-                content = _plain.loads(path.read_bytes(), _MINUTES_KIND, 1, protected=1)
+                content = _plain.loads(
+                    _files.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
+                )
                 found = content.get("minutes")
             found = _plain.from_plain(tuple[float, ...], found, "minutes")
             if not all(0.0 <= value < math.inf for value in found):

@@ -119,7 +119,9 @@ class RunFolder:
     def _settle(self) -> None:
         path = self.path / "config.json"
         if path.exists():
-            found = _plain.loads(path.read_bytes(), _KIND, _SCHEMA).get("config")
+            found = _plain.loads(_files.read_bytes(path, regular=True), _KIND, _SCHEMA).get(
+                "config"
+            )
             if not isinstance(found, dict):
                 raise FileFormatError(f"{str(path)!r} is damaged. Use another folder.")
             other = [
@@ -159,18 +161,20 @@ class RunFolder:
         if not target.exists():
             return None
         try:
-            found = _plain.parse(target.read_bytes())
+            found = _plain.parse(_files.read_bytes(target, regular=True))
             if self._unprotected() and not (isinstance(found, dict) and "kind" in found):
                 _plain.warn_unprotected(_CONTENT_KIND)
             else:
-                found = _plain.loads(target.read_bytes(), _CONTENT_KIND, _SCHEMA)["content"]
+                found = _plain.loads(
+                    _files.read_bytes(target, regular=True), _CONTENT_KIND, _SCHEMA
+                )["content"]
             return _plain.from_plain(hint, found, name)
         except (FileFormatError, KeyError) as error:
             raise FileFormatError(f"{str(target)!r} is damaged: {error} Delete it.") from error
 
     def _unprotected(self) -> bool:
         """Whether the folder was made before files had a digest."""
-        config = _plain.parse((self.path / "config.json").read_bytes())
+        config = _plain.parse(_files.read_bytes(self.path / "config.json", regular=True))
         return isinstance(config, dict) and config.get("schema") == 1
 
     def checkpoint(self, step: int, write: Callable[[Path], None]) -> None:

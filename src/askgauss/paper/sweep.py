@@ -345,11 +345,13 @@ def _plain_rows(found: Any) -> list[Row]:
 
 def _read_cell(part: Path, cell: Cell) -> list[Row]:
     try:
-        found = _plain.parse(part.read_bytes())
+        found = _plain.parse(_files.read_bytes(part, regular=True))
         if isinstance(found, list):
             _plain.warn_unprotected(_CELL_KIND)
         else:
-            found = _plain.loads(part.read_bytes(), _CELL_KIND, _SCHEMA).get("rows")
+            found = _plain.loads(_files.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
+                "rows"
+            )
         rows = _plain_rows(found)
         if [(row["epsilon"], row["seed"], row["auditor"]) for row in rows] != [
             (cell.epsilon, cell.seed, name) for name in cell.auditors

@@ -317,7 +317,7 @@ class Replay:
         Returns:
             The noisy sum of the world as given, in all worlds.
         """
-        _validate.positive(clip_norm=clip_norm)
+        _validate.magnitude(clip_norm=clip_norm)
         if not self._explicit and self.recording.steps >= self.steps:
             self.recording.cut = True
             raise Enough

@@ -20,10 +20,13 @@ from askgauss.stats.search import close_bracket
 if TYPE_CHECKING:
     from askgauss.sampling.testing import SchemeTest
 
-__all__ = ["Integers", "Mask", "Scheme"]
+__all__ = ["LONGEST", "Integers", "Mask", "Scheme"]
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+# Steps that no run has: nothing recurs after more of them.
+LONGEST = 10**9
 
 
 class Scheme(ABC):
@@ -294,7 +297,7 @@ def hypergeometric_limits(
 
 def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
     """Arguments of an accountant."""
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.integer(1, steps=steps)
     _validate.probability(delta=delta)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from askgauss import _validate, accounting
-from askgauss.sampling.base import Integers, Mask, Scheme, check_draw
+from askgauss.sampling.base import LONGEST, Integers, Mask, Scheme, check_draw
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pairs import Pair
@@ -119,7 +119,7 @@ class CyclicPoisson(Scheme):
 
     def __post_init__(self) -> None:
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
-        _validate.integer(1, cycle=self.cycle)
+        _validate.integer(1, LONGEST, cycle=self.cycle)
         _validate.one_of(("known", "secret"), groups=self.groups)
 
     def __str__(self) -> str:
@@ -248,7 +248,7 @@ class MinSeparation(Scheme):
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, separation=self.separation)
+        _validate.integer(1, LONGEST, separation=self.separation)
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
 
     def __str__(self) -> str:
@@ -330,18 +330,21 @@ class MinSeparation(Scheme):
     def counts(self, steps: int) -> NDArray[np.float64]:
         """Probabilities of the number of inclusions of one record."""
         most = -(-steps // self.separation)
-        ready = np.zeros((steps + self.separation, most + 1))
+        # Who waits beyond the last step waits no longer for this.
+        wait = min(self.separation, steps)
+        ready = np.zeros((steps + wait, most + 1))
         joins = np.zeros((steps, most + 1))
         if self.warm_start:
             share = self._stationary()
             ready[0, 0] = 1.0 - (self.separation - 1) * share
-            ready[1 : self.separation, 0] += share
+            ready[1:wait, 0] += share
+            ready[steps, 0] += (self.separation - wait) * share
         else:
             ready[0, 0] = 1.0
         for step in range(steps):
             joins[step] = self.rate * ready[step]
             ready[step + 1] += ready[step] - joins[step]
-            ready[step + self.separation, 1:] += joins[step, :-1]
+            ready[step + wait, 1:] += joins[step, :-1]
         # Ready after the last step, or still waiting for then.
         return np.asarray(ready[steps:].sum(axis=0))
 

@@ -62,7 +62,15 @@ class DrawnBatches:
                 f"Expected {where} to have drawn at most every record in every step, got "
                 f"{self.drawn} of {self.records} in {self.steps}."
             )
+        names = [test.name for test in self.tests]
+        # Whether the rules were kept is always tested; nothing is tested twice.
+        if "scheme" not in names or len({*names}) != len(names):
+            raise FileFormatError(
+                f"Expected {where} to have each test once, and that of the scheme, got {names}."
+            )
         for test in self.tests:
+            if not test.summary.strip():
+                raise FileFormatError(f"Expected {where} to say what {test.name!r} found, got ''.")
             if math.isnan(test.p_value) or not 0.0 <= test.p_value <= 1.0:
                 raise FileFormatError(
                     f"Expected {where} to have p-values in [0, 1], got {test.p_value}."

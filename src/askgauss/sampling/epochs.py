@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.sampling.base import Integers, Mask, Scheme, check_draw, hypergeometric_limits
+from askgauss.sampling.base import (
+    LONGEST,
+    Integers,
+    Mask,
+    Scheme,
+    check_draw,
+    hypergeometric_limits,
+)
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pairs import Pair, ways_epsilon
@@ -44,7 +51,7 @@ class Shuffled(Scheme):
     reshuffled: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, batches=self.batches)
+        _validate.integer(1, LONGEST, batches=self.batches)
 
     def __str__(self) -> str:
         order = "" if self.reshuffled else " in one order"
@@ -146,7 +153,7 @@ class BallsInBins(Scheme):
     redrawn: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, bins=self.bins)
+        _validate.integer(1, LONGEST, bins=self.bins)
 
     def __str__(self) -> str:
         return f"balls in {self.bins:,} bins{'' if self.redrawn else ', thrown once'}"

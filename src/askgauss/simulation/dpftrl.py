@@ -60,7 +60,7 @@ def simulate_dpftrl(
         >>> simulate_dpftrl(steps=16, noise_multiplier=2.0, present=10, absent=20, seed=0)
         LinearTranscript(steps=16, release='nodes', present=10, absent=20, background='known')
     """
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.integer(1, present=present)
     _validate.integer(2, absent=absent)
     plan = TreePlan(

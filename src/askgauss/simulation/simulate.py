@@ -149,6 +149,6 @@ def _check(
 ) -> None:
     _validate.integer(1, steps=steps)
     _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.integer(1, present=present)
     _validate.integer(2, absent=absent)

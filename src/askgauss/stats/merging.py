@@ -131,7 +131,8 @@ def _grid(origin: float, high: float, interval: float) -> Integers:
     """Grid points to use: dense around no loss, then ever sparser, up to a spacing of WIDEST."""
     count = max(1, math.ceil((high - origin) / interval))
     center = min(max(0, round(-origin / interval)), count)
-    dense, sparsest = 1000, max(1, int(WIDEST / interval))
+    # A spacing beyond the whole grid is never reached, and need not fit into an integer.
+    dense, sparsest = 1000, max(1, int(min(WIDEST / interval, count + 1)))
 
     def outwards(limit: int) -> Integers:
         growth = np.exp(np.arange(1, math.ceil(dense * math.log(sparsest)) + 1) / dense)

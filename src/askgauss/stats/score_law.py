@@ -136,7 +136,7 @@ class ScoreLaw:
     def __post_init__(self) -> None:
         _validate.integer(1, steps=self.steps)
         _validate.within(0.0, 1.0, closed="right", sampling_rate=self.sampling_rate)
-        _validate.positive(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm)
+        _validate.magnitude(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm)
 
     # Moments.
 
