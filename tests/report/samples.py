@@ -45,7 +45,7 @@ def consistent() -> ag.AuditResult:
 def inconclusive() -> ag.AuditResult:
     """Too few canaries to tell."""
     scores = simulate_scores(
-        steps=2500, sampling_rate=0.0819, noise_multiplier=2.6, present=15, absent=15, seed=1
+        steps=2500, sampling_rate=0.0819, noise_multiplier=2.6, present=30, absent=30, seed=1
     )
     return _through_json(ag.audit(scores, claim=CLAIM))
 
