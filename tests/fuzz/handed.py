@@ -84,7 +84,7 @@ def _saved(item: Any) -> bytes:
 
 def _committed() -> ag.Transcript:
     run = ag.simulate_dpsgd(
-        steps=6, sampling_rate=0.5, noise_multiplier=1.0, present=12, absent=12, seed=0
+        steps=6, sampling_rate=0.5, noise_multiplier=1.0, present=30, absent=30, seed=0
     )
     promise = commit(seed=0, member=run.member, claim=CLAIM, nonce="a" * 32)
     facts = replace(run.facts, run="a" * 32, seed=0, commitment=promise)
@@ -143,7 +143,9 @@ def _against(committed: ag.Transcript) -> Callable[[bytes], Any]:
 def published(content: bytes) -> Any:
     """All that a result becomes before it is given away, but for the page."""
     found = ag.AuditResult.from_json(content)
-    for document in evidence_pack(found, subjects=_SHIPPED).values():
+    # Of fewer canaries than may be told of there is no pack.
+    pack = {} if found.private else evidence_pack(found, subjects=_SHIPPED)
+    for document in pack.values():
         document.encode("utf-8")
     for text in (str(found), repr(found), found.to_markdown(), found.to_junit()):
         text.encode("utf-8")

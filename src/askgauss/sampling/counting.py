@@ -18,25 +18,31 @@ __all__ = ["NEVER", "broken_counts", "broken_rule"]
 NEVER = 1e-12
 
 
-def broken_counts(scheme: Scheme, counts: NDArray[np.int64], steps: int) -> str:
+def broken_counts(
+    scheme: Scheme, counts: NDArray[np.int64], steps: int, present: NDArray[np.bool_] | None = None
+) -> str:
     """What is impossible in how often each record was drawn; empty if nothing is.
 
     Args:
         scheme: How each is drawn.
         counts: In how many of the steps each was.
         steps: Number of steps.
+        present: Which of them could be drawn; the others were not. All if not given.
     """
-    if counts.size == 0:
+    records = counts.size if present is None else int(np.count_nonzero(present))
+    if records == 0:
         return ""
     fewest, most = scheme.draws_within(steps)
-    least, largest = int(counts.min()), int(counts.max())
+    # Ten million canaries are picked out only where it matters.
+    able = counts if present is None or fewest == 0 else counts[present]
+    least, largest = int(able.min()), int(able.max())
     if least < fewest or largest > most:
         odd = largest if largest > most else least
         allowed = str(most) if fewest == most else f"{fewest} to {most}"
         return f"a canary planted in {odd:,} of {steps:,} steps, where it allows {allowed}"
     drawn = int(counts.sum())
-    if scheme.count_p_value(drawn, records=counts.size, steps=steps) < NEVER:
-        return f"plantings at rate {drawn / (counts.size * steps):.3g}, of odds below {NEVER:g}"
+    if scheme.count_p_value(drawn, records=records, steps=steps) < NEVER:
+        return f"plantings at rate {drawn / (records * steps):.3g}, of odds below {NEVER:g}"
     return ""
 
 
