@@ -13,6 +13,7 @@ import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import askgauss
@@ -497,3 +498,74 @@ def test_every_option_of_every_command_can_stand_in_a_file(tmp_path):
                 assert _parameter(command, name[2:], tmp_path) == parameter.name
                 checked += 1
     assert checked > 60
+
+
+# --- the hook before a commit --------------------------------------------------------------------
+
+
+def _flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A transcript, scores, a step store and a result, as bytes."""
+    canaries = askgauss.DiracCanaries(present=40, absent=40, dimension=100, seed=0)
+    store = tmp_path / "steps.bin"
+    recorder = askgauss.Recorder(canaries, sampling_rate=0.2, noise_multiplier=1.0, store=store)
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        values = generator.normal(size=80)
+        values[recorder.sample()] += 1.0
+        recorder.observe(values, background=0.0)
+    transcript = recorder.transcript()
+    transcript.save(tmp_path / "transcript.npz")
+    transcript.scores().save(tmp_path / "scores.npz")
+    claim = askgauss.PrivacyClaim(epsilon=8.0, delta=1e-5)
+    askgauss.audit(transcript, claim=claim).to_json(tmp_path / "result.json")
+    return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["transcript.npz", "scores.npz", "steps.bin"])
+def test_the_hook_refuses_what_is_private_however_damaged(run, kept, name, tmp_path):
+    whole = kept[name]
+    places = [0, 1, whole.index(b"askgauss"), whole.rindex(b"askgauss")]
+    for content in (
+        whole,
+        whole[: len(whole) // 2],
+        whole[: 9 * len(whole) // 10],
+        *(_flipped(whole, place) for place in places),
+    ):
+        path = tmp_path / "odd.npz"
+        path.write_bytes(content)
+        assert run("check-results", "--refuse-private", path).exit_code == 2
+
+
+def test_the_hook_lets_through_what_is_no_file_of_ours(run, kept, tmp_path):
+    np.savez(tmp_path / "weights.npz", layer=np.ones(3))
+    (tmp_path / "model.bin").write_bytes(bytes(1000))
+    (tmp_path / "page.md").write_text('Transcripts have kind "askgauss-transcript".')
+    for name in ("weights.npz", "model.bin", "page.md", "result.json"):
+        assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 0, name
+    (tmp_path / "audit-npm.json").write_text('{"kind": "report", "digest": "sha256:0"}')
+    for name in ("audit-npm.json", "result.json", "model.bin"):
+        assert run("check-results", tmp_path / name).exit_code == 0, name
+
+
+def test_the_hook_refuses_results_that_are_not_whole(run, kept, tmp_path):
+    whole = kept["result.json"]
+    path = tmp_path / "result.json"
+    for content in (
+        b"",
+        whole[:5],
+        whole[: len(whole) // 2],
+        bytes(len(whole)),
+        whole.decode().encode("utf-16"),
+        _flipped(whole, whole.index(b"askgauss-result")),
+    ):
+        path.write_bytes(content)
+        assert run("check-results", path).exit_code == 2, content[:40]
+    elsewhere = tmp_path / "kept.json"
+    for content in (whole[:-20], _flipped(whole, whole.index(b"askgauss-result") + 3)):
+        elsewhere.write_bytes(content)
+        assert run("check-results", elsewhere).exit_code == 2

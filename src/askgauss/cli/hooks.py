@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,21 @@ from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note
 
 __all__ = ["check_results"]
+
+# Names that the hook sends every file of, whoever wrote it.
+_NAMED = re.compile(r"(result|audit).*\.json", re.IGNORECASE)
+_RESULT = "askgauss-result"
+# Results of other kinds, which have evidence too.
+_OTHERS = ("askgauss-mechanism-result", "askgauss-comparison")
+_FIELDS = ("digest", "evidence")
+# What is left of our files when they are cut, or when what says their kind is damaged: kinds and
+# fields of headers, and names of arrays. Text that speaks of them, such as this, is not meant.
+_TRACES = re.compile(
+    rb'askgauss-[a-z]|"fingerprint"|"private"\s*:\s*true|askgauss\.npy'
+    rb"|(?:canaries|steps)\.[a-z_]+\.npy|(?:kept|watch)_[a-z]+\.npy"
+)
+# Names that arrays of others have too: they tell only where nothing can be read.
+_COMMON = re.compile(rb"(?:score|member|leaves)\.npy")
 
 
 def check_results(
@@ -26,7 +41,7 @@ def check_results(
 ) -> None:
     """Check files before they are committed: results are whole, and nothing private is kept.
 
-    JSON of other tools is left alone. Exits with 2 if a file is refused.
+    Whole JSON of other tools is left alone. Exits with 2 if a file is refused.
     """
     refused = [path for path in files if _refused(path, refuse_private)]
     if refused:
@@ -34,46 +49,88 @@ def check_results(
 
 
 def _refused(path: Path, private: bool) -> bool:
-    from askgauss import _files, _plain
+    if not private:
+        return _no_whole_result(path)
+    kind = _private_kind(path)
+    if kind is not None:
+        note(f"{path} is {kind}: as sensitive as the training data. Keep it elsewhere.",
+             always=True)  # fmt: skip
+    return kind is not None
+
+
+def _no_whole_result(path: Path) -> bool:
+    """Whether a file is, was or is named like a result, and is none that can be read."""
+    from askgauss import _plain
     from askgauss.exceptions import AskGaussError
     from askgauss.results import AuditResult
 
-    with path.open("rb") as stream:
-        content = stream.read(_files.DOCUMENT_BYTES + 1)
+    content = _beginning(path)
     try:
-        if private:
-            kind = _private_kind(path, content)
-            if kind is not None:
-                note(f"{path} is {kind}: as sensitive as the training data. Keep it elsewhere.",
-                     always=True)  # fmt: skip
-            return kind is not None
-        found = _plain.parse(_whole(content))
-        if isinstance(found, dict) and found.get("kind") == "askgauss-result":
+        found = _plain.parse(content)
+        if _is_result(found):
             AuditResult.from_json(content)
     except AskGaussError as error:
-        if b"askgauss-" not in content:
+        if not (_NAMED.fullmatch(path.name) or _speaks_of_a_result(content)):
             return False
         note(f"{path}: {error}", always=True)
         return True
     return False
 
 
-def _private_kind(path: Path, content: bytes) -> str | None:
+def _is_result(found: Any) -> bool:
+    """By its kind, or by its fields where its kind may be damaged."""
+    if not isinstance(found, dict):
+        return False
+    kind = found.get("kind")
+    return kind == _RESULT or (kind not in _OTHERS and found.keys() >= {*_FIELDS})
+
+
+def _speaks_of_a_result(content: bytes) -> bool:
+    # Text in two bytes a letter is ours too, saved again by some editor.
+    text = content.replace(b"\0", b"")
+    return b"askgauss-" in text or all(f'"{name}"'.encode() in text for name in _FIELDS)
+
+
+def _private_kind(path: Path) -> str | None:
     """What a file that must not be given away is; None if it is none of ours, or may be."""
     from askgauss import _files, _plain
+    from askgauss.exceptions import AskGaussError
 
-    if content.startswith(b"PK"):
-        with path.open("rb") as stream:
-            return _files.read_kind(stream, str(path))
+    with path.open("rb") as stream:
+        if stream.read(2) == b"PK":
+            try:
+                kind = _files.read_kind(stream, str(path))
+            except AskGaussError:
+                return _damaged(_beginning(path))
+            # Without a header it may still be one of ours, whose header has lost its name.
+            traced = kind is None and _TRACES.search(_beginning(path))
+            return "one of our files without its header" if traced else kind
+    content = _beginning(path)
     # JSON of other tools is not parsed.
-    found = _plain.parse(_whole(content)) if b'"askgauss-' in content else None
+    if not _speaks_of_a_result(content) and b"\0" not in content:
+        return None
+    try:
+        found = _plain.parse(content)
+    except AskGaussError:
+        return _damaged(content)
     if isinstance(found, dict) and found.get("private") is True:
         return str(found.get("kind"))
     return None
 
 
-def _whole(content: bytes) -> bytes:
-    """A document of ours; what is larger was read in part, and is none."""
+def _damaged(content: bytes) -> str | None:
+    """What is left of a file of ours that nobody can read, but whose numbers may be there."""
+    text = content.replace(b"\0", b"")
+    binary = b"\0" in content
+    ours = _TRACES.search(text) or (binary and _COMMON.search(text))
+    if ours and (binary or text.lstrip().startswith(b"{")):
+        return "damaged, and was one of our files"
+    return None
+
+
+def _beginning(path: Path) -> bytes:
+    """As much of a file as any document of ours has; what never ends is no document."""
     from askgauss import _files
 
-    return _files.read_stream(io.BytesIO(content), "it", _files.DOCUMENT_BYTES)
+    with path.open("rb") as stream:
+        return stream.read(_files.DOCUMENT_BYTES)
