@@ -146,3 +146,25 @@ def test_the_commit_is_read_from_gits_own_files(tmp_path, monkeypatch):
     assert provenance().commit == "b" * 40
     (git / "HEAD").write_text("c" * 40 + "\n")
     assert provenance().commit == "c" * 40
+
+
+def test_names_from_a_forged_result_are_one_line_in_every_document():
+    evil = "run\n::error::\u202egreen\x1b[31m.npz"
+    result = replace(samples.consistent(), version=f"1\n{evil}")
+    result = with_provenance(
+        result, Provenance(file=evil, sha256="cd" * 32, audited=f"2026\n{evil}")
+    )
+    for subjects in (None, {evil: "ab" * 32, f"more {evil}": "ab" * 32}):
+        documents = evidence_pack(result, subjects=subjects)
+        for name in ("statement.json", "bom.json", "findings.sarif"):
+            for text in texts(json.loads(documents[name])):
+                assert not {"\n", "\u202e", "\x1b"} & set(text), (name, text)
+
+
+def texts(content):
+    """Every text in a document."""
+    if isinstance(content, (dict, list)):
+        for item in content.values() if isinstance(content, dict) else content:
+            yield from texts(item)
+    elif isinstance(content, str):
+        yield content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -289,6 +290,17 @@ def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
         assert link.is_symlink()
         assert not target.is_symlink()
         assert len(ag.CanaryScores.load(target)) == 4
+
+
+def test_links_in_a_circle_are_an_error_and_stay(tmp_path):
+    one, other = tmp_path / "one.npz", tmp_path / "other.npz"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    scores = ag.CanaryScores.from_groups(present=[1.0, 2.0], absent=[0.0, 1.0])
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        scores.save(one)
+    assert one.is_symlink()
+    assert other.is_symlink()
 
 
 HALF = """

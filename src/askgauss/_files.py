@@ -9,6 +9,7 @@ of every other member, and ends with a digest of itself. Every byte of content i
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -62,13 +63,17 @@ _STALE_SECONDS = 60.0
 def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
     """A binary file that takes its name only once it is whole and on disk.
 
-    Of a link, the file behind it is written. What killed saves of the same file left is removed.
+    Of a link, the file behind it is written; links in a circle are an OSError. What killed saves of
+    the same file left is removed.
 
     Args:
         path: The file.
         private: Whether only its owner may read it, whatever the umask says.
     """
     target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        # Links that lead in a circle have no file behind them, and are not ours to replace.
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
     if target.exists() and not target.is_file():
         # A device or a pipe has no whole to wait for, and must not be replaced by a file.
         with target.open("wb") as stream:

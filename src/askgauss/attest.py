@@ -135,10 +135,12 @@ def _statement(
     ]
     source = result.provenance
     if source is not None and source.sha256:
-        configuration.append({"name": source.file, "digest": {"sha256": source.sha256}})
+        configuration.append({"name": one_line(source.file), "digest": {"sha256": source.sha256}})
     return {
         "_type": _STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": item}} for name, item in subjects.items()],
+        "subject": [
+            {"name": one_line(name), "digest": {"sha256": item}} for name, item in subjects.items()
+        ],
         "predicateType": _PREDICATE,
         "predicate": {
             "result": outcome,
@@ -175,7 +177,8 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
         "quantitativeAnalysis": {"performanceMetrics": metrics},
         "considerations": {
             "technicalLimitations": [
-                f"privacy audit did not test {part.name}: {part.how_to_test}" for part in untested
+                one_line(f"privacy audit did not test {part.name}: {part.how_to_test}")
+                for part in untested
             ]
             + ["no audit proves privacy: it says what it could have seen"]
         },
@@ -183,7 +186,7 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
     component = {
         "type": "machine-learning-model",
         "bom-ref": "model",
-        "name": name,
+        "name": one_line(name),
         "hashes": [{"alg": "SHA-256", "content": model}],
         "modelCard": card,
         "properties": [
@@ -191,11 +194,11 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
             for key, words in _annotations(result).items()
         ],
     }
-    tool = {"type": "application", "name": "askgauss", "version": result.version or "unknown"}
+    tool = {"type": "application", "name": "askgauss", "version": _version(result)}
     source = result.provenance
     head: dict[str, Any] = {"tools": {"components": [tool]}, "component": component}
     if source is not None and source.audited:
-        head["timestamp"] = source.audited
+        head["timestamp"] = one_line(source.audited)
     files = [*others, ("result.json", digest)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -208,12 +211,17 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
         "components": [
             {
                 "type": "data" if other == "result.json" else "file",
-                "name": other,
+                "name": one_line(other),
                 "hashes": [{"alg": "SHA-256", "content": content}],
             }
             for other, content in files
         ],
     }
+
+
+def _version(result: AuditResult) -> str:
+    """The askgauss that made the result, by its own word."""
+    return one_line(result.version) or "unknown"
 
 
 def _metrics(result: AuditResult) -> list[dict[str, Any]]:
@@ -259,14 +267,17 @@ def _sarif(result: AuditResult) -> dict[str, Any]:
                 "tool": {
                     "driver": {
                         "name": "askgauss",
-                        "version": result.version or "unknown",
+                        "version": _version(result),
                         "rules": [
                             {"id": rule.replace(" ", "-"), "shortDescription": {"text": rule}}
                             for rule in rules
                         ],
                     }
                 },
-                "properties": {"scope": scope_line(result), "notes": list(result.notes)},
+                "properties": {
+                    "scope": one_line(scope_line(result)),
+                    "notes": [one_line(item) for item in result.notes],
+                },
                 "results": [_sarif_result(item, rules, result) for item in findings],
             }
         ],
@@ -305,7 +316,7 @@ def _sarif_result(finding: Finding, rules: list[str], result: AuditResult) -> di
     source = result.provenance
     if source is not None and source.file:
         # Code scanning shows only what has a place; the file that was audited is one.
-        place = {"artifactLocation": {"uri": source.file.replace(" ", "%20")}}
+        place = {"artifactLocation": {"uri": one_line(source.file).replace(" ", "%20")}}
         found["locations"] = [{"physicalLocation": place}]
     return found
 

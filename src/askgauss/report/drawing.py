@@ -90,7 +90,8 @@ def _drawing(options: Any) -> Iterator[None]:
     """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
 
     One figure at a time: settings of two that overlap would be put back in the wrong order. Only
-    these are put back, so that what somebody else sets meanwhile stays.
+    these are put back, so that what somebody else sets meanwhile stays. Whoever draws in another
+    thread meanwhile draws by them: matplotlib has one set of settings for all threads.
     """
     import matplotlib as mpl
 
