@@ -263,7 +263,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 Finding(
                     check="finite gradients",
                     status=Status.FAIL,
-                    summary="nan, infinite or beyond 1e140 were some of the released values.",
+                    summary="nan, infinite or larger than 1e140: such values were released.",
                     consequence=Consequence.INVALIDATES,
                     remedy="Find where they come from: nothing can be said of such a run.",
                 )

@@ -28,7 +28,7 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         not transcript.finite,
         "every released number was finite."
         if transcript.finite
-        else "nan, infinite or beyond 1e140 were some of the released values.",
+        else "nan, infinite or larger than 1e140: such values were released.",
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )
