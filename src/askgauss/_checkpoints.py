@@ -231,6 +231,15 @@ class Kept(ABC):
 class Checkpointed(Kept):
     """A recorder, whose checkpoint can also hold the transcript of a run that has ended."""
 
+    # Steps after which it went on from a checkpoint, and nobody has said where the model was.
+    _resumed: tuple[int, ...]
+
+    def _check_step(self, step: int | None, own: int) -> None:
+        """As `check_step`; a caller whose count agrees has said that the model was there too."""
+        check_step(step, own)
+        if step is not None and self._resumed[-1:] == (own,):
+            self._resumed = self._resumed[:-1]
+
     @abstractmethod
     def transcript(self) -> Any:
         """What was released about each canary."""

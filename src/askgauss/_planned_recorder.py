@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import ArrayLike
 
-from askgauss._checkpoints import Checkpointed, check_step
+from askgauss._checkpoints import Checkpointed
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.mechanisms.pieces import Reader
 
@@ -62,7 +62,7 @@ class PlannedRecorder(Checkpointed):
 
     def _check_next(self, step: int | None) -> None:
         self._check_whole()
-        check_step(step, self._step)
+        self._check_step(step, self._step)
         if self._step >= self._plan.steps:
             raise RecordingError(
                 f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "

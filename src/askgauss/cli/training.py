@@ -157,7 +157,9 @@ class NumpyTrainer:
         chosen = sampler.random(self._digits.labels.size) < plan.sampling_rate
         total = self._clipped_sum(self._digits.images[chosen], self._digits.labels[chosen])
         background, watched = canaries.project(total), total[canaries.watch]
-        canaries.plant(total, self._recorder.sample(), clip_norm=plan.clip_norm)
+        # State and recorder are one checkpoint, and so of one step.
+        planted = self._recorder.sample(step=self.done)
+        canaries.plant(total, planted, clip_norm=plan.clip_norm)
         scale = plan.noise_factor * plan.noise_multiplier * plan.clip_norm
         total += noise.normal(0.0, scale, total.size)
         self._recorder.observe(

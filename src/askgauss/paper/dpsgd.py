@@ -164,7 +164,9 @@ class AuditedHead:
     def release(self, total: NDArray[np.float32], noise: NDArray[np.float32]) -> None:
         """Plant, add the noise, and record, in place."""
         clean, watch = self.canaries.project(total), total[self.canaries.watch]
-        self.canaries.plant(total, self.recorder.sample(), self._clip_norm)
+        # Whoever goes on has held the recorder against the model's step.
+        planted = self.recorder.sample(step=self.recorder.steps)
+        self.canaries.plant(total, planted, self._clip_norm)
         total += noise
         self.recorder.observe(
             self.canaries.project(total),
