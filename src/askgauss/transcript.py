@@ -115,8 +115,8 @@ class RunFacts:
             result of one run share it. No part of what is compared.
         commitment: What was fixed before the first step, and what opens it; None if nothing was.
         resumed: Steps of the training after which it went on from a checkpoint, where nobody said
-            by ``step=`` that the model was at the same one. No part of what is compared: a run that is
-            resumed rightly is the run that was never stopped.
+            by ``step=`` that the model was at the same one. No part of what is compared: a run that
+            is resumed rightly is the run that was never stopped.
     """
 
     sampling_rate: float | None = None
