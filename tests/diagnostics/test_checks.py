@@ -362,12 +362,14 @@ def test_an_absurd_number_of_steps_is_named_without_composing_them_one_by_one():
     run = ag.simulate_dpsgd(
         steps=20, sampling_rate=0.2, noise_multiplier=1.0, present=40, absent=60, seed=0
     )
-    absurd = run.with_facts(replace(run.facts, skipped_steps=10**14))
+    absurd = run.with_facts(replace(run.facts, skipped_steps=10**7))
     claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, steps=20)
     result = ag.audit(absurd, claim=claim)
     assert result.verdict is ag.Verdict.VIOLATION
     counted = next(item for item in result.findings if item.check == "step count")
     assert counted.status is Status.FAIL
+    with pytest.raises(ag.exceptions.InvalidArgumentError, match="skipped"):
+        ag.audit(run.with_facts(replace(run.facts, skipped_steps=10**14)), claim=claim)
 
 
 def diagnosed(run):
