@@ -7,7 +7,6 @@ members lie next to each other without gap or overlap, and memory is taken for w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import math
@@ -66,11 +65,11 @@ class _Member:
     size: int
 
 
-def _described(dtype: np.dtype[Any], shape: tuple[int, ...], sha256: str) -> dict[str, Any]:
+def _described(array: NDArray[Any], sha256: str) -> dict[str, Any]:
     """What a header says of a member."""
     return {
-        "dtype": dtype.newbyteorder("<").str,
-        "shape": list(shape),
+        "dtype": array.dtype.newbyteorder("<").str,
+        "shape": list(array.shape),
         "sha256": sha256,
     }
 
@@ -112,12 +111,10 @@ class Archive:
         bytes_.finish(summed=True)
         return array
 
-    @contextlib.contextmanager
-    def reading(self, listed: Mapping[str, Any]) -> Iterator[dict[str, NDArray[Any]]]:
+    def read_listed(self, listed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Arrays of which a header says type, shape and SHA-256, which stands for the checksum.
 
-        To digest takes longer than to read, so that members are digested while others are read and
-        while the arrays are looked at in here. Only at the end are they known to be as written.
+        To digest takes as long as to read, so that one member is digested while others are read.
 
         Args:
             listed: What the header says of each, as `write` gives it.
@@ -132,14 +129,10 @@ class Archive:
                 arrays[name] = _read_array(bytes_, name)
                 bytes_.finish(summed=False)
                 digests[name] = pool.submit(_sha256, bytes_.parts)
-            # What whoever looks at them takes offence at may come of damage, which is said first.
-            described = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-            try:
-                yield arrays
-            finally:
-                for name, (dtype, shape) in described.items():
-                    if listed[name] != _described(dtype, shape, digests[name].result()):
-                        raise _damaged(name, "is not what the header says")
+        for name, array in arrays.items():
+            if listed[name] != _described(array, digests[name].result()):
+                raise _damaged(name, "is not what the header says")
+        return arrays
 
     def _check_places(self, start: int) -> None:
         """Members fill the file up to the directory, each after the one before."""
@@ -424,4 +417,4 @@ def _write_member(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> d
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
         digesting = _Digesting(member)
         np.lib.format.write_array(digesting, array, version=(1, 0), allow_pickle=False)
-    return _described(array.dtype, array.shape, digesting.digest.hexdigest())
+    return _described(array, digesting.digest.hexdigest())

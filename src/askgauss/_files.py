@@ -38,7 +38,6 @@ __all__ = [
     "read_bytes",
     "read_kind",
     "read_stream",
-    "reading",
     "write_arrays",
     "write_digest",
     "write_text",
@@ -257,19 +256,6 @@ def read_arrays(
     Raises:
         FileFormatError: It is anything else, or damaged anywhere.
     """
-    with reading(source, kind, schema) as found:
-        return found
-
-
-@contextlib.contextmanager
-def reading(
-    source: Source, kind: str, schema: int
-) -> Iterator[tuple[dict[str, NDArray[Any]], dict[str, Any]]]:
-    """The same, to be looked at in here while digests are still computed; see `Archive.reading`.
-
-    Raises:
-        FileFormatError: As for `read_arrays`; and whatever is refused in here names the file.
-    """
     with _opened(source) as stream, _explained(source):
         archive = _archives.Archive(stream)
         content = _plain.loads(_header(archive), kind, schema)
@@ -277,12 +263,10 @@ def reading(
         names = [name for name in archive.names if name != _HEADER]
         if members is None and content["schema"] == 1:
             # The first files list nothing: each array is only what its own checksum says.
-            yield {name: archive.read(name) for name in names}, content
-            return
+            return {name: archive.read(name) for name in names}, content
         if not _lists(members, names):
             raise FileFormatError("It holds other arrays than its header lists: it was damaged.")
-        with archive.reading(members) as arrays:
-            yield arrays, content
+        return archive.read_listed(members), content
 
 
 def _lists(members: Any, names: list[str]) -> bool:
