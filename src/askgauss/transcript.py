@@ -692,7 +692,11 @@ def _check_squares(
     total, square = total.ravel(), square.ravel()
     if total.size > _ONE_BY_ONE:
         # All together, in a fraction of the time: one canary among so many moves nothing.
-        counted = float(np.dot(square, np.broadcast_to(np.ravel(count), total.size)))
+        counts = np.broadcast_to(np.ravel(count), total.size)
+        counted = sum(
+            float(np.dot(square[start : start + _BLOCK], counts[start : start + _BLOCK]))
+            for start in range(0, total.size, _BLOCK)
+        )
         most = counted if of is None else of * float(square.sum()) - counted
         few = bool(float(np.dot(total, total)) > (1.0 + _ROUNDING) * most + _TINY)
     else:
