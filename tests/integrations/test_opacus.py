@@ -802,7 +802,9 @@ def test_a_replaced_accountant_history_is_not_believed():
         run.engine.accountant.history = [(5.0, 0.5, 2)]
         run.train()
     facts = audit.transcript().facts
-    assert facts.accounted_steps is None
+    # Of which kind the steps were is not believed; that there are fewer than were released is.
+    assert (facts.accounted_steps, facts.accounted_sampling_rate) == (10, None)
+    assert audit.steps == 16
     assert any("replaced" in note for note in facts.notes)
 
 
