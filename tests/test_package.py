@@ -36,6 +36,7 @@ LAYERS = {
     "commitment": 2,
     "scores": 2,
     "canaries": 2,
+    "run_facts": 2,
     "transcript": 2,
     "linear_transcript": 2,
     "monitor": 2,

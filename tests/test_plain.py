@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from askgauss import PrivacyClaim, _plain
 from askgauss.exceptions import FileFormatError
+from askgauss.run_facts import RunFacts
 from askgauss.scores import ScoreMetadata
-from askgauss.transcript import RunFacts
 
 
 class Colour(enum.Enum):

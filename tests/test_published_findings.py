@@ -32,7 +32,7 @@ from askgauss.diagnostics.tails import Spread
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.results import Status
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")

@@ -15,6 +15,7 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
+from askgauss.run_facts import RunFacts
 from askgauss.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -24,7 +25,7 @@ from askgauss.sampling import (
     Shuffled,
 )
 from askgauss.scores import ScoreMetadata
-from askgauss.transcript import CanarySums, RunFacts, StepSums
+from askgauss.transcript import CanarySums, StepSums
 
 CANARIES = DiracCanaries(count=60, tensors=[100, 40, 100], seed=2)
 
@@ -299,7 +300,7 @@ def test_a_flipped_byte_of_an_array_is_noticed(tmp_path):
 
 NAMES = sorted(BASE.arrays())
 # These follow from others, and files may leave them out.
-DERIVED = {"canaries.total", "canaries.square", "canaries.last_planted"}
+DERIVED = {"tensor", "canaries.total", "canaries.square", "canaries.last_planted"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -320,6 +321,17 @@ def test_every_array_has_to_be_there_and_fit(name, tmp_path):
 def test_indices_have_to_be_in_range(name, value, tmp_path):
     with pytest.raises(FileFormatError, match=rf"{name} in \[0, "):
         Transcript.load(rewritten(tmp_path, lambda arrays: arrays[name].fill(value)))
+
+
+def test_sums_of_no_tensor_are_refused(tmp_path):
+    def empty(arrays):
+        del arrays["tensor"]
+        arrays["canaries.planted"] = np.zeros_like(arrays["canaries.planted"])
+        for key in ("planted", "planted_total", "planted_square", "total", "square"):
+            arrays[f"steps.{key}"] = arrays[f"steps.{key}"][:, :0]
+
+    with pytest.raises(FileFormatError, match="a column for a tensor"):
+        Transcript.load(rewritten(tmp_path, empty))
 
 
 def test_a_transcript_of_no_steps_is_refused(tmp_path):
@@ -360,7 +372,7 @@ def test_what_follows_from_the_rest_is_not_written_and_read_all_the_same(tmp_pat
     written = set(np.load(tmp_path / "transcript.npz").files)
     # Under a schedule the parts are in other units than the whole, which then stands by itself.
     assert ("canaries.total" in written) == (len(set(schedule)) > 1)
-    assert "canaries.last_planted" not in written
+    assert not written & {"tensor", "canaries.last_planted"}
     again = Transcript.load(tmp_path / "transcript.npz").arrays()
     assert again.keys() == transcript.arrays().keys()
     for name, array in transcript.arrays().items():

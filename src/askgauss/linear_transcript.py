@@ -146,7 +146,7 @@ class LinearFacts:
         seed: Root of the canaries' random choices.
         notes: Anything a reader of the report should know.
         carried_shift: How much of what all nodes show of the record protected least a score shows.
-        run: The identity of the run, as in `askgauss.transcript.RunFacts`.
+        run: The identity of the run, as in `askgauss.run_facts.RunFacts`.
         rounds: What was seen of the clients of federated rounds; None where there are none.
         resumed: Steps after which the run went on from a checkpoint, as in `RunFacts`.
     """

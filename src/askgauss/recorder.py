@@ -22,9 +22,10 @@ from askgauss.exceptions import (
 )
 from askgauss.monitor import Monitor, ObservedStep, monitor_of
 from askgauss.planting import Planting
+from askgauss.run_facts import RunFacts
 from askgauss.sampling import Poisson, Scheme, scheme_of
 from askgauss.step_store import StepWriter
-from askgauss.transcript import SILENCE, CanarySums, RunFacts, StepSums, Transcript
+from askgauss.transcript import SILENCE, CanarySums, StepSums, Transcript
 
 __all__ = ["Recorder"]
 

@@ -17,8 +17,8 @@ from askgauss import _files, _plain, _validate
 from askgauss._locks import Holds
 from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.run_facts import RunFacts
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.transcript import RunFacts
 
 __all__ = ["StepStore", "StepWriter"]
 

@@ -12,9 +12,9 @@ from askgauss import accounting
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Status
+from askgauss.run_facts import RunFacts
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import SlopeTest
-from askgauss.transcript import RunFacts
 
 RATE = 4096 / 50000
 NOISE = {1: 15.3718, 2: 8.2333, 4: 4.5116, 8: 2.5760}

@@ -9,7 +9,8 @@ import pytest
 
 import askgauss as ag
 from askgauss.diagnostics.predictable import likely_seeds, numpy_candidates, try_seeds
-from askgauss.transcript import SeedProbe, Transcript
+from askgauss.run_facts import SeedProbe
+from askgauss.transcript import Transcript
 
 PLACES = np.random.default_rng(5).permutation(500)[:40]
 

@@ -26,6 +26,7 @@ from askgauss.diagnostics.scores import score_checks
 from askgauss.diagnostics.transcript import transcript_checks
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.results import Consequence, Status, Verdict
+from askgauss.run_facts import SeedProbe
 from askgauss.sampling import (
     CyclicPoisson,
     DrawnBatches,
@@ -41,7 +42,6 @@ from askgauss.simulation import (
     simulate_dpsgd,
     simulate_scores,
 )
-from askgauss.transcript import SeedProbe
 from askgauss.witness import (
     ClipCountFacts,
     ParticipationFacts,

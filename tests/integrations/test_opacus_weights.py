@@ -17,7 +17,8 @@ from askgauss.exceptions import FileFormatError
 from askgauss.integrations._shadow import acts_elementwise
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status, Verdict
-from askgauss.transcript import RunFacts, Transcript
+from askgauss.run_facts import RunFacts
+from askgauss.transcript import Transcript
 from askgauss.witness import WeightFacts
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run
 

@@ -14,7 +14,7 @@ import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status, Verdict
-from askgauss.transcript import RunFacts
+from askgauss.run_facts import RunFacts
 from askgauss.witness import StepFacts
 from askgauss.witness.steps import due, resolve
 from tests.integrations.runs import SIZES, make_run

@@ -25,8 +25,8 @@ from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 from askgauss.results import Status
+from askgauss.run_facts import RunFacts
 from askgauss.step_store import StepStore
-from askgauss.transcript import RunFacts
 from tests.integrations.runs import SIZES, make_run
 
 STEPS, EVERY = 11, 3

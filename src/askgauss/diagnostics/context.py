@@ -13,9 +13,10 @@ from askgauss import accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
+from askgauss.run_facts import RunFacts
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.stats import normality
-from askgauss.transcript import SILENCE, RunFacts, Transcript
+from askgauss.transcript import SILENCE, Transcript
 
 __all__ = ["INTERVAL_ERROR", "NOTICED", "TOLERANCE", "Context", "around"]
 

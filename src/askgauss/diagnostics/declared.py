@@ -12,7 +12,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.context import TOLERANCE
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
-from askgauss.transcript import RunFacts
+from askgauss.run_facts import RunFacts
 
 __all__ = ["committed_claim", "declared_checks"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 
 __all__ = [
     "FEWEST",

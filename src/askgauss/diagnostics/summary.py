@@ -22,8 +22,9 @@ from askgauss.diagnostics.resumes import resumed_at
 from askgauss.diagnostics.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.exceptions import FileFormatError
 from askgauss.linear_transcript import LinearFacts, LinearTranscript
+from askgauss.run_facts import RunFacts
 from askgauss.scores import CanaryScores, GroupMoments
-from askgauss.transcript import RunFacts, Transcript
+from askgauss.transcript import Transcript
 
 __all__ = [
     "GramSummary",

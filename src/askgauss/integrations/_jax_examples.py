@@ -22,9 +22,10 @@ from askgauss.integrations._jax_seeds import probe_seeds
 from askgauss.integrations._jax_state import AuditState, DrainedRun, Readings, checked_privatizer
 from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
+from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
-from askgauss.transcript import SeedProbe, Transcript
+from askgauss.transcript import Transcript
 
 __all__ = ["ExampleAudit"]
 

@@ -17,7 +17,7 @@ from askgauss.diagnostics.predictable import (
     numpy_candidates,
     try_seeds,
 )
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 
 __all__ = ["probe_seeds"]
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from askgauss.exceptions import RecordingError
 from askgauss.integrations._opacus_versions import history_of
-from askgauss.transcript import RunFacts, Transcript
+from askgauss.run_facts import RunFacts
+from askgauss.transcript import Transcript
 
 __all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 

@@ -22,7 +22,7 @@ from askgauss.audited_run import AuditedRun
 from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]

@@ -32,7 +32,7 @@ from askgauss.integrations._torch_seeds import probe_first_noise
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.results import Consequence, Status
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 
 __all__ = ["RecordedSteps"]
 

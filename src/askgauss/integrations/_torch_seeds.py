@@ -18,7 +18,7 @@ from askgauss.diagnostics.predictable import (
 )
 from askgauss.integrations._opacus_run import clipped_sum
 from askgauss.integrations._shards import local
-from askgauss.transcript import SeedProbe
+from askgauss.run_facts import SeedProbe
 
 __all__ = ["probe_first_noise"]
 

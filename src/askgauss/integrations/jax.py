@@ -40,9 +40,10 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.released_steps import released_steps
+from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
-from askgauss.transcript import SeedProbe, Transcript
+from askgauss.transcript import Transcript
 
 try:
     import jax
