@@ -441,7 +441,7 @@ def _where_planted(run: LinearRun) -> Finding:
         broken, implied = run.breach(shift)
     return judged(
         name,
-        ratio_p_value(ratio**2, planted.freedom, noise.freedom),
+        ratio_p_value(ratio * ratio, planted.freedom, noise.freedom),
         f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.",
         if_fine=", as there may be by chance.",
         if_wrong=implied.strip(),

@@ -64,15 +64,20 @@ class Spread:
         return float(chdtr(self.freedom, self.square / scale**2))
 
 
+def _share(ratio: float, numerator: float, denominator: float) -> float:
+    """What the numerator has of both sums of squares; all of it where the ratio is infinite."""
+    return 0.0 if ratio == 0.0 else 1.0 / (1.0 + denominator / (numerator * ratio))
+
+
 def ratio_tail(ratio: float, numerator: float, denominator: float) -> float:
     """P[F >= ratio] for a ratio of two variances with these degrees of freedom."""
-    x = numerator * ratio / (numerator * ratio + denominator)
+    x = _share(ratio, numerator, denominator)
     return float(betaincc(0.5 * numerator, 0.5 * denominator, x))
 
 
 def ratio_p_value(ratio: float, numerator: float, denominator: float) -> float:
     """Of "the two variances are equal", two-sided."""
-    x = numerator * ratio / (numerator * ratio + denominator)
+    x = _share(ratio, numerator, denominator)
     below = float(betainc(0.5 * numerator, 0.5 * denominator, x))
     return min(1.0, 2.0 * min(below, ratio_tail(ratio, numerator, denominator)))
 
