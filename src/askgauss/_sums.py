@@ -19,6 +19,7 @@ __all__ = [
     "ROUNDING",
     "check_agreement",
     "check_magnitude",
+    "check_part",
     "check_squares",
     "check_within",
     "without_dust",
@@ -69,6 +70,12 @@ def check_agreement(name: str, found: float, expected: float, size: float) -> No
             f"Expected {name} over the steps to be {expected:.6g}, as over the canaries, got "
             f"{found:.6g}."
         )
+
+
+def check_part(name: str, part: Any, of: str, whole: Any) -> None:
+    """Refuse squares that are more than those they are a part of."""
+    if np.any(part > (1.0 + ROUNDING) * whole + DUST):
+        raise FileFormatError(f"Expected {name} to be no more than {of} allows, got more.")
 
 
 def check_squares(

@@ -22,6 +22,7 @@ from askgauss._sums import (
     ROUNDING,
     check_agreement,
     check_magnitude,
+    check_part,
     check_squares,
     without_dust,
 )
@@ -543,34 +544,28 @@ class LinearTranscript:
         pieces, absent = self.pieces, ~self.member
         check_squares("pieces.square", pieces.total, pieces.square, int(np.count_nonzero(absent)))
         kept = np.square(self.kept_values)
-        _check_part("kept_values", kept.sum(axis=1), "pieces.square", pieces.square)
+        check_part("kept_values", kept.sum(axis=1), "pieces.square", pieces.square)
         if self.leaf_square is not None:
             # No record meets more noise than all rows have together.
-            _check_part("leaf_square", self.leaf_square, "kept_values", kept.sum())
+            check_part("leaf_square", self.leaf_square, "kept_values", kept.sum())
         if pieces.signal is not None and pieces.gain is not None:
-            _check_part("pieces.signal", np.square(pieces.signal), "pieces.gain", pieces.gain)
+            check_part("pieces.signal", np.square(pieces.signal), "pieces.gain", pieces.gain)
         planted, planted_square = pieces.planted, pieces.planted_square
         if planted is not None and planted_square is not None:
             nothing = np.where(planted, np.inf, 0.0)
-            _check_part("pieces.planted_square", planted_square, "pieces.planted", nothing)
+            check_part("pieces.planted_square", planted_square, "pieces.planted", nothing)
         if (noise := self.noise_square) is None:
             return
-        _check_part("kept_values", kept.sum(axis=0), "noise_square", noise[self.kept])
+        check_part("kept_values", kept.sum(axis=0), "noise_square", noise[self.kept])
         square = float(noise[absent].sum())
         check_agreement("squares of absent canaries", float(pieces.square.sum()), square, square)
         if planted_square is not None:
             whole = noise[self.member].sum()
-            _check_part("pieces.planted_square", planted_square.sum(), "noise_square", whole)
+            check_part("pieces.planted_square", planted_square.sum(), "noise_square", whole)
         # A score is what presence adds and a weighted mean of its noise, the weights of norm one.
         off = np.square(self.score - self.information * self.member)
         slack = np.square(ROUNDING * self.information)
-        _check_part("score", off, "noise_square", np.where(self.information, noise + slack, 0.0))
-
-
-def _check_part(name: str, part: Any, of: str, whole: Any) -> None:
-    """Refuse squares that are more than those they are a part of."""
-    if np.any(part > (1.0 + ROUNDING) * whole + DUST):
-        raise FileFormatError(f"Expected {name} to be no more than {of} allows, got more.")
+        check_part("score", off, "noise_square", np.where(self.information, noise + slack, 0.0))
 
 
 def _clear(part: LinearTranscript | PieceSums, names: tuple[str, ...], least: float) -> None:

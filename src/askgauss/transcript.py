@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
-from askgauss._sums import check_agreement, check_magnitude, check_squares, check_within
+from askgauss._sums import (
+    check_agreement,
+    check_magnitude,
+    check_part,
+    check_squares,
+    check_within,
+)
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
@@ -567,6 +573,9 @@ class Transcript:
         for item in everywhere:
             if item[0] not in derived and item[1].size:
                 check_squares(*item)
+        for name in ("least", "most"):
+            values = getattr(steps, name)
+            check_part(f"steps.{name}", values**2, "canaries.other_square", sums.other_square.sum())
         square = float(sums.square.sum())
         planted = float(sums.planted_square.sum())
         check_agreement(
@@ -738,9 +747,10 @@ def _fields_of(
         "steps.planted_square": step_square,
         "steps.total": Field(np.float64, rows),
         "steps.square": step_square,
-        **dict.fromkeys(
-            ("steps.least", "steps.most", "steps.planted_least", "steps.planted_most"), number
-        ),
+        "steps.least": Field(np.float64, (steps,), high=0.0),
+        "steps.most": Field(np.float64, (steps,), low=0.0),
+        "steps.planted_least": number,
+        "steps.planted_most": number,
         "steps.silent": count,
         "steps.planted_silent": count,
         "steps.carried": number,

@@ -246,6 +246,7 @@ def forge_columns(content: bytes, generator: np.random.Generator) -> bytes:
     return stream.getvalue()
 
 
+@np.errstate(all="ignore")
 def _changed(name: str, array: Any, generator: np.random.Generator) -> dict[str, Any]:
     how = generator.integers(8)
     changed = array.copy()
@@ -261,14 +262,12 @@ def _changed(name: str, array: Any, generator: np.random.Generator) -> dict[str,
             changed[generator.integers(len(array))] = value
         elif array.dtype.kind == "f" and generator.random() < 0.5:
             # Another unit: all relations within the array hold as before.
-            with np.errstate(all="ignore"):
-                changed *= generator.choice(_EXTREMES)
+            changed *= generator.choice(_EXTREMES)
         else:
             changed[...] = value
     elif how == 3 and array.dtype.kind != "U":
         kinds = [np.float32, np.int32, np.float64, np.bool_]
-        with np.errstate(all="ignore"):
-            changed = array.astype(kinds[generator.integers(4)])
+        changed = array.astype(kinds[generator.integers(4)])
     elif how == 4:
         changed = array[: array.shape[0] // 2] if array.ndim else array
     elif array.size and array.dtype == np.bool_:
