@@ -70,6 +70,11 @@ def sampled() -> SampledRecorder:
     return LinearRecorder.sampled(CANARIES, STRATEGY, sampling=sampling, noise_multiplier=1.0)
 
 
+def with_batches() -> ag.Recorder:
+    """A recorder that is shown the batches of the training too, before its first step."""
+    return ag.Recorder(CANARIES, sampling_rate=0.2, noise_multiplier=1.0, records=60)
+
+
 def plain(value: Any) -> Any:
     """Something to compare: nested arrays as digests."""
     if isinstance(value, np.ndarray):
@@ -142,6 +147,12 @@ class Workshop:
         recorder = ag.Recorder(CANARIES, sampling_rate=0.5, noise_multiplier=1.0)
         recorder.load(self.path("recorder.npz", content))
         return gone_on(recorder, CANARIES.size, background=0, watch=WATCHED)
+
+    def batches_recorder(self, content: bytes) -> Any:
+        recorder = with_batches()
+        recorder.load(self.path("batches.npz", content))
+        drawn = np.arange(0, 60, 5)
+        return gone_on(recorder, CANARIES.size, background=0, watch=WATCHED, batch=drawn)
 
     def stored_recorder(self, steps: bytes) -> Callable[[bytes], Any]:
         """A checkpoint that goes with a store."""
@@ -273,6 +284,13 @@ def _recorded(folder: Path) -> dict[str, bytes]:
     other.sample()
     other.save(folder / "made.npz")
     found["recorder"] = (folder / "made.npz").read_bytes()
+    shown = with_batches()
+    for _ in range(4):
+        shown.sample()
+        drawn = np.flatnonzero(noise.random(60) < 0.2)
+        shown.observe(noise.normal(size=CANARIES.size), background=0, watch=WATCHED, batch=drawn)
+    shown.save(folder / "made.npz")
+    found["recorder of batches"] = (folder / "made.npz").read_bytes()
     linear = LinearRecorder(CANARIES, PLAN, noise_multiplier=1.0)
     tree = TreeNoise(numpy_draw(noise, 200), steps=8, estimator="honaker")
     clean = np.zeros(200)
@@ -369,6 +387,12 @@ def make(folder: Path) -> list[Subject]:
             "stored recorder",
             files["stored recorder"],
             shop.stored_recorder(files["earlier steps"]),
+            forgeries=archive,
+        ),
+        Subject(
+            "recorder of batches",
+            files["recorder of batches"],
+            shop.batches_recorder,
             forgeries=archive,
         ),
         Subject(
