@@ -24,6 +24,7 @@ from askgauss.exceptions import (
 from askgauss.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.simulation import simulate_dpftrl
 from askgauss.transcript import Transcript
 
@@ -309,6 +310,14 @@ def test_a_checkpoint_between_sample_and_observe():
         (lambda s: s.update(cosines=np.zeros(3)), FileFormatError, "cosines"),
         (lambda s: s["state"].update(open=7), FileFormatError, "Expected 2 open values"),
         (lambda s: s["state"].update(open=1), FileFormatError, "Expected 2 open values"),
+        (lambda s: s["state"].update(background=None), FileFormatError, "background was known"),
+        (lambda s: s["sums.gain"].fill(-1.0), FileFormatError, "sums.gain in"),
+        (lambda s: s["sums.leaf_gain"].fill(np.nan), FileFormatError, "sums.leaf_gain"),
+        (lambda s: s["sums.square"].fill(5e-324), FileFormatError, "noise_square"),
+        (lambda s: s["sums.score"].fill(1e9), FileFormatError, "score to be no more"),
+        (lambda s: s["pieces"][:, 4].fill(-1.0), FileFormatError, "pieces.square in"),
+        (lambda s: s["pieces"][:, 1].fill(0.5), FileFormatError, "column 1 of pieces"),
+        (lambda s: s["pieces"][:, 6].fill(1e9), FileFormatError, "column 6 of pieces"),
     ],
 )
 def test_foreign_checkpoints(edit, error, message):
@@ -544,6 +553,10 @@ def rewrite(source, target, *, arrays=None, header=None):
         ({"arrays": {"kept": np.arange(40) + 60}}, r"kept in \[0, 70\)"),
         ({"arrays": {"information": np.zeros(70)}}, "whole transcript"),
         ({"arrays": {"information": -np.ones(70)}}, "information"),
+        ({"header": lambda t: t["facts"].update(clip_norm=5e-324)}, r"clip_norm in \[1e-140"),
+        ({"header": lambda t: t["facts"].update(noise_multiplier=1e160)}, "noise_multiplier 0 or"),
+        ({"header": lambda t: t["facts"].update(carried_shift=5e-324)}, "carried_shift in"),
+        ({"header": lambda t: t.update(largest_information=1e160)}, "largest_information in"),
     ],
 )
 def test_broken_files(tmp_path, change, message):
@@ -551,6 +564,74 @@ def test_broken_files(tmp_path, change, message):
     rewrite(tmp_path / "good.npz", tmp_path / "bad.npz", **change)
     with pytest.raises(FileFormatError, match=message):
         LinearTranscript.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("pieces.square", lambda a: a.__setitem__(0, 5e-324), "pieces.square to be at least"),
+        ("pieces.square", lambda a: a.__imul__(2.0), "squares of absent canaries"),
+        ("pieces.total", lambda a: a.__setitem__(0, 1e9), "pieces.square to be at least"),
+        ("pieces.signal", lambda a: a.__setitem__(0, 1e160), "pieces.signal in"),
+        ("pieces.signal", lambda a: a.__setitem__(0, 1e9), "pieces.signal to be no more"),
+        ("pieces.gain", lambda a: a.fill(1e-310), "pieces.signal to be no more"),
+        ("pieces.planted", lambda a: a.__setitem__(0, 31), r"pieces.planted in \[0, 30\]"),
+        ("pieces.planted", lambda a: a.fill(0), "pieces.planted_square to be no more"),
+        ("pieces.planted_square", lambda a: a.__imul__(9.0), "planted_square to be no more"),
+        ("noise_square", lambda a: a.__setitem__(-1, 1e160), "squares of absent canaries"),
+        ("noise_square", lambda a: a.fill(5e-324), "noise_square allows"),
+        ("kept_values", lambda a: a.__setitem__((0, 0), 1e9), "kept_values to be no more"),
+        ("score", lambda a: a.__setitem__(0, 1e9), "score to be no more than noise_square"),
+        ("information", lambda a: a.__imul__(1e-160), "whole transcript"),
+    ],
+)
+def test_sums_that_no_run_has_are_refused(name, change, message, tmp_path):
+    small().save(tmp_path / "good.npz")
+    everything, _ = _files.read_arrays(tmp_path / "good.npz", "askgauss-linear-transcript", 2)
+    array = everything[name].copy()
+    change(array)
+    rewrite(tmp_path / "good.npz", tmp_path / "bad.npz", arrays={name: array})
+    with pytest.raises(FileFormatError, match=message):
+        LinearTranscript.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("noise", [1e-170, 1e-155, 1e-15, 1e60])
+@pytest.mark.parametrize("plan", [TreePlan(steps=8), BandedStrategy.toeplitz([1.0, 0.5], 8)])
+def test_noise_of_any_size_ends_in_a_verdict(noise, plan, tmp_path):
+    """Squares that are no numbers any more brought the audit down, or kept it busy for ever."""
+    canaries = ag.DiracCanaries(present=12, absent=40, dimension=52, seed=3)
+    recorder, generator = LinearRecorder(canaries, plan), np.random.default_rng(1)
+    for step in range(8):
+        nodes = len(released_nodes(plan, step)) if isinstance(plan, TreePlan) else None
+        shape = (52,) if nodes is None else (nodes, 52)
+        released = generator.normal(0.0, noise, shape)
+        released[..., recorder.sample()] += 1.0
+        recorder.observe(released, background=np.zeros(shape))
+    transcript = recorder.transcript()
+    transcript.save(tmp_path / "run.npz")
+    recorder.save(tmp_path / "recorder.npz")
+    again = LinearRecorder(canaries, plan)
+    again.load(tmp_path / "recorder.npz", hold=False)
+    claim = ag.PrivacyClaim(epsilon=1.0, delta=1e-5, noise_multiplier=1.0)
+    for found in (transcript, LinearTranscript.load(tmp_path / "run.npz"), again.transcript()):
+        verdict = ag.audit(found, claim=claim).verdict
+        assert verdict is not ag.Verdict.CONSISTENT
+        assert noise > 1.0 or verdict is ag.Verdict.VIOLATION
+
+
+def test_what_only_one_present_canary_saw_is_no_finite_run():
+    """A number that entered no score made a sum of squares infinite, and the run went on."""
+    canaries = ag.DiracCanaries(present=12, absent=40, dimension=52, seed=3)
+    recorder = LinearRecorder(canaries, BandedStrategy.toeplitz([1.0], 8))
+    for step in range(8):
+        released = np.random.default_rng(step).normal(size=52)
+        entering = recorder.sample()
+        outside = np.setdiff1d(np.flatnonzero(canaries.member), entering)
+        released[outside[:1]] = 1e200 if step == 2 else 0.0
+        recorder.observe(released, background=np.zeros(52))
+    transcript = recorder.transcript()
+    assert np.abs(transcript.score).max() < 1e100
+    assert not transcript.finite
 
 
 def test_a_later_version_may_add_fields(tmp_path):

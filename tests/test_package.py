@@ -24,6 +24,7 @@ LAYERS = {
     "_text": 0,
     "_files": 0,
     "_schema": 0,
+    "_sums": 0,
     "_locks": 0,
     "_checkpoints": 0,
     "_ray": 0,

@@ -8,6 +8,7 @@ piece.
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _plain, _validate
 from askgauss._planned_recorder import PlannedRecorder
 from askgauss._recorder_rows import numbers, saved_numbers
+from askgauss._schema import Field
+from askgauss._sums import DUST, without_dust
 from askgauss.canaries import PlacedCanaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.linear_transcript import (
@@ -314,10 +317,15 @@ class LinearRecorder(PlannedRecorder):
                 f"Expected all {self._plan.steps} steps, got {self._step}: the filter of these "
                 "releases needs every one of them."
             )
+        return self._recorded()
+
+    def _recorded(self) -> LinearTranscript:
+        """What is there so far, whether or not it means anything yet."""
         gain, leaf_gain = self._sums["gain"], self._sums["leaf_gain"]
         if (gram := self._reader.gram) is not None:
             gain = gram[self._leaves[:, :, None], self._leaves[:, None, :]].sum(axis=(1, 2))
             leaf_gain = np.diagonal(gram)
+        gain = without_dust(gain, DUST)
         information = np.sqrt(gain)
         entered = gain > 0.0
         score = np.divide(self._sums["score"], information, out=np.zeros_like(gain), where=entered)
@@ -401,9 +409,11 @@ class LinearRecorder(PlannedRecorder):
             root = np.linalg.cholesky(values @ values.T)
         except np.linalg.LinAlgError:  # rows without noise, which other numbers tell
             return None
-        apart = np.square(np.linalg.solve(root, columns)).sum(axis=0)
         gain = np.square(columns).sum(axis=0)
-        return gain / apart, gain
+        with np.errstate(all="ignore"):
+            found = gain / np.square(np.linalg.solve(root, columns)).sum(axis=0)
+        # Likewise, where there is hardly any.
+        return (found, gain) if np.isfinite(found).all() else None
 
     def _sensitivity(self, steps: int) -> float:
         """How far a record can move all the nodes of so many steps."""
@@ -490,15 +500,39 @@ class LinearRecorder(PlannedRecorder):
         ]
         kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
         cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
-        # Places of nodes are whole numbers below the steps, kept among the floats.
-        if not np.all((np.abs(pieces[:, :3]) <= self._plan.steps) & (pieces[:, :3] % 1.0 == 0.0)):
-            raise FileFormatError("Expected pieces of the checkpoint to name nodes or rows.")
-        self._run = progress.run or self._run
-        self._sums, self._cosines, self._kept_values = sums, cosines, list(kept_values)
-        self._pieces = [tuple(row) for row in pieces.tolist()]
-        self._keep(kept)
+        found = copy.copy(self)
+        found._run = progress.run or self._run
+        found._sums, found._cosines, found._kept_values = sums, cosines, list(kept_values)
+        found._pieces = [tuple(row) for row in pieces.tolist()]
+        found._keep(kept)
+        found._go_on(progress)
+        found._check_recorded(pieces)
         self._reader.resume(progress.step, open_values)
-        self._go_on(progress)
+        vars(self).update(vars(found))
+
+    def _check_recorded(self, pieces: NDArray[np.float64]) -> None:
+        """Refuse a checkpoint whose transcript would be refused."""
+        # Places of nodes, leaves and counts are whole numbers kept among the floats.
+        steps, size = self._plan.steps, self._canaries.size
+        limits = {0: (0, steps), 1: (-1, 64), 2: (0, steps), 6: (0, steps - 1), 7: (0, size)}
+        for column, (low, high) in limits.items():
+            found = pieces[:, column]
+            # What early checkpoints did not count is nan.
+            known = found[~np.isnan(found)] if column >= _EARLY_COLUMNS else found
+            if not np.all((known >= low) & (known <= high) & (known % 1.0 == 0.0)):
+                raise FileFormatError(
+                    f"Expected column {column} of pieces of the checkpoint to be whole numbers in "
+                    f"[{low}, {high}], got others. Load an older checkpoint."
+                )
+        for name in ("gain", "leaf_gain"):
+            most = _validate.LARGEST**2
+            field = Field(np.float64, self._sums[name].shape, low=0.0, high=most, finite=True)
+            field.check(f"sums.{name}", self._sums[name])
+        if self._step and self._background is None:
+            raise FileFormatError("Expected the checkpoint to say whether background was known.")
+        # Before anybody has entered there is no transcript yet.
+        if self._step and (self._reader.gram is not None or self._sums["gain"].any()):
+            self._recorded().check()
 
     def _recorded_pieces(self, state: dict[str, Any]) -> tuple[NDArray[np.float64], int, bool]:
         """The pieces of a checkpoint, of how many canaries they were kept, and if it is early."""

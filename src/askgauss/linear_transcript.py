@@ -17,6 +17,15 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
+from askgauss._sums import (
+    DUST,
+    ROUNDING,
+    check_agreement,
+    check_magnitude,
+    check_part,
+    check_squares,
+    without_dust,
+)
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.witness import RoundFacts
@@ -177,15 +186,14 @@ class LinearFacts:
                 f"Expected facts.steps in [1, {plan.steps}], the steps of the plan, got "
                 f"{self.steps}."
             )
-        if not 0.0 < self.clip_norm < math.inf:
-            raise FileFormatError(f"Expected facts.clip_norm > 0 and finite, got {self.clip_norm}.")
-        for name in ("noise_multiplier", "seed"):
-            number = getattr(self, name)
-            if number is not None and not number >= 0:
-                raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        if self.carried_shift is not None and not 0.0 < self.carried_shift <= 1.0:
+        check_magnitude("facts.clip_norm", self.clip_norm)
+        check_magnitude("facts.noise_multiplier", self.noise_multiplier, zero=True)
+        if self.seed is not None and not self.seed >= 0:
+            raise FileFormatError(f"Expected facts.seed >= 0, got {self.seed}.")
+        if self.carried_shift is not None and not _validate.SMALLEST <= self.carried_shift <= 1.0:
             raise FileFormatError(
-                f"Expected facts.carried_shift in (0, 1], got {self.carried_shift}."
+                f"Expected facts.carried_shift in [{_validate.SMALLEST:g}, 1], got "
+                f"{self.carried_shift}."
             )
         if any(step < 0 for step in self.resumed):
             raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
@@ -226,12 +234,17 @@ class PieceSums:
     planted: NDArray[np.int64] | None = None
     planted_square: NDArray[np.float64] | None = None
 
+    def __post_init__(self) -> None:
+        _clear(self, ("total", "signal"), _validate.SMALLEST)
+        _clear(self, ("square", "gain", "planted_square"), DUST)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearTranscript:
     """Everything an audit reads from a run with correlated noise.
 
-    The arrays are made read-only, those given to it too.
+    The arrays are made read-only, those given to it too. What is smaller than 1e-140 is zero here:
+    its square is no number any more.
 
     Attributes:
         member: True where the canary was present.
@@ -271,6 +284,8 @@ class LinearTranscript:
     facts: LinearFacts
 
     def __post_init__(self) -> None:
+        _clear(self, ("score", "information", "kept_values"), _validate.SMALLEST)
+        _clear(self, ("noise_square", "leaf_square", "leaf_gain"), DUST)
         for array in self._arrays().values():
             array.setflags(write=False)
         if not self.information.any():
@@ -283,10 +298,12 @@ class LinearTranscript:
 
     @property
     def finite(self) -> bool:
-        """Whether every observation was a finite number."""
-        parts = (self.score, self.pieces.total, self.kept_values)
-        return all(_validate.is_within(part) for part in parts) and _validate.is_within(
-            self.pieces.square, _validate.LARGEST**2
+        """Whether every observation was a finite number, and its square one too."""
+        pieces, largest = self.pieces, _validate.LARGEST
+        parts = (self.score, pieces.total, self.kept_values)
+        squares = (pieces.square, pieces.planted_square, self.noise_square, self.leaf_square)
+        return all(_validate.is_within(part) for part in parts) and all(
+            _validate.is_within(part, largest**2) for part in squares if part is not None
         )
 
     @property
@@ -403,7 +420,7 @@ class LinearTranscript:
         if not pairs:
             raise NotDefinedError("A single tree has nothing to compare its noise with.")
         after, before = (self.kept_values[list(side)].ravel() for side in zip(*pairs, strict=True))
-        norm = math.sqrt(float(after @ after) * float(before @ before))
+        norm = math.sqrt(float(after @ after)) * math.sqrt(float(before @ before))
         return (float(after @ before) / norm if norm else 0.0), after.size
 
     def with_facts(self, facts: LinearFacts) -> LinearTranscript:
@@ -461,36 +478,44 @@ class LinearTranscript:
             )
         except (TypeError, RecordingError) as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check()
+        transcript.check()
         return transcript
 
-    def _check(self) -> None:
-        """What a file says fits together; arrays of the recorder always do."""
+    def check(self) -> None:
+        """Refuse what no run is like, in what comes from a file; what is recorded always fits.
+
+        Raises:
+            FileFormatError: Arrays have other shapes, or numbers that contradict each other.
+        """
         self.facts.check(self.plan)
         canaries, pieces = (self.member.size,), (self.pieces.tree.size,)
         participations = self.leaves.shape[-1] if self.leaves.ndim else 0
-        steps = self.plan.steps
+        steps, present = self.plan.steps, int(np.count_nonzero(self.member))
         number, place = Field(np.float64, canaries), Field(np.int64, pieces, 0, steps, open=True)
         cosine = Field(np.float64, canaries, low=-1.001, high=1.001)
+
+        def strength(shape: tuple[int, ...], most: float) -> Field:
+            return Field(np.float64, shape, low=0.0, high=most, finite=True)
+
         check_arrays(
             self._arrays(),
             {
                 "member": Field(np.bool_, canaries),
                 "leaves": Field(np.int64, (*canaries, participations), 0, steps, open=True),
                 "score": number,
-                "information": Field(np.float64, canaries, low=0.0, finite=True),
+                "information": strength(canaries, _validate.LARGEST),
                 "pieces.tree": place,
                 "pieces.level": Field(np.int64, pieces, low=-1, high=64),
                 "pieces.index": place,
                 "pieces.total": Field(np.float64, pieces),
                 "pieces.square": Field(np.float64, pieces, low=0.0),
-                "pieces.signal": Field(np.float64, pieces, low=0.0),
-                "pieces.gain": Field(np.float64, pieces, low=0.0),
-                "pieces.planted": Field(np.int64, pieces, low=0, high=self.member.size),
+                "pieces.signal": strength(pieces, _validate.LARGEST),
+                "pieces.gain": strength(pieces, _validate.LARGEST**2),
+                "pieces.planted": Field(np.int64, pieces, low=0, high=present),
                 "pieces.planted_square": Field(np.float64, pieces, low=0.0),
                 "noise_square": Field(np.float64, canaries, low=0.0),
                 "leaf_square": Field(np.float64, pieces, low=0.0),
-                "leaf_gain": Field(np.float64, pieces, low=0.0, finite=True),
+                "leaf_gain": strength(pieces, _validate.LARGEST**2),
                 "kept": Field(np.int64, (self.kept.size,), 0, self.member.size, open=True),
                 "kept_values": Field(np.float64, (*pieces, self.kept.size)),
                 "cosine": cosine,
@@ -510,6 +535,45 @@ class LinearTranscript:
                 f"Expected information in [0, {self.largest_information:g}], the largest one, got "
                 f"{self.information.min():g} to {largest:g}."
             )
+        check_magnitude("largest_information", self.largest_information)
+        if self.finite:
+            self._check_sums()
+
+    def _check_sums(self) -> None:
+        """Refuse sums of a finite run that its other sums contradict."""
+        pieces, absent = self.pieces, ~self.member
+        check_squares("pieces.square", pieces.total, pieces.square, int(np.count_nonzero(absent)))
+        kept = np.square(self.kept_values)
+        check_part("kept_values", kept.sum(axis=1), "pieces.square", pieces.square)
+        if self.leaf_square is not None:
+            # No record meets more noise than all rows have together.
+            check_part("leaf_square", self.leaf_square, "kept_values", kept.sum())
+        if pieces.signal is not None and pieces.gain is not None:
+            check_part("pieces.signal", np.square(pieces.signal), "pieces.gain", pieces.gain)
+        planted, planted_square = pieces.planted, pieces.planted_square
+        if planted is not None and planted_square is not None:
+            nothing = np.where(planted, np.inf, 0.0)
+            check_part("pieces.planted_square", planted_square, "pieces.planted", nothing)
+        if (noise := self.noise_square) is None:
+            return
+        check_part("kept_values", kept.sum(axis=0), "noise_square", noise[self.kept])
+        square = float(noise[absent].sum())
+        check_agreement("squares of absent canaries", float(pieces.square.sum()), square, square)
+        if planted_square is not None:
+            whole = noise[self.member].sum()
+            check_part("pieces.planted_square", planted_square.sum(), "noise_square", whole)
+        # A score is what presence adds and a weighted mean of its noise, the weights of norm one.
+        off = np.square(self.score - self.information * self.member)
+        slack = np.square(ROUNDING * self.information)
+        check_part("score", off, "noise_square", np.where(self.information, noise + slack, 0.0))
+
+
+def _clear(part: LinearTranscript | PieceSums, names: tuple[str, ...], least: float) -> None:
+    """Take dust for zero."""
+    for name in names:
+        values = getattr(part, name)
+        if values is not None:
+            object.__setattr__(part, name, without_dust(values, least))
 
 
 def _read_plan(value: Any) -> Plan:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from askgauss import _validate
+from askgauss._sums import check_magnitude
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
@@ -20,8 +20,6 @@ _MOST = {
     "unnoised_steps": 10**9,
     "accounted_steps": 10**9,
     "places": 1 << 62,
-    "noise_multiplier": _validate.LARGEST,
-    "contribution": _validate.LARGEST,
 }
 
 
@@ -170,7 +168,9 @@ class RunFacts:
             if rate is not None and not 0.0 <= rate <= 1.0:
                 raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
         counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "places", "seed")
-        for name in (*counts, "noise_multiplier", "contribution"):
+        for name in ("noise_multiplier", "contribution"):
+            check_magnitude(f"facts.{name}", getattr(self, name), zero=True)
+        for name in counts:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")

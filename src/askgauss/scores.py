@@ -76,7 +76,7 @@ class ScoreMetadata:
         if self.background is not None:
             _validate.one_of(("known", "unknown"), background=self.background)
         if self.carried_shift is not None:
-            _validate.within(0, 1, closed="right", carried_shift=self.carried_shift)
+            _validate.within(_validate.SMALLEST, 1, closed="both", carried_shift=self.carried_shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from askgauss import _files, _plain, _validate
 from askgauss._schema import Field, check_arrays, check_names
+from askgauss._sums import check_agreement, check_part, check_squares, check_within
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.run_facts import RunFacts
 from askgauss.sampling import Poisson
@@ -31,10 +32,6 @@ _KIND = "askgauss-transcript"
 _SCHEMA = 2
 # Numbers that are looked at together: beyond, memory for what is in between is asked for anew.
 _BLOCK = 1 << 14
-_TINY = np.finfo(np.float64).tiny
-_ONE_BY_ONE = 1 << 20
-# Sums of the same numbers in another order differ by far less.
-_ROUNDING = 1e-6
 
 
 def _unrecorded() -> NDArray[np.float64]:
@@ -351,11 +348,7 @@ class Transcript:
                 for name in ("planted_square", "square")
             ),
         ):
-            if not _validate.is_within(values, most):
-                raise FileFormatError(
-                    f"Expected {name} of a run that released finite numbers to be some within "
-                    f"{most:g}, got others."
-                )
+            check_within(name, values, most)
         for name in ("least", "most", "planted_least", "planted_most", "carried"):
             values = getattr(steps, name)
             if not _validate.is_within(values[~np.isnan(values)]):
@@ -373,18 +366,21 @@ class Transcript:
         )
         for item in everywhere:
             if item[0] not in derived and item[1].size:
-                _check_squares(*item)
+                check_squares(*item)
+        for name in ("least", "most"):
+            values = getattr(steps, name)
+            check_part(f"steps.{name}", values**2, "canaries.other_square", sums.other_square.sum())
         square = float(sums.square.sum())
         planted = float(sums.planted_square.sum())
-        _check_agreement(
+        check_agreement(
             "squares", float((steps.square + steps.planted_square).sum()), square, square
         )
-        _check_agreement("planted squares", float(steps.planted_square.sum()), planted, planted)
+        check_agreement("planted squares", float(steps.planted_square.sum()), planted, planted)
         # Totals cancel: what is lost of them is relative to the sizes of what was summed.
         size = float(np.sqrt(square) * np.sqrt(length * count))
         total = float((steps.total + steps.planted_total).sum())
-        _check_agreement("totals", total, float(sums.total.sum()), size)
-        _check_agreement(
+        check_agreement("totals", total, float(sums.total.sum()), size)
+        check_agreement(
             "planted totals",
             float(steps.planted_total.sum()),
             float(sums.planted_total.sum()),
@@ -470,46 +466,6 @@ class Transcript:
             )
 
 
-def _check_agreement(name: str, found: float, expected: float, size: float) -> None:
-    """Refuse a sum over the steps that is not the one over the canaries, but for rounding."""
-    if not abs(found - expected) <= _ROUNDING * size:
-        raise FileFormatError(
-            f"Expected {name} over the steps to be {expected:.6g}, as over the canaries, got "
-            f"{found:.6g}."
-        )
-
-
-def _check_squares(
-    name: str, total: NDArray[Any], square: NDArray[Any], count: Any, of: int | None = None
-) -> None:
-    """Refuse sums of squares that are smaller than the sums themselves allow.
-
-    Args:
-        name: What the sums are called.
-        total: Sums.
-        square: Sums of squares.
-        count: How many numbers each is the sum of; or, of so many, how many it leaves out.
-        of: How many there are.
-    """
-    total, square = total.ravel(), square.ravel()
-    if total.size > _ONE_BY_ONE:
-        # All together, in a fraction of the time: one canary among so many moves nothing.
-        counts = np.broadcast_to(np.ravel(count), total.size)
-        counted = sum(
-            float(np.dot(square[start : start + _BLOCK], counts[start : start + _BLOCK]))
-            for start in range(0, total.size, _BLOCK)
-        )
-        most = counted if of is None else of * float(square.sum()) - counted
-        few = bool(float(np.dot(total, total)) > (1.0 + _ROUNDING) * most + _TINY)
-    else:
-        summed = np.ravel(count) if of is None else of - np.ravel(count)
-        few = bool(np.any(total**2 > (1.0 + _ROUNDING) * summed * square + _TINY))
-    if few:
-        raise FileFormatError(
-            f"Expected {name} to be at least the square of its sum over their number, got less."
-        )
-
-
 def _without_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Arrays less those that follow from others to the last bit, a third of a large file."""
     kept = dict(arrays)
@@ -588,9 +544,10 @@ def _fields_of(
         "steps.planted_square": step_square,
         "steps.total": Field(np.float64, rows),
         "steps.square": step_square,
-        **dict.fromkeys(
-            ("steps.least", "steps.most", "steps.planted_least", "steps.planted_most"), number
-        ),
+        "steps.least": Field(np.float64, (steps,), high=0.0),
+        "steps.most": Field(np.float64, (steps,), low=0.0),
+        "steps.planted_least": number,
+        "steps.planted_most": number,
         "steps.silent": count,
         "steps.planted_silent": count,
         "steps.carried": number,

@@ -43,6 +43,20 @@ def test_a_tiny_tail_is_not_rounded_to_zero():
     assert 0.0 < tails.ratio_tail(3.0, 500, 500) < 1e-30
 
 
+@pytest.mark.parametrize("ratio", [0.0, 5e-324, 1e308, np.inf])
+def test_ratios_beyond_all_others_have_a_tail(ratio):
+    assert tails.ratio_tail(ratio, 7, 19) == (1.0 if ratio < 1.0 else 0.0)
+    assert tails.ratio_p_value(ratio, 7, 19) == pytest.approx(0.0, abs=1e-100)
+
+
+def test_no_correlation_is_beyond_one():
+    assert [tails.correlation_tail(sign * 1.5, 9) for sign in (1, -1)] == [0.0, 1.0]
+
+
+def test_small_numbers_do_not_vanish_beside_a_large_one():
+    assert tails.sums_of_others(np.array([2.0, 1e60, 3.0])).tolist() == [1e60, 5.0, 1e60]
+
+
 def test_equal_variances_is_scipys_bartlett():
     generator = np.random.default_rng(0)
     groups = [generator.normal(0, scale, size) for scale, size in ((1, 12), (1.4, 30), (0.8, 25))]

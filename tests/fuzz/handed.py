@@ -28,8 +28,10 @@ from askgauss.cli.watch_view import Follower
 from askgauss.commitment import commit
 from askgauss.exceptions import FileFormatError
 from askgauss.federated import AuditedAggregator
+from askgauss.federated.simulate import simulate_federated
 from askgauss.inputs import load_audit_input
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.linear_transcript import TreePlan
 from askgauss.monitor import feed
 from askgauss.replay import ReplayReport
 from askgauss.report.html import render
@@ -61,6 +63,7 @@ def make(shop: Workshop) -> list[Subject]:
         Subject("committed transcript", _saved(committed), _verified, forgeries=archive),
         Subject("result to verify", result, _against(committed), forgeries=documents),
         Subject("transcript of rounds", _saved(_rounds()), _verified, forgeries=archive),
+        Subject("transcript of tree rounds", _saved(_tree_rounds()), _verified, forgeries=archive),
         Subject("finished Opacus audit", opacus, _verified, forgeries=archive),
         Subject("witnessed transcript", _saved(held), _verified, forgeries=archive),
         *(
@@ -107,6 +110,14 @@ def _rounds() -> ag.Transcript:
     for _ in range(3):
         aggregate([np.full(60, 0.1)] * 5, [1.0] * 5)
     return aggregate.transcript()
+
+
+def _tree_rounds() -> Any:
+    """Federated learning with correlated noise, and all that is known of its clients."""
+    plan = TreePlan(steps=8, release="prefixes")
+    return simulate_federated(
+        rounds=8, clients=5, noise_multiplier=1.0, present=8, absent=20, dimension=60, plan=plan
+    )
 
 
 def _opacus(shop: Workshop) -> bytes:

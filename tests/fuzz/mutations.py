@@ -17,10 +17,13 @@ from askgauss import _plain
 
 Mutation = Callable[[bytes, np.random.Generator], bytes]
 
+# Numbers whose squares are none any more, or lose their digits, among those that are.
+_EXTREMES = [5e-324, 1e-310, 1e-160, 1e-140, 1e140, 1e160, 1e300, -0.0]
 # Sizes and counts that readers stumble over.
 _NUMBERS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, (1 << 64) - 1]
 _VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 7, 0.5, -0.5, 1e-300, 1e300, 10**50, 10**18, 7 * 10**8),
+    *_EXTREMES,
     *("", "x", "inf", "-inf", "nan", "VIOLATION", "CONSISTENT", "INVALID", "pass", "fail"),
     *([], {}, [[]], [0], [1.0, 2.0], {"a": 1}, "\ud800", "line\n::error::forged", "1" * 400),
 ]
@@ -172,8 +175,10 @@ def forge_archive(content: bytes, generator: np.random.Generator) -> bytes:
     if generator.random() < 0.3:
         header = edit_value(header, generator)
     else:
-        name = list(arrays)[generator.integers(len(arrays))]
-        arrays |= _changed(name, arrays[name], generator)
+        # Relations between two arrays may hold of both changed alike, and of neither by itself.
+        for _ in range(1 if generator.random() < 0.6 else 2):
+            name = list(arrays)[generator.integers(len(arrays))]
+            arrays |= _changed(name, arrays[name], generator)
         if generator.random() < 0.1:
             del arrays[name]
     if isinstance(header, dict):
@@ -241,19 +246,28 @@ def forge_columns(content: bytes, generator: np.random.Generator) -> bytes:
     return stream.getvalue()
 
 
+@np.errstate(all="ignore")
 def _changed(name: str, array: Any, generator: np.random.Generator) -> dict[str, Any]:
-    how = generator.integers(6)
+    how = generator.integers(8)
     changed = array.copy()
-    if how <= 2 and array.size and array.dtype.kind in "iuf":
-        wild = [-1, 0, 1, 3, 1e9, 7e8, 1e300, np.nan, np.inf, -np.inf]
+    if how in (0, 1, 2, 6, 7) and array.size and array.dtype.kind in "iuf":
+        wild = [-1, 0, 1, 3, 1e9, 7e8, np.nan, np.inf, -np.inf, *_EXTREMES]
         if array.dtype.kind != "f":
             wild = [0, 1, 3, np.iinfo(array.dtype).max, np.iinfo(array.dtype).min]
             wild += [7 * 10**8, -1] if array.dtype == np.int64 else []
-        changed.flat[generator.integers(array.size)] = wild[generator.integers(len(wild))]
+        value = wild[generator.integers(len(wild))]
+        if how <= 2:
+            changed.flat[generator.integers(array.size)] = value
+        elif how == 6 and array.ndim:
+            changed[generator.integers(len(array))] = value
+        elif array.dtype.kind == "f" and generator.random() < 0.5:
+            # Another unit: all relations within the array hold as before.
+            changed *= generator.choice(_EXTREMES)
+        else:
+            changed[...] = value
     elif how == 3 and array.dtype.kind != "U":
         kinds = [np.float32, np.int32, np.float64, np.bool_]
-        with np.errstate(invalid="ignore"):
-            changed = array.astype(kinds[generator.integers(4)])
+        changed = array.astype(kinds[generator.integers(4)])
     elif how == 4:
         changed = array[: array.shape[0] // 2] if array.ndim else array
     elif array.size and array.dtype == np.bool_:

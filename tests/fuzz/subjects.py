@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -19,6 +20,7 @@ import askgauss as ag
 from askgauss import _files, _plain
 from askgauss.cli.runs import Run
 from askgauss.cli.runs import RunFolder as CommandFolder
+from askgauss.exceptions import RecordingError
 from askgauss.inputs import load_audit_input
 from askgauss.linear_recorder import LinearRecorder
 from askgauss.linear_transcript import TreePlan
@@ -36,6 +38,9 @@ FIRST = Path(__file__).parent.parent / "golden" / "first"
 CANARIES = ag.DiracCanaries(present=10, absent=14, dimension=200, seed=3)
 PLAN = TreePlan(steps=8, estimator="honaker", release="prefixes")
 STRATEGY = BandedStrategy.toeplitz([1.0, 0.5], 12)
+# Few enough rows that the kept canaries show how their noise hangs together.
+FULL_RANK = BandedStrategy.toeplitz([1.0, 0.5], 6)
+NOTHING, WATCHED = np.zeros(CANARIES.size), np.zeros(CANARIES.watch.size)
 CLAIM = ag.PrivacyClaim(epsilon=1.0, delta=1e-5)
 CONFIG = {"seed": 1}
 
@@ -65,6 +70,11 @@ def sampled() -> SampledRecorder:
     return LinearRecorder.sampled(CANARIES, STRATEGY, sampling=sampling, noise_multiplier=1.0)
 
 
+def with_batches() -> ag.Recorder:
+    """A recorder that is shown the batches of the training too, before its first step."""
+    return ag.Recorder(CANARIES, sampling_rate=0.2, noise_multiplier=1.0, records=60)
+
+
 def plain(value: Any) -> Any:
     """Something to compare: nested arrays as digests."""
     if isinstance(value, np.ndarray):
@@ -92,16 +102,33 @@ def said(data_: Any) -> Any:
     return plain({**data_._arrays(), "facts": data_.facts, "plan": data_.plan})
 
 
-def audit_input(content: bytes) -> Any:
-    return said(load_audit_input(io.BytesIO(content)))
+def audit(found: Any) -> ag.AuditResult:
+    """What is accepted must bring neither an auditor down nor whoever reads the result."""
+    with np.errstate(all="ignore"):
+        result = ag.audit(found, claim=CLAIM)
+    str(result)
+    assert ag.AuditResult.from_json(result.to_json()).verdict is result.verdict
+    return result
 
 
 def audited(content: bytes) -> Any:
-    """Also audited: what is accepted must not bring an auditor down."""
+    """Also audited."""
     found = load_audit_input(io.BytesIO(content))
-    with np.errstate(all="ignore"):
-        ag.audit(found, claim=CLAIM)
+    audit(found)
     return said(found)
+
+
+def gone_on(recorder: Any, width: int, steps: int = 2, **more: Any) -> Any:
+    """What a recorder holds; then it goes on for some steps, and what it recorded is audited."""
+    held = plain(recorder.state_dict())
+    noise = np.random.default_rng(5)
+    for _ in range(steps):
+        # The checkpoint may have been taken between the two halves of a step.
+        with contextlib.suppress(RecordingError):
+            recorder.sample()
+        recorder.observe(noise.normal(size=width), **more)
+    audit(recorder.transcript())
+    return held
 
 
 class Workshop:
@@ -119,7 +146,13 @@ class Workshop:
     def recorder(self, content: bytes) -> Any:
         recorder = ag.Recorder(CANARIES, sampling_rate=0.5, noise_multiplier=1.0)
         recorder.load(self.path("recorder.npz", content))
-        return plain(recorder.state_dict())
+        return gone_on(recorder, CANARIES.size, background=0, watch=WATCHED)
+
+    def batches_recorder(self, content: bytes) -> Any:
+        recorder = with_batches()
+        recorder.load(self.path("batches.npz", content))
+        drawn = np.arange(0, 60, 5)
+        return gone_on(recorder, CANARIES.size, background=0, watch=WATCHED, batch=drawn)
 
     def stored_recorder(self, steps: bytes) -> Callable[[bytes], Any]:
         """A checkpoint that goes with a store."""
@@ -128,19 +161,24 @@ class Workshop:
             store = self.path("resumed", steps)
             recorder = ag.Recorder(CANARIES, sampling_rate=0.5, noise_multiplier=1.0, store=store)
             recorder.load(self.path("recorder.npz", content))
-            return plain(recorder.state_dict())
+            return gone_on(recorder, CANARIES.size, background=0, watch=WATCHED)
 
         return read
 
     def linear_recorder(self, content: bytes) -> Any:
         recorder = LinearRecorder(CANARIES, PLAN, noise_multiplier=1.0)
         recorder.load(self.path("linear.npz", content))
-        return plain(recorder.state_dict())
+        return gone_on(recorder, CANARIES.size, background=NOTHING)
+
+    def strategy_recorder(self, content: bytes) -> Any:
+        recorder = LinearRecorder(CANARIES, FULL_RANK, noise_multiplier=1.0)
+        recorder.load(self.path("strategy.npz", content))
+        return gone_on(recorder, CANARIES.size, background=NOTHING)
 
     def sampled_recorder(self, content: bytes) -> Any:
         recorder = sampled()
         recorder.load(self.path("sampled.npz", content))
-        return plain(recorder.state_dict())
+        return gone_on(recorder, CANARIES.size, background=NOTHING)
 
     def steps(self, content: bytes) -> Any:
         store = StepStore(self.path("steps", content))
@@ -246,6 +284,13 @@ def _recorded(folder: Path) -> dict[str, bytes]:
     other.sample()
     other.save(folder / "made.npz")
     found["recorder"] = (folder / "made.npz").read_bytes()
+    shown = with_batches()
+    for _ in range(4):
+        shown.sample()
+        drawn = np.flatnonzero(noise.random(60) < 0.2)
+        shown.observe(noise.normal(size=CANARIES.size), background=0, watch=WATCHED, batch=drawn)
+    shown.save(folder / "made.npz")
+    found["recorder of batches"] = (folder / "made.npz").read_bytes()
     linear = LinearRecorder(CANARIES, PLAN, noise_multiplier=1.0)
     tree = TreeNoise(numpy_draw(noise, 200), steps=8, estimator="honaker")
     clean = np.zeros(200)
@@ -256,6 +301,20 @@ def _recorded(folder: Path) -> dict[str, bytes]:
             linear.save(folder / "made.npz")
             found["linear recorder"] = (folder / "made.npz").read_bytes()
     found["linear transcript"] = _saved(linear.transcript())
+    mixed = LinearRecorder(CANARIES, FULL_RANK, noise_multiplier=1.0)
+    draws, clean = FULL_RANK.stream(numpy_draw(noise, 200)), np.zeros(200)
+    for step in range(6):
+        clean[:] = 0.0
+        CANARIES.plant(clean, mixed.sample(), clip_norm=1.0)
+        mixed.observe(CANARIES.project(clean + draws.next()), background=NOTHING)
+        if step == 3:
+            mixed.save(folder / "made.npz")
+            found["strategy recorder"] = (folder / "made.npz").read_bytes()
+    found["strategy transcript"] = _saved(mixed.transcript())
+    nodes = ag.simulate_dpftrl(
+        steps=8, noise_multiplier=1.0, present=12, absent=40, restart_every=4, seed=1
+    )
+    found["nodes transcript"] = _saved(nodes)
     rounds = sampled()
     for _ in range(5):
         rounds.sample()
@@ -318,9 +377,11 @@ def make(folder: Path) -> list[Subject]:
     _files.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
     idx = struct.pack(">4B2I", 0, 0, 8, 2, 5, 7) + bytes(35)
     subjects = [
-        Subject("scores", _saved(scores), audit_input, forgeries=archive),
+        Subject("scores", _saved(scores), audited, forgeries=archive),
         Subject("transcript", files["transcript"], audited, forgeries=archive),
         Subject("linear transcript", files["linear transcript"], audited, forgeries=archive),
+        Subject("strategy transcript", files["strategy transcript"], audited, forgeries=archive),
+        Subject("nodes transcript", files["nodes transcript"], audited, forgeries=archive),
         Subject("recorder", files["recorder"], shop.recorder, forgeries=archive),
         Subject(
             "stored recorder",
@@ -329,7 +390,19 @@ def make(folder: Path) -> list[Subject]:
             forgeries=archive,
         ),
         Subject(
+            "recorder of batches",
+            files["recorder of batches"],
+            shop.batches_recorder,
+            forgeries=archive,
+        ),
+        Subject(
             "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=archive
+        ),
+        Subject(
+            "strategy recorder",
+            files["strategy recorder"],
+            shop.strategy_recorder,
+            forgeries=archive,
         ),
         Subject(
             "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=archive
@@ -375,8 +448,8 @@ def make(folder: Path) -> list[Subject]:
 def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:
     """Files of the first schemas: unprotected, and yet nothing that brings a reader down."""
     readers: dict[str, Any] = {
-        "scores.npz": audit_input,
-        "scores-full.npz": audit_input,
+        "scores.npz": audited,
+        "scores-full.npz": audited,
         "transcript.npz": audited,
         "linear-transcript.npz": audited,
         "recorder.npz": shop.stored_recorder((FIRST / "steps").read_bytes()),

@@ -19,7 +19,7 @@ from askgauss.integrations.opacus import CanaryAudit
 from askgauss.paper import data, deep, dpsgd
 from askgauss.paper.scatter import Features
 from tests.fuzz import mutations
-from tests.fuzz.subjects import Subject, Workshop, plain
+from tests.fuzz.subjects import WATCHED, Subject, Workshop, audit, gone_on, plain
 from tests.integrations.runs import make_run
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -65,6 +65,13 @@ def _state(state: dict[str, Any]) -> Any:
     )
 
 
+def _held_by(found: CanaryAudit) -> Any:
+    """What an audit holds; what it recorded is audited too."""
+    held = _state(found.state_dict())
+    audit(found.transcript())
+    return held
+
+
 def _opacus(shop: Workshop) -> tuple[bytes, Any]:
     run = make_run(model=torch.nn.Linear(10, 4))
     canaries = ag.DiracCanaries(present=6, absent=6, tensors=(40, 4), seed=1)
@@ -81,7 +88,7 @@ def _opacus(shop: Workshop) -> tuple[bytes, Any]:
 
     def read(content: bytes) -> Any:
         place = shop.path("opacus.npz", content)
-        return reader.read(lambda item: item.load(place), lambda item: _state(item.state_dict()))
+        return reader.read(lambda item: item.load(place), _held_by)
 
     return path.read_bytes(), read
 
@@ -107,7 +114,10 @@ def _watched(shop: Workshop) -> tuple[bytes, Any]:
 
     def read(content: bytes) -> Any:
         place = shop.path("watched.npz", content)
-        return reader.read(lambda item: item.load(place), lambda item: plain(item.state_dict()))
+        return reader.read(
+            lambda item: item.load(place),
+            lambda item: gone_on(item, canaries.size, background=0, watch=WATCHED),
+        )
 
     return path.read_bytes(), read
 

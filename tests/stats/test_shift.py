@@ -289,3 +289,15 @@ class TestSlope:
         exact = SlopeTest.fit(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0, 1.0]))
         assert exact.lower(0.05) == math.inf
         assert exact.p_value(3.0) == 0.0
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-12, 1e-15, 1e-40])
+def test_a_gap_far_above_the_noise_has_a_bound(noise):
+    """The search for it began with a bracket that rounding had closed, and never ended."""
+    scores = np.random.default_rng(0).normal(0.0, noise, 52)
+    test = SlopeTest.fit(
+        np.r_[np.zeros(40), np.ones(12)], scores + np.r_[np.zeros(40), np.ones(12)]
+    )
+    # Nothing is left of noise that rounding swallows, but for that of the absent scores.
+    assert 0.3 / noise < test.lower(0.05) < 3.0 / noise or noise < 1e-16
+    assert test.lower(0.05) > 0.0

@@ -27,6 +27,7 @@ from askgauss.diagnostics.tails import (
     equal_variances_p_value,
     oddest_variance,
     ratio_p_value,
+    sums_of_others,
 )
 from askgauss.exceptions import NotDefinedError
 from askgauss.linear_transcript import LinearTranscript, StrategyPlan
@@ -371,11 +372,12 @@ def _by_group(
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
-    if apart and square[worst] == square.sum():
+    if apart and not sums_of_others(square)[worst]:
         # No noise in all others: the odd one out is one of those.
         worst = int(np.argmin(square))
     spread = Spread(float(freedom[worst]), float(square[worst]))
-    others = Spread(float(freedom.sum() - freedom[worst]), float(square.sum() - square[worst]))
+    rest = float(sums_of_others(square)[worst])
+    others = Spread(float(freedom.sum() - freedom[worst]), rest)
     against = others.scale if apart else run.claimed
     assert against is not None
     ratio = spread.scale / against
@@ -441,7 +443,7 @@ def _where_planted(run: LinearRun) -> Finding:
         broken, implied = run.breach(shift)
     return judged(
         name,
-        ratio_p_value(ratio**2, planted.freedom, noise.freedom),
+        ratio_p_value(ratio * ratio, planted.freedom, noise.freedom),
         f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.",
         if_fine=", as there may be by chance.",
         if_wrong=implied.strip(),

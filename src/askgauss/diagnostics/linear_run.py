@@ -69,5 +69,6 @@ class LinearRun:
             signal, gain = float(pieces.signal[piece]), float(pieces.gain[piece])
         if scale <= 0.0:
             return self.breach(math.inf if signal > 0.0 else 0.0)
-        rest = max(gain - signal**2, 0.0) / self.elsewhere() ** 2
-        return self.breach(math.sqrt(rest + (signal / scale) ** 2))
+        # A hypotenuse, since squares of such ratios may be beyond all numbers.
+        rest = math.sqrt(max(gain - signal**2, 0.0)) / self.elsewhere()
+        return self.breach(math.hypot(rest, signal / scale))

@@ -14,7 +14,12 @@ from askgauss.diagnostics.coarse import coarse_spread
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.correlation import correlation_checks
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
-from askgauss.diagnostics.tails import Spread, equal_variances_p_value, ratio_p_value
+from askgauss.diagnostics.tails import (
+    Spread,
+    equal_variances_p_value,
+    ratio_p_value,
+    sums_of_others,
+)
 from askgauss.diagnostics.values import value_checks
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import normality
@@ -190,7 +195,7 @@ def _by_tensor(context: Context) -> Finding:
         )
     if silent.all():
         return not_run(name, "noise")
-    rest_square, rest = square.sum() - square, freedom.sum() - freedom
+    rest_square, rest = sums_of_others(square), freedom.sum() - freedom
     ratio = (square / freedom) / (rest_square / rest)
     p_values = [
         ratio_p_value(float(r), float(a), float(b))

@@ -86,7 +86,7 @@ def _pairs(pieces: PieceSums) -> Iterator[tuple[str, NDArray[np.int64]]]:
 def _pooled(between: str, rows: NDArray[np.float64], pairs: NDArray[np.int64]) -> Tie:
     """The correlation over all pairs of a kind; each product has mean zero."""
     one, other = rows[pairs[:, 0]].ravel(), rows[pairs[:, 1]].ravel()
-    norm = math.sqrt(float(one @ one) * float(other @ other))
+    norm = math.sqrt(float(one @ one)) * math.sqrt(float(other @ other))
     correlation = float(one @ other) / norm if norm else 0.0
     # A Gaussian tail: above that of correlations of few pairs.
     return Tie(between, correlation, 2.0 * float(ndtr(-abs(correlation) * math.sqrt(one.size))))
@@ -114,7 +114,7 @@ def _with_those_before(rows: NDArray[np.float64]) -> Tie:
     """The node that says most about the sum of all that were released before it."""
     before = np.cumsum(rows, axis=0)[:-1]
     after = rows[1:]
-    norms = np.sqrt((before**2).sum(axis=1) * (after**2).sum(axis=1))
+    norms = np.sqrt((before**2).sum(axis=1)) * np.sqrt((after**2).sum(axis=1))
     products = np.einsum("ij,ij->i", before, after)
     correlations = np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0.0)
     worst = int(np.argmax(np.abs(correlations)))

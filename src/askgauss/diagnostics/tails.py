@@ -34,6 +34,7 @@ __all__ = [
     "ratio_tail",
     "share_p_values",
     "skewed_tail",
+    "sums_of_others",
 ]
 
 
@@ -64,15 +65,26 @@ class Spread:
         return float(chdtr(self.freedom, self.square / scale**2))
 
 
+def sums_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each number the sum of all but it, in which small ones do not vanish beside it."""
+    before, after = np.cumsum(values), np.cumsum(values[::-1])[::-1]
+    return np.asarray(np.append(0.0, before[:-1]) + np.append(after[1:], 0.0))
+
+
+def _share(ratio: float, numerator: float, denominator: float) -> float:
+    """What the numerator has of both sums of squares; all of it where the ratio is infinite."""
+    return 0.0 if ratio == 0.0 else 1.0 / (1.0 + denominator / (numerator * ratio))
+
+
 def ratio_tail(ratio: float, numerator: float, denominator: float) -> float:
     """P[F >= ratio] for a ratio of two variances with these degrees of freedom."""
-    x = numerator * ratio / (numerator * ratio + denominator)
+    x = _share(ratio, numerator, denominator)
     return float(betaincc(0.5 * numerator, 0.5 * denominator, x))
 
 
 def ratio_p_value(ratio: float, numerator: float, denominator: float) -> float:
     """Of "the two variances are equal", two-sided."""
-    x = numerator * ratio / (numerator * ratio + denominator)
+    x = _share(ratio, numerator, denominator)
     below = float(betainc(0.5 * numerator, 0.5 * denominator, x))
     return min(1.0, 2.0 * min(below, ratio_tail(ratio, numerator, denominator)))
 
@@ -164,7 +176,7 @@ def oddest_variance(
         statistic = square / scale**2
         below, above = chdtr(freedom, statistic), chdtrc(freedom, statistic)
     else:
-        rest_square, rest = square.sum() - square, freedom.sum() - freedom
+        rest_square, rest = sums_of_others(square), freedom.sum() - freedom
         share = square / np.maximum(square + rest_square, np.finfo(np.float64).tiny)
         below = betainc(0.5 * freedom, 0.5 * rest, share)
         above = betaincc(0.5 * freedom, 0.5 * rest, share)
@@ -175,8 +187,8 @@ def oddest_variance(
 
 def correlation_tail(correlation: float, count: float) -> float:
     """P[the correlation of two independent Gaussian samples of mean zero is at least this]."""
-    if correlation >= 1.0:
-        return 0.0
+    if abs(correlation) >= 1.0:
+        return 0.0 if correlation > 0.0 else 1.0
     t = correlation * math.sqrt((count - 1.0) / (1.0 - correlation**2))
     return float(stdtr(count - 1.0, -t))
 

@@ -355,6 +355,7 @@ class SchemeSums:
             _, part, step, strays, missing, twice, broken = content["head"].tolist()
             sums = cls(scheme, records=records, seen=content["count"].size if part else None)
             check_arrays(content, _kept_fields(sums.seen, step))
+            _check_counts(content)
         except (FileFormatError, InvalidArgumentError) as error:
             raise FileFormatError(
                 f"Cannot read the sums of drawn batches: {error} Write them again with askgauss."
@@ -382,8 +383,8 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
     return {
         "head": _HEAD,
         "count": Field(np.int64, (seen,), low=0, high=steps),
-        "first": Field(np.int64, (seen,), low=-1, high=steps),
-        "last": Field(np.int64, (seen,), low=-1, high=steps),
+        "first": Field(np.int64, (seen,), low=-1, high=steps, open=True),
+        "last": Field(np.int64, (seen,), low=-1, high=steps, open=True),
         "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
         "drawn": number,
         "pools": number,
@@ -393,6 +394,31 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
             for name, sets in _BETS.items()
         },
     }
+
+
+def _check_counts(content: dict[str, NDArray[Any]]) -> None:
+    """Refuse counts that do not follow from any batches."""
+    *_, step, strays, missing, twice, broken = content["head"].tolist()
+    breaches = (strays, missing, twice)
+    if min(breaches) < 0 or broken >= step or any(breaches) != (broken >= 0):
+        raise FileFormatError(
+            f"Expected a step below {step} that first broke the rules where any did, got {broken} "
+            f"for {breaches}."
+        )
+    count, first, last = (content[name] for name in _STATE)
+    room = np.where(first < 0, 0, last - first + 1)
+    if np.any((first < 0) != (last < 0)) or np.any((first < 0) != (count == 0)):
+        raise FileFormatError(
+            "Expected first and last of the records that were drawn, and no other."
+        )
+    if np.any(count > room) or np.any(content["drawn"] > content["pools"]):
+        raise FileFormatError("Expected no more draws than steps and records leave room for.")
+    for name in _BETS:
+        table = content[f"bets_{name}"]
+        if np.isnan(table).any():
+            raise FileFormatError(f"Expected bets_{name} to be numbers, got nan.")
+        counts = Field(np.float64, table[:, -2:].shape, low=0.0, high=2.0**53, finite=True)
+        counts.check(f"bets_{name}", table[:, -2:])
 
 
 def _some(number: int) -> str:

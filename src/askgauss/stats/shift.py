@@ -493,7 +493,8 @@ def _last_positive(
     A parabola through three of its points then nearly always lands on it.
     """
     low, high = guess
-    width = high - low
+    # Of a large number a narrow guess may have no width left, and would never move.
+    width = max(high - low, tolerance * (1.0 + abs(high)))
     while True:
         points = np.array([low, 0.5 * (low + high), high])
         values = margin(points)
