@@ -115,7 +115,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         _validate.one_of(get_args(RunKind), run=self.run)
-        _validate.integer(1, seeds=self.seeds)
+        _validate.count(maximum=_MOST_ROWS, seeds=self.seeds)
         for name in self.auditors:
             _validate.one_of(tuple(auditor_types()), auditors=name)
 
