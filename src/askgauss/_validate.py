@@ -58,7 +58,7 @@ def fail(name: str, value: object, expected: str, hint: str = "") -> InvalidArgu
 def _shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 3 * _LONGEST_SHOWN:
         # Python refuses to write out the largest of them.
-        return f"a number of some {round(value.bit_length() * math.log10(2.0))} digits"
+        return f"a number of some {math.ceil(value.bit_length() * math.log10(2.0))} digits"
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

@@ -340,9 +340,7 @@ class _HardlyAnyNoise:
         share = 0.5 * delta / len(self._history)
         information = 0.0
         for noise, rate, steps in self._history:
-            most = bisect.bisect_left(
-                range(steps), True, key=lambda k, n=steps, q=rate: _drawn_above(k, n, q) <= share
-            )
+            most = _most_drawn(steps, rate, share)
             information += most / noise / noise
         # Beside so large a loss what the noise adds may be less than the last digit.
         return gdp_epsilon(0.5 * delta, math.sqrt(information)) * (1.0 + _RESOLUTION)
@@ -360,6 +358,11 @@ class _HardlyAnyNoise:
                 for noise, rate, steps in self._history
             ),
         )
+
+
+def _most_drawn(steps: int, rate: float, chance: float) -> int:
+    """The smallest number that a record is drawn more often than with this chance at most."""
+    return bisect.bisect_left(range(steps), -chance, key=lambda k: -_drawn_above(k, steps, rate))
 
 
 def _drawn_above(number: int, steps: int, rate: float) -> float:

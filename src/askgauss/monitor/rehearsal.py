@@ -54,8 +54,14 @@ class Fault:
     start: int = 1
 
     def __post_init__(self) -> None:
-        sizes = {"noise": self.noise, "contribution": self.contribution, "rate": self.rate}
-        _validate.within(0, _LARGEST_FAULT, closed="both", **sizes)
+        _validate.within(
+            0,
+            _LARGEST_FAULT,
+            closed="both",
+            noise=self.noise,
+            contribution=self.contribution,
+            rate=self.rate,
+        )
         if self.period is not None:
             _validate.count(maximum=_LONGEST_PERIOD, period=self.period)
         _validate.count(start=self.start)

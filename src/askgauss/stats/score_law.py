@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,7 +37,7 @@ _BLOCK = 1_000_000
 _NOWHERE = 1e3
 _ANYWHERE = 1e150
 # Cumulants beyond are numbers too large for anybody, found in a time that grows with the square.
-_HIGHEST_ORDER = 100
+_HIGHEST_ORDER = 1000
 # Sums over the counts of longer runs take minutes, and the closed form is then right to 7 digits.
 _MOST_SUMMED = 10**7
 
@@ -164,7 +165,8 @@ class ScoreLaw:
         _validate.count(steps=self.steps)
         _validate.within(0.0, 1.0, closed="right", sampling_rate=self.sampling_rate)
         _validate.magnitude(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm)
-        _validate.magnitude(**{"noise_multiplier * clip_norm": self._noise})
+        product: dict[str, Any] = {"noise_multiplier * clip_norm": self._noise}
+        _validate.magnitude(**product)
 
     # Moments.
 
