@@ -97,12 +97,19 @@ def non_negative(hint: str = "", **arguments: Any) -> None:
             raise fail(name, value, ">= 0 and finite", hint)
 
 
-def magnitude(*, zero: bool = False, hint: str = _UNIT, **arguments: Any) -> None:
+def magnitude(
+    *,
+    zero: bool = False,
+    smallest: float = SMALLEST,
+    largest: float = LARGEST,
+    hint: str = _UNIT,
+    **arguments: Any,
+) -> None:
     """Every argument is a number above zero whose square is one too; where asked, or zero."""
     for name, value in arguments.items():
         (non_negative if zero else positive)(**{name: value})
-        if value != 0.0 and not SMALLEST <= float(value) <= LARGEST:
-            expected = f"{'0 or ' if zero else ''}in [{SMALLEST:g}, {LARGEST:g}]"
+        if value != 0.0 and not smallest <= float(value) <= largest:
+            expected = f"{'0 or ' if zero else ''}in [{smallest:g}, {largest:g}]"
             raise fail(name, value, expected, hint)
 
 

@@ -144,7 +144,13 @@ def _check_options(options: dict[str, Any]) -> None:
     _validate.integer(0, seed=options["seed"])
     _validate.magnitude(clip_norm=options["clip_norm"])
     _validate.within(0, _LARGEST_FACTOR, learning_rate=options["learning_rate"])
-    _validate.within(0, _LARGEST_FACTOR, closed="both", noise_factor=options["noise_factor"])
+    _validate.magnitude(
+        zero=True,
+        smallest=1.0 / _LARGEST_FACTOR,
+        largest=_LARGEST_FACTOR,
+        hint="",
+        noise_factor=options["noise_factor"],
+    )
 
 
 def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:

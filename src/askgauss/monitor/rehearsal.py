@@ -54,10 +54,11 @@ class Fault:
     start: int = 1
 
     def __post_init__(self) -> None:
-        _validate.within(
-            0,
-            _LARGEST_FAULT,
-            closed="both",
+        _validate.magnitude(
+            zero=True,
+            smallest=1.0 / _LARGEST_FAULT,
+            largest=_LARGEST_FAULT,
+            hint="",
             noise=self.noise,
             contribution=self.contribution,
             rate=self.rate,
@@ -201,7 +202,8 @@ def most_noticed(
     """
     _check_size(present, absent, steps)
     rate, noise = claim.sampling_rate, claim.noise_multiplier
-    if rate is None or noise is None or fault.period is not None or 0.0 in (noise, fault.noise):
+    plain = noise == 0.0 or fault.noise < 0.5 or fault.period is not None
+    if rate is None or noise is None or plain:
         return 1.0
     excess = fault.noise - 1.0
     spread = max(excess + 0.5 * excess * excess - math.log1p(excess), 0.0)

@@ -301,4 +301,5 @@ def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
 
 def check_draw(records: int, steps: int) -> None:
     """Arguments of a simulation."""
-    _validate.count(records=records, steps=steps)
+    _validate.count(records=records)
+    _validate.integer(1, steps=steps)  # of any number: they are drawn one by one
