@@ -172,9 +172,10 @@ def solve(
     if power is not None:
         _validate.within(1.0 - confidence, 1, power=power)
     if alternative is not None:
-        hint = "It is a true epsilon above the claim."
-        largest = _LARGEST_RATIO * epsilon
-        _validate.within(epsilon, largest, closed="right", hint=hint, alternative=alternative)
+        _validate.finite(alternative=alternative)
+        if not epsilon < alternative:
+            raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
+        _validate.within(0, _LARGEST_RATIO * epsilon, closed="right", alternative=alternative)
     draft = Plan(
         epsilon=float(epsilon),
         delta=float(delta),
