@@ -151,6 +151,8 @@ def integer(
 
 def count(minimum: int = 1, *, maximum: int = MOST, hint: str = "", **arguments: Any) -> None:
     """Every argument is a whole number from ``minimum`` to what a run may have."""
+    # What is too small, or no whole number, is not told of an end that nobody meets.
+    integer(minimum, hint=hint, **arguments)
     integer(minimum, maximum, hint=hint, **arguments)
 
 
