@@ -17,7 +17,12 @@ from askgauss.exceptions import InvalidArgumentError, ScoresError
 
 __all__ = [
     "LARGEST",
+    "LARGEST_EPSILON",
+    "MOST",
+    "MOST_CANARIES",
+    "MOST_PARAMETERS",
     "SMALLEST",
+    "count",
     "fail",
     "finite",
     "finite_vector",
@@ -34,12 +39,28 @@ __all__ = [
 # Beyond these, squares would not be numbers any more, or zeros: no unit of a run leads there.
 LARGEST = 1e140
 SMALLEST = 1e-140
+# What no run will ever have, of steps, canaries and parameters: a slip of the pen.
+MOST = 10**9
+MOST_CANARIES = 10**8
+MOST_PARAMETERS = 10**15
+# A larger one allows whatever a float can tell apart: no audit could speak about it.
+LARGEST_EPSILON = 1e9
+# Longer ones are told by how long they are.
+_LONGEST_SHOWN = 200
 _UNIT = "Its square has to be a number: take another unit."
 
 
 def fail(name: str, value: object, expected: str, hint: str = "") -> InvalidArgumentError:
     """The error for an argument outside its range; the caller raises it."""
-    return InvalidArgumentError(f"Expected {name} {expected}, got {value!r}.{_tail(hint)}")
+    return InvalidArgumentError(f"Expected {name} {expected}, got {_shown(value)}.{_tail(hint)}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 3 * _LONGEST_SHOWN:
+        # Python refuses to write out the largest of them.
+        return f"a number of some {math.ceil(value.bit_length() * math.log10(2.0))} digits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _tail(hint: str) -> str:
@@ -76,12 +97,19 @@ def non_negative(hint: str = "", **arguments: Any) -> None:
             raise fail(name, value, ">= 0 and finite", hint)
 
 
-def magnitude(*, zero: bool = False, hint: str = _UNIT, **arguments: Any) -> None:
+def magnitude(
+    *,
+    zero: bool = False,
+    smallest: float = SMALLEST,
+    largest: float = LARGEST,
+    hint: str = _UNIT,
+    **arguments: Any,
+) -> None:
     """Every argument is a number above zero whose square is one too; where asked, or zero."""
     for name, value in arguments.items():
         (non_negative if zero else positive)(**{name: value})
-        if value != 0.0 and not SMALLEST <= float(value) <= LARGEST:
-            expected = f"{'0 or ' if zero else ''}in [{SMALLEST:g}, {LARGEST:g}]"
+        if value != 0.0 and not smallest <= float(value) <= largest:
+            expected = f"{'0 or ' if zero else ''}in [{smallest:g}, {largest:g}]"
             raise fail(name, value, expected, hint)
 
 
@@ -119,6 +147,13 @@ def integer(
             raise fail(name, value, expected, hint) from error
         if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
             raise fail(name, value, expected, hint)
+
+
+def count(minimum: int = 1, *, maximum: int = MOST, hint: str = "", **arguments: Any) -> None:
+    """Every argument is a whole number from ``minimum`` to what a run may have."""
+    # What is too small, or no whole number, is not told of an end that nobody meets.
+    integer(minimum, hint=hint, **arguments)
+    integer(minimum, maximum, hint=hint, **arguments)
 
 
 def one_of(choices: tuple[str, ...], hint: str = "", **arguments: Any) -> None:

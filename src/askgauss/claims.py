@@ -11,9 +11,6 @@ from askgauss.sampling import CyclicPoisson, Poisson, Scheme, scheme_of
 
 __all__ = ["PrivacyClaim", "check_claim"]
 
-# A larger one allows whatever a float can tell apart: no audit could speak about it.
-_LARGEST_EPSILON = 1e9
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyClaim:
@@ -53,12 +50,12 @@ class PrivacyClaim:
 
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)
-        _validate.within(0, _LARGEST_EPSILON, closed="right", epsilon=self.epsilon)
+        _validate.within(0, _validate.LARGEST_EPSILON, closed="right", epsilon=self.epsilon)
         _validate.within(0.0, 1.0, closed="left", delta=self.delta)
         if self.noise_multiplier is not None:
             _validate.magnitude(noise_multiplier=self.noise_multiplier, zero=True)
         if self.steps is not None:
-            _validate.integer(1, steps=self.steps)
+            _validate.count(steps=self.steps)
         if self.clip_norm is not None:
             _validate.magnitude(clip_norm=self.clip_norm)
         scheme_of(self.sampling, self.sampling_rate)

@@ -34,8 +34,6 @@ __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "StrategyPlan", "Tree
 
 _KIND = "askgauss-linear-transcript"
 _SCHEMA = 2
-# No run takes so many steps; a file that says so would have arrays of that length made.
-_MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +59,7 @@ class TreePlan:
     min_separation: int = 1
 
     def __post_init__(self) -> None:
-        _validate.integer(
-            1,
+        _validate.count(
             steps=self.steps,
             participations=self.participations,
             min_separation=self.min_separation,
@@ -70,7 +67,7 @@ class TreePlan:
         _validate.one_of(("plain", "honaker", "full"), estimator=self.estimator)
         _validate.one_of(("nodes", "prefixes"), release=self.release)
         if self.restart_every is not None:
-            _validate.integer(1, restart_every=self.restart_every)
+            _validate.count(restart_every=self.restart_every)
         elif self.completion:
             raise _validate.fail(
                 "completion", True, "to come with restart_every", "Trees end at restarts."
@@ -120,13 +117,12 @@ class StrategyPlan:
     min_separation: int = 1
 
     def __post_init__(self) -> None:
-        _validate.integer(
-            1,
+        _validate.count(
             steps=self.steps,
             participations=self.participations,
             min_separation=self.min_separation,
         )
-        _validate.integer(0, remembers=self.remembers)
+        _validate.count(0, remembers=self.remembers)
         _validate.one_of(("dense", "banded", "buffered"), kind=self.kind)
         _validate.one_of(("rows", "steps", "prefixes"), release=self.release)
 
@@ -181,7 +177,7 @@ class LinearFacts:
         Raises:
             FileFormatError: A number is out of its range.
         """
-        if not (1 <= self.steps <= plan.steps <= _MOST_STEPS):
+        if not (1 <= self.steps <= plan.steps <= _validate.MOST):
             raise FileFormatError(
                 f"Expected facts.steps in [1, {plan.steps}], the steps of the plan, got "
                 f"{self.steps}."

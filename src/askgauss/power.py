@@ -45,9 +45,11 @@ ENOUGH = 0.8
 # Audits simulated for the power of a method that has no law of its own.
 _AUDITS = 200
 # What no run will ever have. Beyond it more of the same does not help, and the answer is an error.
-_MOST = 10**9
+_MOST = _validate.MOST
+_MOST_STEPS = 10**7
 _MOST_SIMULATED = 10**6
 _LARGEST_RATIO = 1e4
+_SMALLEST_EPSILON = 1e-6
 # Canaries of a kind that are thought of as a next step; as many as simulated audits have.
 LARGEST_NEEDED = 10**7
 LARGEST_SIMULATED = 20_000
@@ -155,7 +157,9 @@ def solve(
             f"Expected exactly one of {', '.join(asked)} to be None, the one to solve for, got "
             f"{', '.join(unknown) or 'none'}."
         )
-    _validate.positive(epsilon=epsilon)
+    smallest, largest = _SMALLEST_EPSILON, _validate.LARGEST_EPSILON
+    hint = "Smaller ones are not told from none by any audit."
+    _validate.within(smallest, largest, closed="both", hint=hint, epsilon=epsilon)
     _validate.probability(delta=delta)
     _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
     _validate.within(0, 0.5, gate_error=gate_error)
@@ -164,11 +168,14 @@ def solve(
     _validate.within(0.5, 1, confidence=confidence)
     for name, least in (("present", 2), ("absent", 2), ("steps", 1)):
         if asked[name] is not None:
-            _validate.integer(least, **{name: asked[name]})
+            _validate.count(least, **{name: asked[name]})
     if power is not None:
         _validate.within(1.0 - confidence, 1, power=power)
-    if alternative is not None and not epsilon < alternative < math.inf:
-        raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
+    if alternative is not None:
+        _validate.finite(alternative=alternative)
+        if not epsilon < alternative:
+            raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
+        _validate.within(0, _LARGEST_RATIO * epsilon, closed="right", alternative=alternative)
     draft = Plan(
         epsilon=float(epsilon),
         delta=float(delta),
@@ -455,7 +462,7 @@ def _least_leak(chance: Callable[[float], float], claim: float, power: float) ->
 def _fewest(draft: Plan, name: str) -> int:
     """The smallest whole number that gives the power, where more of it gives more."""
     simulated = _expected_evidence(replace(draft, present=2, absent=2, steps=1)) is None
-    most = _MOST_SIMULATED if simulated else _MOST
+    most = _MOST_SIMULATED if simulated else (_MOST_STEPS if name == "steps" else _MOST)
 
     def enough(count: int) -> bool:
         changed: dict[str, Any] = {name: count}

@@ -40,7 +40,6 @@ _PRIVATE = (
     "Fewer than 30 canaries of a kind: numbers here tell of single ones, and with the weights of "
     "what the noise hides. Keep this result with the training data."
 )
-_MOST_CANARIES = 10**8
 _MOST_COUNTED = 10**18
 
 
@@ -457,11 +456,14 @@ def _check_ranges(result: AuditResult) -> None:
         _validate.within(0.5, 1, confidence=result.confidence)
         _validate.within(0, 0.5, gate_error=result.gate_error)
         result.auditor.check_delta(result.delta)
-        _validate.integer(0, present=result.present, absent=result.absent)
+        _validate.count(
+            0,
+            maximum=_validate.MOST_CANARIES,
+            present=result.present,
+            absent=result.absent,
+        )
         if result.claim is not None and result.claim.delta != result.delta:
             raise _validate.fail("delta", result.delta, f"to be the claim's {result.claim.delta}")
-        if max(result.present, result.absent) > _MOST_CANARIES:
-            raise _validate.fail("canaries", result.present, f"up to {_MOST_CANARIES}")
         if not isinstance(result.metadata, dict):
             raise _validate.fail("metadata", result.metadata, "to be an object")
         for kept in (result.evidence, result.distribution_free_evidence):

@@ -24,8 +24,6 @@ _KIND = "askgauss-scores"
 _SCHEMA = 2
 # Groups are summed in pieces of this many scores, so that ten million need no second copy.
 _CHUNK = 1 << 20
-# No run has more; the law of a sum of more is not computed.
-_MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class ScoreMetadata:
         if self.noise is not None:
             _validate.one_of(("gaussian",), noise=self.noise)
         if self.steps is not None:
-            _validate.integer(1, _MOST_STEPS, steps=self.steps)
+            _validate.count(steps=self.steps)
         if self.sampling_rate is not None:
             _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
         if self.clip_norm is not None:

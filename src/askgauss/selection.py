@@ -47,6 +47,9 @@ __all__ = [
     "stream",
 ]
 
+# Of a rule: more take minutes, and each leaves the others less.
+_MOST_TRIALS = 10**4
+
 
 class Combination(enum.Enum):
     """How several trials become one answer."""
@@ -107,7 +110,7 @@ class Fixed:
         if self.threshold is not None:
             _validate.finite(threshold=self.threshold)
         if self.guesses is not None:
-            _validate.integer(1, guesses=self.guesses)
+            _validate.count(guesses=self.guesses)
         if self.fraction is not None:
             _validate.within(0, 1, closed="right", fraction=self.fraction)
 
@@ -148,7 +151,7 @@ class MultiSplit:
     kind: Literal["multi-split"] = field(default="multi-split", repr=False)
 
     def __post_init__(self) -> None:
-        _validate.integer(2, splits=self.splits)
+        _validate.count(2, maximum=_MOST_TRIALS, splits=self.splits)
         _validate.probability(fraction=self.fraction)
         _validate.integer(0, seed=self.seed)
 
@@ -170,7 +173,7 @@ class UnionBound:
     kind: Literal["union-bound"] = field(default="union-bound", repr=False)
 
     def __post_init__(self) -> None:
-        _validate.integer(1, candidates=self.candidates)
+        _validate.count(maximum=_MOST_TRIALS, candidates=self.candidates)
         _validate.integer(0, seed=self.seed)
 
 
@@ -188,7 +191,7 @@ class CrossFit:
     kind: Literal["cross-fit"] = field(default="cross-fit", repr=False)
 
     def __post_init__(self) -> None:
-        _validate.integer(2, folds=self.folds)
+        _validate.count(2, maximum=_MOST_TRIALS, folds=self.folds)
         _validate.integer(0, seed=self.seed)
 
 

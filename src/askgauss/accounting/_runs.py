@@ -11,7 +11,7 @@ __all__ = ["check_run", "ever_sampled", "log1p", "noiseless_epsilon"]
 
 def check_run(sampling_rate: float, steps: int) -> None:
     _validate.within(0.0, 1.0, closed="right", sampling_rate=sampling_rate)
-    _validate.integer(1, steps=steps)
+    _validate.count(steps=steps)
 
 
 def ever_sampled(sampling_rate: float, steps: int) -> float:

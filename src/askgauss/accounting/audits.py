@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from askgauss import _validate
@@ -19,6 +19,7 @@ from askgauss.stats.merging import (
     loss_deviation,
     loss_range,
     merged_step,
+    rounding_error,
     self_convolve,
     threshold_epsilon,
 )
@@ -42,6 +43,10 @@ _AUDIT_RESOLUTION = 100.0
 _QUICK_RESOLUTION = 12.0
 # Signal that is not heard beside one a thousand million times as loud.
 _INAUDIBLE = 1e-9
+# More signal than this is taken for this, which leaks no more: its square is a number.
+_LOUDEST = 1e140
+# A rate between this and 1 is taken for this, which leaks less: beside 1 its rest is lost.
+_OFTENEST = 1.0 - 1e-9
 # Different steps that a schedule is rounded to, and the grid points per deviation of one: each
 # costs time.
 _SCHEDULE_LEVELS = 64
@@ -109,7 +114,7 @@ def dpsgd_signal_to_noise(
         1.00000...
     """
     check_run(sampling_rate, steps)
-    _validate.positive(epsilon=epsilon)
+    _validate.within(0, _validate.LARGEST, closed="right", epsilon=epsilon)
     _validate.probability(delta=delta)
     return _signal_to_noise(float(epsilon), float(delta), float(sampling_rate), int(steps))
 
@@ -132,10 +137,9 @@ def schedule_epsilon_lower(
         >>> schedule_epsilon_lower(signal_to_noise=ratios, sampling_rate=1.0, delta=1e-5)  # exact
         4.377178...
     """
-    ratios = np.asarray(signal_to_noise, dtype=np.float64)
+    ratios = _checked(signal_to_noise)
     check_run(sampling_rate, ratios.size)
     _validate.probability(delta=delta)
-    _validate.non_negative(signal_to_noise=float(ratios.min()))
     return _schedule_epsilon(schedule_levels(ratios), float(sampling_rate), float(delta))
 
 
@@ -147,13 +151,20 @@ def schedule_factor(
     To four digits and rounded up, so that a run at or above it breaks the claim; infinite where
     nothing does.
     """
-    ratios = np.asarray(signal_to_noise, dtype=np.float64)
+    ratios = _checked(signal_to_noise)
     check_run(sampling_rate, ratios.size)
-    _validate.positive(epsilon=epsilon)
+    _validate.within(0, _validate.LARGEST, closed="right", epsilon=epsilon)
     _validate.probability(delta=delta)
     return _schedule_factor(
         float(epsilon), schedule_levels(ratios), float(sampling_rate), float(delta)
     )
+
+
+def _checked(signal_to_noise: ArrayLike) -> Array:
+    ratios = np.asarray(signal_to_noise)
+    if ratios.dtype.kind not in "iuf" or ratios.ndim != 1 or not np.all(ratios >= 0.0):
+        raise _validate.fail("signal_to_noise", signal_to_noise, "to be numbers >= 0, one a step")
+    return ratios.astype(np.float64, copy=False)
 
 
 def schedule_levels(ratios: Array) -> Schedule:
@@ -161,7 +172,7 @@ def schedule_levels(ratios: Array) -> Schedule:
 
     A smaller ratio leaks less, so that what is composed of these is a lower bound.
     """
-    values, counts = np.unique(ratios, return_counts=True)
+    values, counts = np.unique(np.minimum(ratios, _LOUDEST), return_counts=True)
     if values.size > _SCHEDULE_LEVELS:
         # Equal steps of the 3/2th power: between equal shares of the leak and of the logarithm.
         scale = values**1.5
@@ -183,6 +194,10 @@ def _schedule_epsilon(levels: Schedule, sampling_rate: float, delta: float) -> f
     if sampling_rate == 1.0:
         return gdp_epsilon(delta, math.sqrt(sum(count * ratio**2 for ratio, count in levels)))
     steps = sum(count for _, count in levels)
+    apart = sum(_step_distance(ratio, sampling_rate) * count for ratio, count in levels)
+    if apart <= delta + rounding_error(steps):
+        return 0.0
+    sampling_rate = min(sampling_rate, _OFTENEST)
     # Where the run is too wide for one grid, the steps that leak most speak for it.
     loudest = levels[-1]
     if np.ptp(loss_range(loudest[0], sampling_rate)) > _LONGEST_RANGE:
@@ -205,7 +220,7 @@ def _schedule_epsilon(levels: Schedule, sampling_rate: float, delta: float) -> f
 @lru_cache(maxsize=64)
 def _schedule_factor(epsilon: float, levels: Schedule, sampling_rate: float, delta: float) -> float:
     steps = sum(count for _, count in levels)
-    if noiseless_epsilon(sampling_rate, steps, delta) == 0.0 or levels[-1][0] == 0.0:
+    if _nothing_shows(sampling_rate, steps, delta) or levels[-1][0] == 0.0:
         return math.inf
 
     def leak(factor: float) -> float:
@@ -217,7 +232,7 @@ def _schedule_factor(epsilon: float, levels: Schedule, sampling_rate: float, del
 
 @lru_cache(maxsize=256)
 def _signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    if noiseless_epsilon(sampling_rate, steps, delta) == 0.0:
+    if _nothing_shows(sampling_rate, steps, delta):
         return math.inf
     start = _central_limit_signal(epsilon, delta, sampling_rate, steps)
 
@@ -274,21 +289,21 @@ def quick_signal_to_noise(
         0.4
     """
     check_run(sampling_rate, steps)
-    _validate.positive(epsilon=epsilon)
+    _validate.within(0, _validate.LARGEST, closed="right", epsilon=epsilon)
     _validate.probability(delta=delta)
     return _quick_signal_to_noise(float(epsilon), float(delta), float(sampling_rate), int(steps))
 
 
 @lru_cache(maxsize=1024)
 def _quick_epsilon(signal: float, sampling_rate: float, steps: int, delta: float) -> float:
-    if signal == math.inf or sampling_rate == 1.0:
+    if signal > _LOUDEST or sampling_rate == 1.0 or _hidden(signal, sampling_rate, steps, delta):
         return _epsilon_lower(signal, sampling_rate, steps, delta)
     return _composed_lower(signal, sampling_rate, steps, delta, _QUICK_RESOLUTION)
 
 
 @lru_cache(maxsize=1024)
 def _quick_signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    if noiseless_epsilon(sampling_rate, steps, delta) == 0.0:
+    if _nothing_shows(sampling_rate, steps, delta):
         return math.inf
     start = _central_limit_signal(epsilon, delta, sampling_rate, steps)
     if sampling_rate == 1.0:
@@ -307,10 +322,17 @@ def _quick_signal_to_noise(epsilon: float, delta: float, sampling_rate: float, s
         low, factor = low / factor, factor**2
         at_low = margin(low)
     while at_high > 0.0:
+        if start * high > _LOUDEST:
+            return math.inf
         low, at_low = high, at_high
         high, factor = high * factor, factor**2
         at_high = margin(high)
     return start * close_bracket(margin, low, at_low, high, at_high, 1e-4)
+
+
+def _nothing_shows(sampling_rate: float, steps: int, delta: float) -> bool:
+    """Whether delta, with what rounding takes, covers all that the least noise could hide."""
+    return noiseless_epsilon(sampling_rate, steps, delta + rounding_error(steps)) == 0.0
 
 
 def _central_limit_signal(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
@@ -325,17 +347,28 @@ def _central_limit_signal(epsilon: float, delta: float, sampling_rate: float, st
 def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float) -> float:
     if signal == math.inf:
         return noiseless_epsilon(sampling_rate, steps, delta)
+    signal = min(signal, _LOUDEST)
     if sampling_rate == 1.0:
         return gdp_epsilon(delta, math.sqrt(steps) * signal)
-    # The total variation of the run is at most the sum over its steps.
-    if steps * sampling_rate * (1.0 - 2.0 * float(ndtr(-signal / 2.0))) <= delta:
+    if _hidden(signal, sampling_rate, steps, delta):
         return 0.0
     return _composed_lower(signal, sampling_rate, steps, delta, _AUDIT_RESOLUTION)
+
+
+def _step_distance(signal: float, sampling_rate: float) -> float:
+    """Total variation of a step's two worlds."""
+    return sampling_rate * (1.0 - 2.0 * float(ndtr(-signal / 2.0)))
+
+
+def _hidden(signal: float, sampling_rate: float, steps: int, delta: float) -> bool:
+    """Whether delta covers the total variation of the run: at most the sum over its steps."""
+    return steps * _step_distance(signal, sampling_rate) <= delta + rounding_error(steps)
 
 
 def _composed_lower(
     signal: float, sampling_rate: float, steps: int, delta: float, most: float
 ) -> float:
+    sampling_rate = min(sampling_rate, _OFTENEST)
     # Long runs have a wide distribution of losses and need, and get, fewer points a step.
     resolution = min(most, max(5.0, 4e4 / math.sqrt(steps)))
     if np.ptp(loss_range(signal, sampling_rate)) <= _LONGEST_RANGE:

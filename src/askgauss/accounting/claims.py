@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from scipy.special import bdtrc, ndtr
 
 from askgauss import _validate
 from askgauss.accounting._runs import check_run, ever_sampled, noiseless_epsilon
 from askgauss.accounting.audits import dpsgd_signal_to_noise
-from askgauss.stats.gaussian import gdp_delta, gdp_epsilon
+from askgauss.stats.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from askgauss.stats.merging import OUTSIDE, WIDEST, loss_deviation, loss_range, rounding_error
 from askgauss.stats.search import level_bracket
 from askgauss.stats.tradeoff import TradeOff
@@ -33,7 +35,19 @@ History = tuple[tuple[float, float, int], ...]
 _CLAIM_RESOLUTION = 50.0
 # dp-accounting builds and reads its grids in Python loops; this many points take about a second.
 _CLAIM_POINTS = 1e5
+# Of a whole run: its longest grids have some more deviations than these are in one.
+_RUN_POINTS = 5e4
+# Longer runs of sampled records would take minutes, and no training is as long.
+_MOST_COMPOSED = 10**7
+_MOST_TRUNCATED = 10**6
+# Cells of this loss have an e^loss that is no number: so little noise needs no grid.
+_COARSEST = 500.0
 _RAREST = 1e-9
+# More noise is taken for this, which hides less.
+_LOUDEST_NOISE = 1e6
+_LEAST_NOISE = 1e-2
+# Smaller deltas are not told apart.
+_RESOLUTION = 1e-12
 # A trade-off curve is made of this many lines, none steeper than a float holds.
 _PROFILE_POINTS = 2001
 _STEEPEST = 700.0
@@ -93,7 +107,11 @@ def dpsgd_delta(
         return ever_sampled(sampling_rate, steps)
     if sampling_rate == 1.0:
         return gdp_delta(float(epsilon), math.sqrt(steps) / noise_multiplier)
-    loss = _composed(((float(noise_multiplier), float(sampling_rate), int(steps)),))
+    segment = (float(noise_multiplier), float(sampling_rate), int(steps))
+    apart = _total_variation((segment,))
+    if apart <= _RESOLUTION:
+        return apart
+    loss = _composed((segment,))
     return min(1.0, float(loss.get_delta_for_epsilon(float(epsilon))) + rounding_error(steps))
 
 
@@ -124,11 +142,13 @@ def history_epsilon(history: Iterable[tuple[float, float, int]], delta: float) -
     if all(rate == 1.0 for _, rate in merged):
         mu = math.sqrt(sum(steps / noise**2 for (noise, _), steps in merged.items()))
         return gdp_epsilon(float(delta), mu)
+    segments = tuple((noise, rate, steps) for (noise, rate), steps in sorted(merged.items()))
+    if _total_variation(segments) <= delta:
+        return 0.0
     rounding = rounding_error(sum(merged.values()))
     if delta <= 2.0 * rounding:
         hint = "Below that, the rounding of the Fourier transform outweighs delta."
         raise _validate.fail("delta", delta, f"> {2.0 * rounding:.2g} for that many steps", hint)
-    segments = tuple((noise, rate, steps) for (noise, rate), steps in sorted(merged.items()))
     return float(_composed(segments).get_epsilon_for_delta(delta - rounding))
 
 
@@ -155,7 +175,10 @@ def dpsgd_noise_multiplier(
         epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps
     )
     if signal == math.inf:
-        return 0.0
+        if noiseless_epsilon(sampling_rate, steps, delta) == 0.0:
+            return 0.0
+        hint = "Rounding cannot tell the two apart."
+        raise _validate.fail("delta", delta, "further below the chance to be sampled", hint)
 
     def claimed(signal_to_noise: float) -> float:
         return dpsgd_epsilon(
@@ -220,6 +243,10 @@ def fixed_size_epsilon(
         An upper bound on epsilon, infinite without noise. Replacing a record moves the sum by up to
         twice the clipping norm.
     """
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+    _validate.count(batch=batch, steps=steps)
+    _validate.count(batch, records=records)
+    _validate.probability(delta=delta)
     if noise_multiplier == 0.0:
         return math.inf
     import dp_accounting
@@ -228,8 +255,9 @@ def fixed_size_epsilon(
     accountant = rdp.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
+    noise = min(noise_multiplier, _LOUDEST_NOISE)
     step = dp_accounting.SampledWithoutReplacementDpEvent(
-        records, batch, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
+        records, batch, dp_accounting.GaussianDpEvent(noise / 2.0)
     )
     return float(accountant.compose(step, int(steps)).get_epsilon(delta))
 
@@ -259,8 +287,19 @@ def truncated_epsilon(
         An upper bound on epsilon, infinite without noise.
     """
     check_run(sampling_rate, steps)
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+    _validate.count(cap=cap, records=records)
+    _validate.probability(delta=delta)
     if noise_multiplier == 0.0:
         return math.inf
+    hint = "Beyond it, runs of capped batches are not composed."
+    _validate.count(maximum=_MOST_TRUNCATED, hint=hint, steps=steps)
+    _validate.within(_RAREST, 1, closed="both", hint=hint, sampling_rate=sampling_rate)
+    most = _validate.LARGEST
+    _validate.within(
+        _LEAST_NOISE, most, closed="both", hint=hint, noise_multiplier=noise_multiplier
+    )
+    noise_multiplier = min(noise_multiplier, _LOUDEST_NOISE)
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     interval = min(
@@ -278,6 +317,59 @@ def truncated_epsilon(
     return float(composed.get_epsilon_for_delta(delta - min(rounding_error(steps), 0.5 * delta)))
 
 
+def _total_variation(history: History) -> float:
+    """Distance of a run's two worlds, from above: at most the sum over its steps."""
+    return sum(
+        steps * rate * float(2.0 * ndtr(0.5 / noise) - 1.0) for noise, rate, steps in history
+    )
+
+
+class _HardlyAnyNoise:
+    """What a run leaks at most whose noise is so small that no grid holds its losses.
+
+    Given how often the record was drawn, k times, the run leaks what Gaussian noise on the root of
+    k does; delta is convex, so over all k it is at most the mean. Here the k up to some number are
+    taken for that number, and those above for a leak of everything.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """Half of delta is for drawing the record more often than reckoned with."""
+        share = 0.5 * delta / len(self._history)
+        information = 0.0
+        for noise, rate, steps in self._history:
+            most = _most_drawn(steps, rate, share)
+            information += most / noise / noise
+        # Beside so large a loss what the noise adds may be less than the last digit.
+        return gdp_epsilon(0.5 * delta, math.sqrt(information)) * (1.0 + _RESOLUTION)
+
+    def get_delta_for_epsilon(self, epsilon: float | list[float]) -> Any:
+        """What the noise hides is a number of draws; that there were more is the delta."""
+        if isinstance(epsilon, list):
+            return [self.get_delta_for_epsilon(level) for level in epsilon]
+        hidden = gdp_mu(epsilon, _RESOLUTION) ** 2 / len(self._history)
+        return min(
+            1.0,
+            _RESOLUTION
+            + sum(
+                _drawn_above(min(int(hidden * noise * noise), steps), steps, rate)
+                for noise, rate, steps in self._history
+            ),
+        )
+
+
+def _most_drawn(steps: int, rate: float, chance: float) -> int:
+    """The smallest number that a record is drawn more often than with this chance at most."""
+    return bisect.bisect_left(range(steps), -chance, key=lambda k: -_drawn_above(k, steps, rate))
+
+
+def _drawn_above(number: int, steps: int, rate: float) -> float:
+    """How likely a record is drawn more often than this, from above."""
+    return 0.0 if number >= steps else float(bdtrc(number, steps, rate)) * (1.0 + _RESOLUTION)
+
+
 @lru_cache(maxsize=8)
 def _composed(history: History) -> Any:
     """dp-accounting's privacy loss distribution of a run, pessimistic, both directions."""
@@ -286,10 +378,14 @@ def _composed(history: History) -> Any:
     # Rarer records leak less; beside 1, dp-accounting cannot tell how much less.
     history = tuple((noise, max(rate, _RAREST), steps) for noise, rate, steps in history)
     total = sum(steps for _, _, steps in history)
-    variance = sum(steps * loss_deviation(1.0 / noise, rate) ** 2 for noise, rate, steps in history)
+    hint = "Longer runs are composed for sampling_rate=1 only, which is an upper bound."
+    _validate.count(maximum=_MOST_COMPOSED, hint=hint, steps=total)
     widths = [float(np.ptp(loss_range(1.0 / noise, rate))) for noise, rate, _ in history]
+    if not max(widths) / _CLAIM_POINTS < _COARSEST:
+        return _HardlyAnyNoise(history)
+    variance = sum(steps * loss_deviation(1.0 / noise, rate) ** 2 for noise, rate, steps in history)
     interval = min(math.sqrt(variance / total) / _CLAIM_RESOLUTION, WIDEST)
-    interval = max(interval, max(widths) / _CLAIM_POINTS, math.sqrt(variance) / _CLAIM_POINTS)
+    interval = max(interval, max(widths) / _CLAIM_POINTS, math.sqrt(variance) / _RUN_POINTS)
     run = None
     for noise_multiplier, sampling_rate, steps in history:
         step = pld.from_gaussian_mechanism(

@@ -50,6 +50,7 @@ _MOST_EXCESS = 0.01
 _SMALLEST_REGION_ERROR = 1e-15
 # Below so many in a group a bootstrap ellipsoid is too small, most of all far out, at the gate.
 _ENOUGH_TO_RESAMPLE = 100
+_MOST_RESAMPLES = 10**5
 # What is so many standard errors away happens always or never.
 _CERTAIN = 8.0
 # Where the ratio of two measured variances is averaged over, in standard errors.
@@ -593,7 +594,7 @@ class GaussianEllipsoid(_RegionAuditor[EllipsoidEvidence]):
     pooled: bool = False
 
     def __post_init__(self) -> None:
-        _validate.integer(10, resamples=self.resamples)
+        _validate.count(10, maximum=_MOST_RESAMPLES, resamples=self.resamples)
         _validate.integer(0, seed=self.seed)
 
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> EllipsoidEvidence:

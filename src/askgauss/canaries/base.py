@@ -143,11 +143,11 @@ def check_numbers(count: int | None, present: int | None, absent: int | None) ->
             f"count={count}, present={present}, absent={absent}."
         )
     if count is not None:
-        _validate.integer(4, count=count)
+        _validate.count(4, maximum=_validate.MOST_CANARIES, count=count)
     else:
-        _validate.integer(2, absent=absent)
+        _validate.count(2, maximum=_validate.MOST_CANARIES, absent=absent)
         # None present is allowed: a rehearsal that plants nothing and changes nothing.
-        _validate.integer(0, present=present)
+        _validate.count(0, maximum=_validate.MOST_CANARIES, present=present)
 
 
 def total_number(count: int | None, present: int | None, absent: int | None) -> int:
@@ -165,7 +165,7 @@ def checked_sizes(given: Any, name: str = "tensors") -> tuple[int, ...]:
         raise _validate.fail(name, given, "to be a sequence of sizes")
     sizes = tuple(given)
     for size in sizes:
-        _validate.integer(1, **{name: size})
+        _validate.count(maximum=_validate.MOST_PARAMETERS, **{name: size})
     return tuple(int(size) for size in sizes)
 
 

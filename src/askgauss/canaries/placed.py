@@ -54,7 +54,7 @@ class PlacedCanaries(Canaries):
                 f"{'both' if self.tensors is not None else 'neither'}."
             )
         if self.tensors is None:
-            _validate.integer(1, dimension=self.dimension)
+            _validate.count(maximum=_validate.MOST_PARAMETERS, dimension=self.dimension)
         else:
             object.__setattr__(self, "tensors", checked_sizes(self.tensors))
 
@@ -233,7 +233,7 @@ class BlockCanaries(PlacedCanaries):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.integer(2, block=self.block)
+        _validate.count(2, block=self.block)
         if self.size * self.block > self.total_dimension:
             raise InvalidArgumentError(
                 f"Expected at most {self.total_dimension // self.block} canaries of block "

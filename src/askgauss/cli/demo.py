@@ -33,6 +33,10 @@ __all__ = ["demo"]
 
 _KIND = "askgauss-demo"
 _SCHEMA = 2
+# A demo is over some day, its network fits into memory and its weights are numbers.
+_MOST_STEPS = 10**6
+_WIDEST = 4096
+_LARGEST_FACTOR = 1e6
 _SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 
@@ -134,12 +138,19 @@ def _check_options(options: dict[str, Any]) -> None:
     from askgauss.claims import PrivacyClaim
 
     PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
-    _validate.integer(1, steps=options["steps"], hidden=options["hidden"])
-    _validate.integer(2, batches=options["batches"])
+    _validate.count(maximum=_MOST_STEPS, steps=options["steps"])
+    _validate.count(maximum=_WIDEST, hidden=options["hidden"])
+    _validate.count(2, maximum=_MOST_STEPS, batches=options["batches"])
     _validate.integer(0, seed=options["seed"])
     _validate.magnitude(clip_norm=options["clip_norm"])
-    _validate.positive(learning_rate=options["learning_rate"])
-    _validate.non_negative(noise_factor=options["noise_factor"])
+    _validate.within(0, _LARGEST_FACTOR, learning_rate=options["learning_rate"])
+    _validate.magnitude(
+        zero=True,
+        smallest=1.0 / _LARGEST_FACTOR,
+        largest=_LARGEST_FACTOR,
+        hint="",
+        noise_factor=options["noise_factor"],
+    )
 
 
 def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ __all__ = ["selftest"]
 _ERROR = 1e-6
 _ENOUGH_POWER = 0.8
 _TRANSCRIPTS = 3
+_MOST_AUDITS = 10**4
 
 
 def selftest(
@@ -55,10 +56,12 @@ def selftest(
     from askgauss.claims import PrivacyClaim
     from askgauss.scores import CanaryScores
     from askgauss.simulation import simulate_dpsgd, simulate_scores
+    from askgauss.simulation.simulate import check_canaries
     from askgauss.stats import gaussian
     from askgauss.stats.score_law import ScoreLaw
 
-    _validate.integer(1, audits=audits)
+    _validate.count(maximum=_MOST_AUDITS, audits=audits)
+    check_canaries(present, absent)
     method = auditor_named(auditor)
     law = ScoreLaw(steps=steps, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
     truth = law.epsilon_at(delta)

@@ -90,30 +90,27 @@ def _plan_monitor(
     """Print after how many steps of a run on paper each fault is seen."""
     from askgauss import _validate, accounting
     from askgauss.claims import PrivacyClaim
-    from askgauss.monitor.rehearsal import Fault, steps_to_alarm
+    from askgauss.monitor.rehearsal import Fault, most_noticed, runs_on_paper, steps_to_alarm
 
     _validate.within(0, 0.5, gate_error=error)
     _validate.probability(power=power)
-    _validate.integer(2, present=present, absent=absent)
-    _validate.integer(1, steps=steps)
+    runs = runs_on_paper(steps)
     run: dict[str, Any] = {"delta": delta, "sampling_rate": sampling_rate, "steps": steps}
     noise = accounting.dpsgd_noise_multiplier(epsilon=epsilon, **run)
     claim = PrivacyClaim(epsilon=epsilon, noise_multiplier=noise, **run)
     rows = [("fault", "half of runs by step", f"{power:.0%} by step")]
+    size: dict[str, Any] = {"present": present, "absent": absent, "steps": steps, "error": error}
     for name in faults:
-        found = steps_to_alarm(
-            Fault.parse(name),
-            claim=claim,
-            present=present,
-            absent=absent,
-            steps=steps,
-            error=error,
-        )
+        fault = Fault.parse(name)
+        if most_noticed(fault, claim=claim, **size) < min(power, 0.5):
+            rows.append((name, "never", "never"))
+            continue
+        found = steps_to_alarm(fault, claim=claim, runs=runs, **size)
         half, most = (found[math.ceil(len(found) * share) - 1] for share in (0.5, power))
         rows.append((name, _step_or_never(half), _step_or_never(most)))
     say(
         f"{present:,} present and {absent:,} absent canaries, noise {noise:.4g}, sampling rate "
-        f"{sampling_rate:.4g}, error {error:g}; of 100 runs of {steps:,} steps on paper:"
+        f"{sampling_rate:.4g}, error {error:g}; of {runs} runs of {steps:,} steps on paper:"
     )
     say(as_table(rows))
 

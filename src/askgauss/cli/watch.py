@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
+# Seconds; a longer sleep is no watching.
+_LONGEST_PAUSE = 86_400
 _COLOURS = {"plain": "", "good": "green", "bad": "bold red", "muted": "bright_black"}
 
 
@@ -38,7 +40,7 @@ def watch(
     from askgauss import _validate
     from askgauss.cli.watch_view import Follower
 
-    _validate.positive(interval=interval)
+    _validate.within(0, _LONGEST_PAUSE, closed="right", interval=interval)
     follower = Follower(run)
     if serve:
         from askgauss.cli.watch_server import serve_forever

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.canaries import Stream, random_stream
+from askgauss.canaries.base import check_numbers
 from askgauss.federated.aggregator import AuditedAggregator
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms.noise import Draw, NoiseStream
@@ -23,6 +24,8 @@ __all__ = ["FEDERATED_FAULTS", "FederatedFault", "Server", "simulate_federated"]
 # Norms of honest updates, in clip norms: some are clipped and some are not.
 _LEAST_NORM, _MOST_NORM = 0.3, 2.0
 _MOST_EXAMPLES = 500
+# Numbers in the updates of a round, which are in memory, and of all rounds, which take time.
+_MOST_IN_ROUND, _MOST_IN_ALL = 3 * 10**7, 2 * 10**9
 _TARGET, _RATE, _COUNT_NOISE = 0.5, 0.2, 0.05
 
 
@@ -316,8 +319,15 @@ def simulate_federated(
         ...                    present=10, absent=90)
         Transcript(steps=3, present=10, absent=90, background='known')
     """
-    _validate.integer(1, rounds=rounds)
-    _validate.integer(1, clients=clients)
+    _validate.integer(0, seed=seed)
+    _validate.count(rounds=rounds)
+    _validate.count(clients=clients, dimension=dimension)
+    check_numbers(None, present, absent)
+    everybody = (clients + present + absent) * dimension
+    hint = "Simulate a smaller one."
+    _validate.count(maximum=_MOST_IN_ROUND, hint=hint, **{"clients * dimension": everybody})
+    in_all = {"rounds * clients * dimension": rounds * everybody}
+    _validate.count(maximum=_MOST_IN_ALL, hint=hint, **in_all)
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.magnitude(clip_norm=clip_norm)
     if isinstance(fault, str):

@@ -30,6 +30,7 @@ _ENOUGH_POWER = 0.8
 _LIKELY = 1.645
 # The first batch only teaches; every later one is this share of all before it.
 _FIRST = 120
+_MOST_SAMPLES = 10**7
 _GROWTH = 0.4
 # Within a batch what is bet follows what was seen, in so many blocks.
 _BLOCKS = 8
@@ -113,7 +114,8 @@ def audit_mechanism(
     _validate.within(0.0, 1.0, closed="left", delta=level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    _validate.integer(30, max_samples=max_samples, hint="Fewer outputs show nothing.")
+    hint = "Fewer outputs show nothing, and more do not fit into memory."
+    _validate.count(30, maximum=_MOST_SAMPLES, max_samples=max_samples, hint=hint)
     check_pair(data, neighbour, adjacent)
     learner = classifier_named(classifier) if isinstance(classifier, str) else classifier
     share = (1.0 - _CHECK_SHARE) * gate_error

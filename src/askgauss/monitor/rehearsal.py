@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import kl_div
 
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries
@@ -22,9 +23,16 @@ from askgauss.monitor.feed import Alarm
 from askgauss.monitor.run import Monitor
 from askgauss.sampling import Poisson
 
-__all__ = ["Fault", "rehearse", "steps_to_alarm"]
+__all__ = ["Fault", "most_noticed", "rehearse", "runs_on_paper", "steps_to_alarm"]
 
 _KEPT = 256
+# Faults beyond are none of a size that anybody has to rehearse.
+_LARGEST_FAULT = 1e6
+_LONGEST_PERIOD = 10**4
+# Steps on paper of one fault, some tens of seconds, and the fewest and most runs they make up.
+_PAPER_STEPS = 250_000
+_FEWEST_RUNS, _MOST_RUNS = 10, 100
+_MOST_CANARIES = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,20 @@ class Fault:
     rate: float = 1.0
     period: int | None = None
     start: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.magnitude(
+            zero=True,
+            smallest=1.0 / _LARGEST_FAULT,
+            largest=_LARGEST_FAULT,
+            hint="",
+            noise=self.noise,
+            contribution=self.contribution,
+            rate=self.rate,
+        )
+        if self.period is not None:
+            _validate.count(maximum=_LONGEST_PERIOD, period=self.period)
+        _validate.count(start=self.start)
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -67,7 +89,8 @@ class Fault:
                 f"Expected a fault like noise=0.9, with one of {', '.join(names)}, got {text!r}."
             )
         if name == "period":
-            _validate.integer(1, period=int(value) if value.is_integer() else value)
+            whole = int(value) if value.is_integer() else value
+            _validate.count(maximum=_LONGEST_PERIOD, period=whole)
             return cls(period=int(value))
         if name == "noise":
             return cls(noise=value)
@@ -155,6 +178,42 @@ def rehearse(
     return monitor
 
 
+def _check_size(present: int, absent: int, steps: int) -> None:
+    _validate.count(2, maximum=_MOST_CANARIES, present=present, absent=absent)
+    longest = _PAPER_STEPS // _FEWEST_RUNS
+    hint = f"A step on paper takes as long as one that is watched: plan the first {longest:,}."
+    _validate.count(maximum=longest, hint=hint, steps=steps)
+
+
+def runs_on_paper(steps: int) -> int:
+    """How many runs of so many steps are rehearsed for a plan."""
+    _validate.count(steps=steps)
+    return min(_MOST_RUNS, max(_FEWEST_RUNS, _PAPER_STEPS // steps))
+
+
+def most_noticed(
+    fault: Fault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
+) -> float:
+    """How likely at most any monitor notices a fault, from what tells its runs from sound ones.
+
+    A sound run alarms with probability ``error`` at most, a faulty one more often by no more than
+    the distance of the two laws, which by Pinsker's inequality is at most the root of half their
+    divergence. Faults too slight to be noticed thus need no rehearsal.
+    """
+    _check_size(present, absent, steps)
+    rate, noise = claim.sampling_rate, claim.noise_multiplier
+    plain = noise == 0.0 or fault.noise < 0.5 or fault.period is not None
+    if rate is None or noise is None or plain:
+        return 1.0
+    excess = fault.noise - 1.0
+    spread = max(excess + 0.5 * excess * excess - math.log1p(excess), 0.0)
+    moved = (fault.contribution - 1.0) / (noise * fault.noise)
+    drawn = min(rate * fault.rate, 1.0)
+    coin = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
+    each = present * (drawn * 0.5 * moved * moved + coin) + (present + absent) * spread
+    return min(1.0, error + math.sqrt(0.5 * steps * each))
+
+
 def steps_to_alarm(
     fault: Fault,
     *,
@@ -178,6 +237,9 @@ def steps_to_alarm(
         runs: Number of runs.
         seed: Root of every random choice.
     """
+    _check_size(present, absent, steps)
+    _validate.count(maximum=10**4, runs=runs)
+    _validate.integer(0, seed=seed)
     found = []
     for generator in np.random.default_rng(seed).spawn(runs):
         monitor = rehearse(

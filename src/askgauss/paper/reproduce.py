@@ -41,6 +41,8 @@ FIGURES = (*figures.figure_makers(), "convergence")
 
 _DELTA = 1e-5
 _MINUTES_KIND = "askgauss-minutes"
+# Of an image; a batch of more of them fits into no memory.
+_MOST_VIEWS = 1000
 # What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
 _PUBLISHED_STEPS = 2508
 _PUBLISHED_NOISE = {8.0: 2.6245}
@@ -235,6 +237,7 @@ def run(
     """
     _validate.one_of(tuple(SCALES), scale=scale)
     _validate.integer(0, seed=seed)
+    _validate.count(maximum=_MOST_VIEWS, augment=augment)
     names = FIGURES if figures is None else tuple(figures)
     for name in names:
         _validate.one_of(FIGURES, figures=name)

@@ -19,10 +19,12 @@ from typing import Any, Literal, get_args
 from askgauss import _files, _plain, _ray, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
+from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.paper.rows import Row, csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.simulation import simulate_dpsgd
+from askgauss.simulation.simulate import check_canaries, check_work
 from askgauss.transcript import Transcript
 
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]
@@ -115,7 +117,12 @@ class Grid:
 
     def __post_init__(self) -> None:
         _validate.one_of(get_args(RunKind), run=self.run)
-        _validate.integer(1, seeds=self.seeds)
+        _validate.count(maximum=_MOST_ROWS, seeds=self.seeds)
+        check_canaries(self.present, self.absent)
+        check_work(self.steps, self.present + self.absent, "canaries")
+        _validate.within(0.5, 1, confidence=self.confidence)
+        for epsilon in self.epsilons:
+            PrivacyClaim(epsilon=epsilon, delta=self.delta, sampling_rate=self.sampling_rate)
         for name in self.auditors:
             _validate.one_of(tuple(auditor_types()), auditors=name)
 

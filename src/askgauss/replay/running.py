@@ -22,6 +22,9 @@ from askgauss.replay.worlds import LEFT_OUT, World, worlds_of
 
 __all__ = ["replay"]
 
+# Every one is recorded three times over, in memory.
+_MOST_STEPS = 10**5
+
 
 def replay(
     train: Callable[[Any, Replay], object],
@@ -86,7 +89,8 @@ def replay(
     """
     if not callable(train):
         raise _validate.fail("train", train, "to be a function of data and replay")
-    _validate.integer(1, steps=steps)
+    hint = "What a record moves shows in a few steps: replay those."
+    _validate.count(maximum=_MOST_STEPS, hint=hint, steps=steps)
     _validate.integer(0, seed=seed)
     claimed = _claimed(adjacency, leave_out)
     given, *neighbours = worlds_of(

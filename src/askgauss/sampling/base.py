@@ -20,13 +20,10 @@ from askgauss.stats.search import close_bracket
 if TYPE_CHECKING:
     from askgauss.sampling.testing import SchemeTest
 
-__all__ = ["LONGEST", "Integers", "Mask", "Scheme"]
+__all__ = ["Integers", "Mask", "Scheme"]
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-# Steps that no run has: nothing recurs after more of them.
-LONGEST = 10**9
 
 
 class Scheme(ABC):
@@ -105,7 +102,7 @@ class Scheme(ABC):
             Batches drawn by this scheme; Gaussian noise, independent between steps.
         """
         _validate.within(0.0, math.inf, closed="both", noise_multiplier=noise_multiplier)
-        _validate.integer(1, steps=steps)
+        _validate.count(steps=steps)
         _validate.probability(delta=delta)
         if noise_multiplier == math.inf:
             return 0.0
@@ -304,5 +301,5 @@ def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
 
 def check_draw(records: int, steps: int) -> None:
     """Arguments of a simulation."""
-    _validate.integer(1, records=records)
-    _validate.integer(1, steps=steps)
+    _validate.count(records=records)
+    _validate.integer(1, steps=steps)  # of any number: they are drawn one by one

@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from askgauss import _validate, accounting
-from askgauss.sampling.base import LONGEST, Integers, Mask, Scheme, check_draw
+from askgauss.sampling.base import Integers, Mask, Scheme, check_draw
 from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pairs import Pair
 
 __all__ = ["CyclicPoisson", "MinSeparation", "Poisson"]
+
+
+# Numbers gone through for the law of a separation, and what a step costs beside them.
+_MOST_WORK = 5 * 10**9
+_PER_STEP = 2500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +124,7 @@ class CyclicPoisson(Scheme):
 
     def __post_init__(self) -> None:
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
-        _validate.integer(1, LONGEST, cycle=self.cycle)
+        _validate.count(cycle=self.cycle)
         _validate.one_of(("known", "secret"), groups=self.groups)
 
     def __str__(self) -> str:
@@ -248,7 +253,7 @@ class MinSeparation(Scheme):
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, LONGEST, separation=self.separation)
+        _validate.count(separation=self.separation)
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
 
     def __str__(self) -> str:
@@ -332,21 +337,27 @@ class MinSeparation(Scheme):
         most = -(-steps // self.separation)
         # Who waits beyond the last step waits no longer for this.
         wait = min(self.separation, steps)
-        ready = np.zeros((steps + wait, most + 1))
-        joins = np.zeros((steps, most + 1))
+        hint = "Longer runs of so short a separation are hardly other than Poisson sampling."
+        work = {"steps * steps / separation": steps * (most + _PER_STEP)}
+        _validate.count(maximum=_MOST_WORK, hint=hint, **work)
+        # Row by row those who are ready now, in the next step and so on, in a ring.
+        rows = wait + 1
+        ready = np.zeros((rows, most + 1))
         if self.warm_start:
             share = self._stationary()
             ready[0, 0] = 1.0 - (self.separation - 1) * share
             ready[1:wait, 0] += share
-            ready[steps, 0] += (self.separation - wait) * share
+            ready[wait, 0] += (self.separation - wait) * share
         else:
             ready[0, 0] = 1.0
         for step in range(steps):
-            joins[step] = self.rate * ready[step]
-            ready[step + 1] += ready[step] - joins[step]
-            ready[step + wait, 1:] += joins[step, :-1]
+            now = ready[step % rows]
+            joins = self.rate * now
+            ready[(step + 1) % rows] += now - joins
+            ready[(step + wait) % rows, 1:] += joins[:-1]
+            now[:] = 0.0
         # Ready after the last step, or still waiting for then.
-        return np.asarray(ready[steps:].sum(axis=0))
+        return np.asarray(ready.sum(axis=0))
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
 from askgauss.sampling.base import (
-    LONGEST,
     Integers,
     Mask,
     Scheme,
@@ -51,7 +50,7 @@ class Shuffled(Scheme):
     reshuffled: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, LONGEST, batches=self.batches)
+        _validate.count(batches=self.batches)
 
     def __str__(self) -> str:
         order = "" if self.reshuffled else " in one order"
@@ -153,7 +152,7 @@ class BallsInBins(Scheme):
     redrawn: bool = True
 
     def __post_init__(self) -> None:
-        _validate.integer(1, LONGEST, bins=self.bins)
+        _validate.count(bins=self.bins)
 
     def __str__(self) -> str:
         return f"balls in {self.bins:,} bins{'' if self.redrawn else ', thrown once'}"

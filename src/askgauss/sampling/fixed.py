@@ -49,8 +49,8 @@ class FixedSize(Scheme):
     records: int
 
     def __post_init__(self) -> None:
-        _validate.integer(1, batch=self.batch)
-        _validate.integer(self.batch, records=self.records, hint="A batch holds none twice.")
+        _validate.count(batch=self.batch)
+        _validate.count(self.batch, records=self.records, hint="A batch holds none twice.")
 
     def __str__(self) -> str:
         return f"batches of {self.batch:,} of {self.records:,} records, drawn afresh"
@@ -143,8 +143,7 @@ class TruncatedPoisson(Scheme):
 
     def __post_init__(self) -> None:
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
-        _validate.integer(1, cap=self.cap)
-        _validate.integer(1, records=self.records)
+        _validate.count(cap=self.cap, records=self.records)
 
     def __str__(self) -> str:
         return (

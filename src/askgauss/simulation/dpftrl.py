@@ -16,6 +16,7 @@ from askgauss.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, rele
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
 from askgauss.simulation.faults import TreeFault, find_tree_fault
+from askgauss.simulation.simulate import check_canaries, check_work
 
 __all__ = ["NodeNoise", "node_noise", "run_tree", "simulate_dpftrl"]
 
@@ -61,8 +62,8 @@ def simulate_dpftrl(
         LinearTranscript(steps=16, release='nodes', present=10, absent=20, background='known')
     """
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-    _validate.integer(1, present=present)
-    _validate.integer(2, absent=absent)
+    check_canaries(present, absent)
+    check_work(steps, present + absent, "canaries")
     plan = TreePlan(
         steps=steps,
         estimator=estimator,

@@ -15,8 +15,12 @@ from askgauss.simulation.faults import Fault, find_fault
 from askgauss.simulation.mechanism import Mechanism, Run
 from askgauss.transcript import Transcript
 
-__all__ = ["simulate_dpsgd", "simulate_scores"]
+__all__ = ["check_canaries", "check_work", "simulate_dpsgd", "simulate_scores"]
 
+# Of one simulation: what fits into memory, and what is gone through in a minute or two.
+_MOST_CANARIES = 10**7
+_MOST_STEPS = 2 * 10**6
+_MOST_NUMBERS = 10**9
 _BEFORE_THE_SUM = ("sampler", "per-sample gradient", "clipping", "sum")
 
 
@@ -63,6 +67,7 @@ def simulate_dpsgd(
         0.0
     """
     _check(steps, sampling_rate, noise_multiplier, present, absent)
+    check_work(steps, present + absent, "canaries")
     broken = find_fault(fault)
     path = canaries or ("own coin" if broken is None else broken.canaries)
     _validate.one_of(("own coin", "data path", "spread"), canaries=path)
@@ -131,6 +136,8 @@ def simulate_scores(
         CanaryScores(present=50, absent=70)
     """
     _check(steps, sampling_rate, noise_multiplier, present, absent)
+    if not isinstance(seed, np.random.Generator):
+        _validate.integer(0, seed=seed)
     generator = np.random.default_rng(seed)
     planted = generator.binomial(steps, sampling_rate, size=present) / np.sqrt(steps)
     return CanaryScores.from_groups(
@@ -147,8 +154,20 @@ def simulate_scores(
 def _check(
     steps: int, sampling_rate: float, noise_multiplier: float, present: int, absent: int
 ) -> None:
-    _validate.integer(1, steps=steps)
+    _validate.count(steps=steps)
     _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-    _validate.integer(1, present=present)
-    _validate.integer(2, absent=absent)
+    check_canaries(present, absent)
+
+
+def check_canaries(present: int, absent: int) -> None:
+    """Refuse numbers of canaries that no simulation has memory for."""
+    _validate.count(1, maximum=_MOST_CANARIES, present=present)
+    _validate.count(2, maximum=_MOST_CANARIES, absent=absent)
+
+
+def check_work(steps: int, numbers: int, name: str) -> None:
+    """Refuse runs that would take hours to go through on paper."""
+    hint = "Simulate a shorter or a smaller run; simulate_scores draws the scores alone."
+    _validate.count(maximum=_MOST_STEPS, hint=hint, steps=steps)
+    _validate.count(maximum=_MOST_NUMBERS, hint=hint, **{f"steps * {name}": steps * numbers})

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc, betainccinv, betaincinv
 
 from askgauss import _validate
+from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.search import SMALLEST_ERROR
 
 __all__ = [
@@ -19,6 +20,10 @@ __all__ = [
     "clopper_pearson_lower",
     "clopper_pearson_upper",
 ]
+
+# Leaves nothing out, and its square is a number.
+_WHOLE_BUDGET = 1e100
+_MOST_WEIGHTS = 10**7
 
 
 def binomial_p_value(successes: int, trials: int, rate: float) -> float:
@@ -43,11 +48,18 @@ def binomial_weights(
     """
     if rate == 1.0:
         return np.array([float(trials)]), np.zeros(1)
+    budget = min(budget, _WHOLE_BUDGET)
     reach = budget / 3.0 + math.sqrt(budget**2 / 9.0 + 2.0 * budget * trials * rate * (1.0 - rate))
     first = max(0, math.floor(trials * rate - reach))
     last = min(trials, math.ceil(trials * rate + reach))
+    if last - first > _MOST_WEIGHTS:
+        raise InvalidArgumentError(
+            f"Expected a point nearer to the middle of {trials:,} trials: how rare this one is "
+            f"takes a sum over {last - first:,} counts, and up to {_MOST_WEIGHTS:,} are taken."
+        )
     counts = np.arange(first, last + 1, dtype=np.float64)
-    growth = np.log((trials - counts[:-1]) * rate / ((counts[:-1] + 1.0) * (1.0 - rate)))
+    with np.errstate(divide="ignore"):  # a rate that underflows leaves the weight 0 to them
+        growth = np.log((trials - counts[:-1]) * rate / ((counts[:-1] + 1.0) * (1.0 - rate)))
     mode = min(max(int((trials + 1) * rate) - first, 0), counts.size - 1)
     logs = np.zeros(counts.size)
     logs[mode + 1 :] = np.cumsum(growth[mode:])

@@ -38,6 +38,8 @@ OUTSIDE = 1e-15
 _LARGEST_FFT = 1 << 21
 # Standard deviations of noise that are resolved; the rest is one cell on either side.
 _TAIL = 9.0
+# Counts of steps that are tried one by one.
+_MOST_COUNTS = 100_000
 
 
 def rounding_error(steps: int) -> float:
@@ -262,12 +264,21 @@ def hockey_stick_epsilon(
     return max(0.0, origin + interval * start + math.log((present - delta) / absent))
 
 
+def _likely_counts(steps: int, rate: float) -> Integers:
+    """All counts of so many steps, or of very many those that come near; any of them will do."""
+    if steps <= _MOST_COUNTS:
+        return np.arange(1, steps + 1)
+    reach = 10.0 * math.sqrt(steps)
+    first = max(1, math.floor(steps * rate - reach))
+    last = min(steps, math.ceil(steps * rate + reach))
+    return np.unique(np.linspace(first, last, min(last - first + 1, _MOST_COUNTS)).astype(np.int64))
+
+
 def threshold_epsilon(signal: float, sampling_rate: float, steps: int, delta: float) -> float:
     """A cruder bound for very large signals: only count the steps that stand out of the noise.
 
     "Stands out" is one bit of a step, so the count, a binomial, again leaks no more than the run.
     """
-    counts = np.arange(1, steps + 1)
     epsilon = 0.0
     for cut in (signal - 2.0, signal / 2.0):  # a strong statement, and one that hardly ever fails
         log_absent = float(log_ndtr(-cut))
@@ -275,6 +286,7 @@ def threshold_epsilon(signal: float, sampling_rate: float, steps: int, delta: fl
         present += sampling_rate * float(ndtr(signal - cut))
         yes = math.log(present) - log_absent
         no = math.log1p(-present) - float(log_ndtr(cut))
+        counts = _likely_counts(steps, present)
         reached = betainc(counts, steps - counts + 1.0, present)
         likely = reached > delta
         bounds = counts * yes + (steps - counts) * no

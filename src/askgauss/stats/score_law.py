@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 from askgauss import _validate
+from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats import gaussian
 from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.subsampled_shift import subsampled_shift_delta, subsampled_shift_epsilon
@@ -31,6 +33,13 @@ _LOG_ROOT_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _SLACK = 46.0
 # Elements held at once when a sum over counts is taken at many points.
 _BLOCK = 1_000_000
+# Beyond this many deviations no density is left in a float, and its square still is one.
+_NOWHERE = 1e3
+_ANYWHERE = 1e150
+# Cumulants beyond are numbers too large for anybody, found in a time that grows with the square.
+_HIGHEST_ORDER = 1000
+# Sums over the counts of longer runs take minutes, and the closed form is then right to 7 digits.
+_MOST_SUMMED = 10**7
 
 
 def _two_point_cumulant(order: int, weight: ArrayLike, gap: ArrayLike) -> _Floats:
@@ -82,7 +91,7 @@ def mixture_cumulant(
         ...                        second_means=1 - q, noise_scales=2.0), 10)
         0.009375
     """
-    _validate.integer(1, order=order)
+    _validate.count(maximum=_HIGHEST_ORDER, order=order)
     weight, first, second, noise = np.broadcast_arrays(
         *(
             np.atleast_1d(np.asarray(values, float))
@@ -97,12 +106,31 @@ def mixture_cumulant(
     if not np.all((noise >= 0.0) & (noise < math.inf)):
         raise _validate.fail("noise_scales", noise_scales, ">= 0 and finite")
     root = math.sqrt(weight.size)
-    if order == 1:
-        return float(np.sum(weight * first + (1.0 - weight) * second)) / root
-    cumulants = _two_point_cumulant(order, weight, (first - second) / root)
-    if order == 2:
-        cumulants = cumulants + (noise / root) ** 2
-    return float(cumulants.sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        if order == 1:
+            return _in_unit(float(np.sum(weight * first + (1.0 - weight) * second)) / root, order)
+        cumulants = _two_point_cumulant(order, weight, (first - second) / root)
+        if order == 2:
+            cumulants = cumulants + (noise / root) ** 2
+        return _in_unit(float(cumulants.sum()), order)
+
+
+def _in_unit(cumulant: float, order: int) -> float:
+    """A cumulant, unless it is too large to be told in the unit of the scores."""
+    if not math.isfinite(cumulant):
+        raise InvalidArgumentError(
+            f"Expected a cumulant of order {order} that a float can hold, got more. Take a larger "
+            "unit for clip norm and means."
+        )
+    return cumulant
+
+
+def _points(x: ArrayLike) -> _Floats:
+    """Points as an array of floats; nan stays nan."""
+    points = np.asarray(x)
+    if points.dtype.kind not in "biuf":
+        raise _validate.fail("x", x, "to be real numbers")
+    return points.astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +162,11 @@ class ScoreLaw:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.integer(1, steps=self.steps)
+        _validate.count(steps=self.steps)
         _validate.within(0.0, 1.0, closed="right", sampling_rate=self.sampling_rate)
         _validate.magnitude(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm)
+        product: dict[str, Any] = {"noise_multiplier * clip_norm": self._noise}
+        _validate.magnitude(**product)
 
     # Moments.
 
@@ -164,21 +194,28 @@ class ScoreLaw:
     @property
     def skewness(self) -> float:
         """Third standardised cumulant of a present canary's score."""
-        return self.cumulant(3) / (self.variance * self._deviation)
+        return self._standardised(3)
 
     @property
     def excess_kurtosis(self) -> float:
         """Fourth standardised cumulant of a present canary's score."""
-        return self.cumulant(4) / (self.variance * self.variance)
+        return self._standardised(4)
+
+    def _standardised(self, order: int) -> float:
+        # In units of the deviation from the start: powers of small numbers would be zeros.
+        gap = self._spacing / self._deviation
+        return self.steps * float(_two_point_cumulant(order, self.sampling_rate, gap))
 
     def cumulant(self, order: int) -> float:
         """Cumulant of a present canary's score, of any order from 1."""
-        _validate.integer(1, order=order)
+        _validate.count(maximum=_HIGHEST_ORDER, order=order)
         if order == 1:
             return self.mean
         if order == 2:
             return self.variance
-        return self.steps * float(_two_point_cumulant(order, self.sampling_rate, self._spacing))
+        with np.errstate(over="ignore", invalid="ignore"):
+            cumulant = _two_point_cumulant(order, self.sampling_rate, self._spacing)
+        return _in_unit(self.steps * float(cumulant), order)
 
     @property
     def _noise(self) -> float:
@@ -228,11 +265,11 @@ class ScoreLaw:
         return np.asarray(ndtr(z)) - np.exp(_log_density(z)) * series
 
     def _standardise(self, x: ArrayLike) -> _Floats:
-        return np.asarray((np.asarray(x, float) - self.mean) / self._deviation)
+        return np.asarray((_points(x) - self.mean) / self._deviation)
 
     def _log_sum(self, x: ArrayLike, side: float, log_kernel: _LogKernel) -> _Floats:
         """Log of the sum over counts of probability times kernel, to full relative accuracy."""
-        points = np.asarray(x, float)
+        points = _points(x)
         flat = side * points.ravel() / self._noise
         budget = 2.0 * _SLACK
         logs = self._windowed(flat, side, log_kernel, budget)
@@ -297,6 +334,7 @@ class ScoreLaw:
                 ">= sqrt(3)",
                 "The closed form holds in the tails; tail_deviation_exact takes any x0 >= 0.",
             )
+        x0 = min(float(x0), _NOWHERE)
         density = math.exp(float(_log_density(x0)))
         return abs(self.skewness) / 6.0 * density * (x0 * x0 - 1.0)
 
@@ -316,6 +354,8 @@ class ScoreLaw:
     def _largest_deviation(self, x0: float) -> float:
         if self.sampling_rate == 1.0:
             return 0.0
+        hint = "Take kolmogorov_leading_term or tail_deviation, which have a closed form."
+        _validate.count(maximum=_MOST_SUMMED, hint=hint, steps=self.steps)
         return max(self._largest_on(side, x0) for side in (-1.0, 1.0))
 
     def _largest_on(self, side: float, x0: float) -> float:
@@ -374,7 +414,7 @@ class ScoreLaw:
 
 
 def _log_density(x: _Floats | float) -> _Floats:
-    return np.asarray(-0.5 * np.square(x) - _LOG_ROOT_TWO_PI)
+    return np.asarray(-0.5 * np.square(np.clip(x, -_ANYWHERE, _ANYWHERE)) - _LOG_ROOT_TWO_PI)
 
 
 def _peak(function: Callable[[_Floats], _Floats], grid: _Floats, floor: float) -> float:

@@ -9,6 +9,8 @@ __all__ = ["SMALLEST_ERROR", "close_bracket", "largest_rejected", "level_bracket
 
 # Below this the incomplete beta inverses lose digits, so no limit and no p-value goes there.
 SMALLEST_ERROR = 1e-50
+# Nothing is looked for beyond.
+_FURTHEST = 1e140
 
 
 def largest_rejected(
@@ -111,13 +113,18 @@ def smallest_error(rejects: Callable[[float], bool]) -> float:
 def level_bracket(
     function: Callable[[float], float], level: float, start: float, tolerance: float = 1e-8
 ) -> tuple[float, float]:
-    """Positive x and y, a few tolerances apart, with f(x) <= level < f(y), for an increasing f."""
+    """Positive x and y, a few tolerances apart, with f(x) <= level < f(y), for an increasing f.
+
+    Where f stays at the level as far as numbers have squares, y is infinite.
+    """
     from scipy.optimize import brentq
 
     low, high, factor = start, start, 1.0 + 1e-4
     while function(low) > level:
         low, high, factor = low / factor, low, min(factor**4, 1e3)
     while function(high) <= level:
+        if high > _FURTHEST:
+            return high, math.inf
         low, high, factor = high, high * factor, min(factor**4, 1e3)
     fine = 0.1 * tolerance
     root = float(brentq(lambda x: function(x) - level, low, high, xtol=fine * low, rtol=fine))

@@ -172,7 +172,7 @@ def _solve(newton: Callable[[float], float], x: float, high: float, floor: float
 
 def _check(steps: int, sampling_rate: float, shift: float = 0.0) -> None:
     _validate.within(0.0, math.inf, closed="both", shift=shift)
-    _validate.integer(1, steps=steps)
+    _validate.count(steps=steps)
     _validate.within(0.0, 1.0, closed="right", sampling_rate=sampling_rate)
 
 
@@ -278,8 +278,20 @@ def subsampled_shift_delta(
     return math.exp(log_delta - _ROUNDING)
 
 
+def _out_of_reach(means: _Floats, epsilon: float) -> bool:
+    """Whether the best cut is so far beyond the last mean that no float holds what is left.
+
+    With m the last mean the ratio is at most ``m c - m^2 / 2`` at a cut c beyond m and at most
+    ``c^2 / 2`` before, so above ``m (m / 2 + 50)`` the cut is 50 noise widths past m.
+    """
+    furthest = float(means[-1])
+    return epsilon > furthest * (0.5 * furthest + 50.0)
+
+
 def _log_delta(pair: _Pair, epsilon: float, shift: float) -> float:
     means = pair.means(shift)
+    if _out_of_reach(means, epsilon):
+        return -math.inf
     return pair.cut_at(means, pair.cut_for(means, epsilon)).log_delta
 
 
@@ -317,6 +329,8 @@ def _shift(epsilon: float, delta: float, steps: int, sampling_rate: float) -> fl
 
     def newton(shift: float) -> float:
         means = pair.means(shift)
+        if _out_of_reach(means, epsilon):
+            return math.inf
         cut = pair.cut_for(means, epsilon)
         point = pair.cut_at(means, cut)
         # At the best cut delta moves with the shift as the mass beyond the cut does.
