@@ -138,6 +138,7 @@ class Feed:
         course: How the run went.
         version: The askgauss that wrote it.
         delta: Where epsilons are stated; None in feeds of old, which always have a claim.
+        private: Whether so few canaries stand behind its numbers that they tell of single ones.
     """
 
     claim: PrivacyClaim | None
@@ -161,6 +162,7 @@ class Feed:
     course: Course = field(default_factory=Course)
     version: str = __version__
     delta: float | None = None
+    private: bool = False
 
     @property
     def level(self) -> float:
@@ -242,11 +244,11 @@ class Feed:
 
 
 def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
-    """Write ``watch.json``, whole or not at all."""
+    """Write ``watch.json``, whole or not at all; where it is private, for its owner only."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(feed), None)
-    _files.write_text(path / FEED_NAME, text + "\n")
+    _files.write_text(path / FEED_NAME, text + "\n", private=feed.private)
 
 
 def read_feed(source: str | os.PathLike[str]) -> Feed:
