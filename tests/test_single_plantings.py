@@ -204,7 +204,7 @@ def test_evidence_that_is_followed_shows_no_lone_planting():
 def test_bounds_of_a_handful_of_plantings_are_not_told():
     claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=NOISE, steps=65)
     monitor = ag.Monitor(claim=claim, on_alarm=lambda alarm: None)
-    recorder, planted, _ = recorded(rate=0.05, steps=65, monitor=monitor)
+    _, planted, _ = recorded(rate=0.05, steps=65, monitor=monitor)
     feed = monitor.feed("finished")
     assert monitor.projection() is not None
     assert feed.projection is not None

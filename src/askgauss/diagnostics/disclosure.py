@@ -13,11 +13,12 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.auditors.step_evidence import FEWEST_TOLD
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.diagnostics.coarse import (
     coarse_chance,
     coarse_cosines,
@@ -75,7 +76,8 @@ def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
         return False
     member = data.member
     present = int(np.count_nonzero(member))
-    groups, weighed = [present, member.size - present], []
+    groups = [present, member.size - present]
+    weighed: list[tuple[NDArray[Any], NDArray[Any]]] = []
     if isinstance(data, CanaryScores):
         if data.relative_shift is not None:
             weighed.append((data.relative_shift[member], np.ones(present)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from askgauss._rounded import down
-from askgauss.auditors.step_evidence import FEWEST_TOLD
+from askgauss._rounded import FEWEST_TOLD, down
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 

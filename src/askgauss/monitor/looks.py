@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from askgauss import accounting
-from askgauss.auditors.step_evidence import FEWEST_TOLD
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
 from askgauss.sampling import Scheme

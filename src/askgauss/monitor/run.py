@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _plain, _validate, accounting
-from askgauss._rounded import down
-from askgauss.auditors.step_evidence import FEWEST_TOLD
+from askgauss._rounded import FEWEST_TOLD, down
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
