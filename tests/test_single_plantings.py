@@ -11,11 +11,14 @@ import os
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import askgauss as ag
 from askgauss.attest import evidence_pack
 from askgauss.auditors import AdaptiveOneRun
+from askgauss.cli.app import app
 from askgauss.diagnostics.disclosure import tells_of_single
+from askgauss.loggers import log_result
 from askgauss.scores import ScoreMetadata
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -140,6 +143,50 @@ def test_a_comparison_of_a_handful_stays_with_the_data():
     assert "training data" not in str(table)
 
 
+def test_the_command_line_keeps_what_is_of_a_handful(tmp_path):
+    few, _, _ = recorded(rate=0.3, present=5, absent=5)
+    few.transcript().save(tmp_path / "few.npz")
+    runner = CliRunner()
+    for command, *options in (("compare", "--epsilon", "8", "--delta", "1e-5"), ("diagnose",)):
+        path = tmp_path / f"{command}.json"
+        given = [command, str(tmp_path / "few.npz"), *options]
+        shown = runner.invoke(app, [*given, "--json", str(path)])
+        assert "with the training data" in shown.stdout
+        assert path.stat().st_mode & 0o777 == 0o600
+        refusal = runner.invoke(app, ["check-results", "--refuse-private", str(path)])
+        assert refusal.exit_code == 2
+
+
+class Kept:
+    """A logger that keeps what it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def numbers(self, values, *, step):
+        self.given += [f"{name} {value}" for name, value in values.items()]
+
+    def text(self, name, text, *, step):
+        self.given.append(text)
+
+    def document(self, path):
+        self.given.append(path.read_text())
+
+
+def test_loggers_get_no_number_of_a_handful(tmp_path):
+    for present, private in ((5, True), (60, False)):
+        recorder, _, _ = recorded(rate=0.3, present=present)
+        result = ag.audit(recorder.transcript(), claim=CLAIM)
+        result.to_json(tmp_path / "result.json")
+        logger = Kept()
+        log_result(result, [logger], documents=[tmp_path / "result.json"])
+        given = "\n".join(logger.given)
+        assert result.private is private
+        assert result.verdict.value in given
+        assert ("epsilon_lower" not in given) is private
+        assert ("sum_of_squares" not in given) is private
+
+
 def test_groups_do_not_name_coordinates():
     generator = np.random.default_rng(0)
     coordinate = np.repeat(generator.choice(10**6, 100, replace=False), 8)
@@ -230,6 +277,7 @@ def test_a_feed_of_a_handful_is_its_owners(tmp_path):
     for present, mode in ((5, 0o600), (60, 0o666 & ~umask)):
         folder = tmp_path / str(present)
         monitor = ag.Monitor(folder=folder, on_alarm=lambda alarm: None)
-        recorded(rate=0.2, steps=3, present=present, monitor=monitor)
+        recorded(rate=0.9, steps=3, present=present, monitor=monitor)
         monitor.close()
         assert (folder / "watch.json").stat().st_mode & 0o777 == mode
+        assert ("askgauss/noise" not in monitor.numbers()) is (present == 5)

@@ -185,14 +185,28 @@ class Feed:
         return _spent_by(self.sampling, noise, steps, self.level)
 
     def numbers(self) -> dict[str, float]:
-        """Everything a logger can keep, by name; what is not known is left out."""
+        """Everything a logger can keep, by name; what is not known is left out.
+
+        Where the feed is private, so is what was measured: a logger has other readers.
+        """
         limit = -math.log10(self.error)
         found: dict[str, float | None] = {
             "epsilon_spent": self.spent,
-            "epsilon_lower": None if self.bound is None else self.bound[0],
-            "noise": self.course.noise[-1] if self.course.noise else None,
             "evidence_for_alarm": limit,
             "alarm": float(self.alarm is not None),
+        }
+        if not self.private:
+            found |= self._measured()
+        return {
+            f"askgauss/{name}": value
+            for name, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
+
+    def _measured(self) -> dict[str, float | None]:
+        found: dict[str, float | None] = {
+            "epsilon_lower": None if self.bound is None else self.bound[0],
+            "noise": self.course.noise[-1] if self.course.noise else None,
         }
         if self.projection is not None:
             ends = self.projection
@@ -201,11 +215,8 @@ class Feed:
                 "epsilon_at_end_low": ends.low,
                 "epsilon_at_end_high": ends.high,
             }
-        found |= {f"evidence_{name.replace(' ', '_')}": x for name, x in self.evidence.items()}
-        return {
-            f"askgauss/{name}": value
-            for name, value in found.items()
-            if value is not None and math.isfinite(value)
+        return found | {
+            f"evidence_{name.replace(' ', '_')}": x for name, x in self.evidence.items()
         }
 
     def check(self) -> None:
