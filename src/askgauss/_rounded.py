@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["FEW", "about", "digits", "down", "on_grid", "two_digits_up", "widened"]
+__all__ = ["FEW", "FEWEST_TOLD", "about", "digits", "down", "on_grid", "two_digits_up", "widened"]
+
+# Canaries, and observations of either kind, whose moments may be told: those of a handful would be
+# those of single canaries.
+FEWEST_TOLD = 30
 
 # Records that are too few to be told from none: one of them may be somebody.
 FEW = 10

@@ -71,8 +71,9 @@ def evidence_pack(
     if result.private:
         raise InvalidArgumentError(
             f"Expected a result that may be published, got one of {result.present} present and "
-            f"{result.absent} absent canaries: below 30 of a kind its numbers tell of single ones. "
-            "Audit with 30 of each, or publish the claim and the verdict alone."
+            f"{result.absent} absent canaries in which fewer than 30 canaries or plantings of a "
+            "kind stand behind a number: it tells of single ones. Audit with 30 of each and 30 "
+            "plantings, or publish the claim and the verdict alone."
         )
     bound = _subjects(result, subjects)
     stored = result.to_json() + "\n"

@@ -17,11 +17,10 @@ from askgauss.auditors.base import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.one_run import OneRun
-from askgauss.auditors.step_evidence import FEWEST_TOLD
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.disclosure import publishable, published
+from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
@@ -169,7 +168,7 @@ def audit(
         judged_evidence=judged,
         run=_run(given),
         commitment=_commitment(given),
-        private=_tells_of_single(given),
+        private=tells_of_single(given),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 
@@ -238,14 +237,6 @@ def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, er
     if not told or any(item.status is Status.FAIL for item in tests):
         return True
     return min(told) < error / len(told)
-
-
-def _tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
-    """Whether moments of the canaries' noise, which is known, are those of a handful."""
-    known = data.metadata if isinstance(data, CanaryScores) else data.facts
-    present = int(np.count_nonzero(data.member))
-    groups = (present, data.member.size - present)
-    return known.background == "known" and any(0 < count < FEWEST_TOLD for count in groups)
 
 
 def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:

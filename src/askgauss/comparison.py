@@ -20,6 +20,7 @@ from askgauss.auditors import as_auditor, auditor_types
 from askgauss.auditors.base import Auditor
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
+from askgauss.diagnostics.disclosure import tells_of_single
 from askgauss.exceptions import (
     AskGaussError,
     InvalidArgumentError,
@@ -29,6 +30,7 @@ from askgauss.exceptions import (
 from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
+    PRIVATE,
     Assumption,
     AuditResult,
     Consequence,
@@ -95,6 +97,7 @@ class Comparison:
         claim: What was claimed, if anything.
         area: Area under the curve of the scores, its lower and its upper limit at the confidence,
             for independent canaries of any law; None where scores are not finite.
+        private: Whether so few canaries stand behind its numbers that they tell of single ones.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -104,6 +107,7 @@ class Comparison:
     confidence: float
     claim: PrivacyClaim | None = None
     area: tuple[float, float, float] | None = None
+    private: bool = False
 
     def _cells(self) -> list[tuple[str, ...]]:
         head = ("method", "epsilon >=", "of claim", "ceiling", "seconds", "assuming")
@@ -132,7 +136,8 @@ class Comparison:
         )
 
     def _notes(self) -> list[str]:
-        return [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
+        notes = [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
+        return [*notes, PRIVATE] if self.private else notes
 
     def __str__(self) -> str:
         cells = self._cells()
@@ -274,6 +279,7 @@ def compare(
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)
+    private = tells_of_single(data)
     if isinstance(data, LinearTranscript):
         data = data.scores()
     checks = diagnose(data, claim=claim)
@@ -287,6 +293,7 @@ def compare(
         confidence=confidence,
         claim=claim,
         area=_area(data, confidence),
+        private=private,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from askgauss.exceptions import AskGaussWarning, MissingExtraError
-from askgauss.results import AuditResult, Status, Verdict
+from askgauss.results import PRIVATE, AuditResult, Status, Verdict
 
 __all__ = ["Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "log_numbers", "log_result"]
 
@@ -187,9 +187,13 @@ def log_result(
         result: The audit.
         loggers: Where to.
         step: The step it was made after.
-        documents: Files to keep with it, such as the report.
+        documents: Files to keep with it, such as the report. Of a private result none is given, nor
+            any measured number: whoever reads the logger may not see the training data.
     """
     values, page = _numbers_of(result), result.to_markdown()
+    if result.private:
+        documents = ()
+        page = f"{'no claim' if result.verdict is None else result.verdict.value}. {PRIVATE}\n"
     for logger in loggers:
         _tried(logger, functools.partial(logger.numbers, values, step=step))
         _tried(logger, functools.partial(logger.text, f"{_FOLDER}/audit", page, step=step))
@@ -200,8 +204,10 @@ def log_result(
 def _numbers_of(result: AuditResult) -> dict[str, float]:
     """The numbers of an audit, by names beside those of the monitor."""
     failed = sum(item.status is Status.FAIL for item in result.findings)
-    values = {"audit_epsilon_lower": result.epsilon_lower, "audit_findings_failed": float(failed)}
-    if result.epsilon_point is not None:
+    values = {"audit_findings_failed": float(failed)}
+    if not result.private:
+        values["audit_epsilon_lower"] = result.epsilon_lower
+    if result.epsilon_point is not None and not result.private:
         values["audit_epsilon_point"] = result.epsilon_point
     if result.claim is not None:
         values["audit_epsilon_claimed"] = result.claim.epsilon

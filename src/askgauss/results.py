@@ -29,16 +29,25 @@ if TYPE_CHECKING:
     from askgauss.stats.meaning import GaussianPrivacy
     from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["Assumption", "AuditResult", "Consequence", "Finding", "Part", "Status", "Verdict"]
+__all__ = [
+    "PRIVATE",
+    "Assumption",
+    "AuditResult",
+    "Consequence",
+    "Finding",
+    "Part",
+    "Status",
+    "Verdict",
+]
 
 _KIND = "askgauss-result"
 _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
 # What is said of a result that must not be published.
-_PRIVATE = (
-    "Fewer than 30 canaries of a kind: numbers here tell of single ones, and with the weights of "
-    "what the noise hides. Keep this result with the training data."
+PRIVATE = (
+    "Fewer than 30 canaries or plantings of a kind: numbers here tell of single ones, and with the "
+    "weights of what the noise hides. Keep this result with the training data."
 )
 _MOST_COUNTED = 10**18
 
@@ -344,7 +353,7 @@ class AuditResult:
         run = self.metadata.get("run")
         listed = run.get("notes") if isinstance(run, dict) else None
         notes = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
-        return (*notes, _PRIVATE) if self.private else notes
+        return (*notes, PRIVATE) if self.private else notes
 
     @property
     def next_step(self) -> str:

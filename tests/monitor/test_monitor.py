@@ -491,7 +491,7 @@ def test_going_on_after_a_restart_changes_nothing(tmp_path):
         values[planted] += 1.0
         recorder.observe(values, background=0.0)
     assert second.evidence == whole.evidence
-    assert second.course() == whole.course()
+    assert _plain.to_plain(second.course()) == _plain.to_plain(whole.course())
     assert second.bound == whole.bound
     assert second.state_dict() == whole.state_dict()
 
@@ -618,9 +618,9 @@ def test_loggers_get_the_same_numbers(tmp_path):
         folder=tmp_path,
         log=lambda numbers, step: told.append((step, numbers)),
     )
-    loop(monitor, 4)
+    loop(monitor, 8)
     monitor.close()
-    assert [step for step, _ in told] == [1, 2, 3, 4, 4]
+    assert [step for step, _ in told] == [*range(1, 9), 8]
     numbers = told[-1][1]
     feed = read_feed(tmp_path)
     assert numbers == feed.numbers()
@@ -779,7 +779,8 @@ def test_the_feed_is_written_and_holds_aggregates_only(tmp_path):
     assert feed.steps == 10
     assert feed.status == "running"
     assert feed.declared == ((SIGMA, 10),)
-    assert feed.course.step == tuple(range(1, 11))
+    # Of some eight plantings a step, thirty share a point.
+    assert feed.course.step == (3, 7)
     assert "987654321" not in text
 
     def longest(value):

@@ -283,7 +283,9 @@ def _labels(groups: Sequence[Any]) -> tuple[int, ...]:
             f"Expected groups to be one whole number a canary, got dtype {labels.dtype} and shape "
             f"{labels.shape}."
         )
-    return tuple(int(label) for label in labels)
+    # A result names its auditor with all options, and labels that are coordinates would say where
+    # the canaries are. Ranks say who shares one, and keep the order in which groups are split.
+    return tuple(np.unique(labels, return_inverse=True)[1].tolist())
 
 
 def _in_order(confident: Flags, guesses: int) -> Integers:

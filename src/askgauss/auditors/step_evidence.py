@@ -10,18 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate, accounting
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
-__all__ = ["FEWEST_TOLD", "StepEvidence", "Stratum", "step_evidence"]
-
-# Canaries, and observations of either kind, whose moments may be told: those of a handful would be
-# those of single canaries.
-FEWEST_TOLD = 30
-
+__all__ = ["StepEvidence", "Stratum", "step_evidence"]
 
 # Steps of a run at most, and those of them that nobody saw.
 _MOST_STEPS = 10**8

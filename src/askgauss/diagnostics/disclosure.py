@@ -13,10 +13,12 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.diagnostics.coarse import (
     coarse_chance,
     coarse_cosines,
@@ -32,9 +34,12 @@ from askgauss.diagnostics.summary import (
     Summary,
     TensorSummary,
 )
+from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding
+from askgauss.scores import CanaryScores
+from askgauss.transcript import Transcript
 
-__all__ = ["publishable", "published"]
+__all__ = ["publishable", "published", "tells_of_single"]
 
 Array = NDArray[np.float64]
 
@@ -46,6 +51,67 @@ _FEWEST_IN_CELL = 8
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
+# Canaries that a weighted sum amounts to, where those of one weight are subtracted: one number
+# about ten leaves .95 of what the noise protects of each. Weights that differ by chance make some
+# twenty of thirty.
+_FEWEST_WEIGHED = 10.0
+# Weights that are tried as the one to subtract, the commonest first.
+_SUBTRACTED = 32
+
+
+def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
+    """Whether exact sums in a result of these data are, or subtract to, those of a handful.
+
+    Evidence holds the sums over present and over absent canaries, and over observations with and
+    without a planting; where canaries or steps do not weigh the same, also sums with their weights.
+    What is left of two of them belongs to whoever is in only one, or weighs otherwise.
+
+    Args:
+        data: What is audited. Where the background is not known, no sum is the noise alone.
+    """
+    if isinstance(data, LinearTranscript):
+        data = data.scores()
+    known = data.metadata if isinstance(data, CanaryScores) else data.facts
+    if known.background != "known":
+        return False
+    member = data.member
+    present = int(np.count_nonzero(member))
+    groups = [present, member.size - present]
+    weighed: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    if isinstance(data, CanaryScores):
+        if data.relative_shift is not None:
+            weighed.append((data.relative_shift[member], np.ones(present)))
+    else:
+        planted = data.canaries.planted[member]
+        plantings = int(planted.sum())
+        groups += [plantings, present * data.number_of_steps - plantings]
+        weighed = [
+            (planted, np.ones(present)),
+            (data.schedule**-2.0, data.steps.planted.sum(axis=1)),
+        ]
+    return any(0 < count < FEWEST_TOLD for count in groups) or any(
+        0.0 < _amounts_to(np.asarray(weight, float), count) < _FEWEST_WEIGHED
+        for weight, count in weighed
+    )
+
+
+def _amounts_to(weights: Array, counts: Array) -> float:
+    """Equal ones that a sum with such weights is like, once those of one weight are subtracted.
+
+    Args:
+        weights: By kind.
+        counts: How many there are of each kind.
+
+    Returns:
+        The least over the weights that may be subtracted; 0 where all weigh the same.
+    """
+    levels, kind = np.unique(np.round(weights, 12), return_inverse=True)
+    held = np.bincount(kind, counts, levels.size)
+    levels, held = levels[held > 0], held[held > 0]
+    if levels.size < 2:
+        return 0.0
+    left = np.abs(levels[:, None] - levels[np.argsort(-held)[:_SUBTRACTED]])
+    return float(((held @ left) ** 2 / (held @ left**2)).min())
 
 
 def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:

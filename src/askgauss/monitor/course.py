@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from askgauss._rounded import down
+from askgauss._rounded import FEWEST_TOLD, down
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 
@@ -24,6 +24,7 @@ class Point:
     evidence: float = -math.inf
     freedom: float = 0.0
     square: float = 0.0
+    planted: float = 0.0
 
     def noise(self, values: float) -> float:
         """The scale of the noise, on a grid as wide as its own standard error; nan if unknown.
@@ -47,6 +48,7 @@ class Point:
             max(self.evidence, later.evidence),
             self.freedom + later.freedom,
             self.square + later.square,
+            self.planted + later.planted,
         )
 
 
@@ -69,18 +71,33 @@ class CourseKeeper:
         self._stride = 1
         self._sums_before = (0.0, 0.0)
 
-    def extend(self, step: int, evidence: float, noise_sums: tuple[float, float]) -> None:
+    def extend(
+        self,
+        step: int,
+        evidence: float,
+        noise_sums: tuple[float, float],
+        *,
+        planted: float = math.inf,
+        at_once: bool = False,
+    ) -> bool:
         """Add a step.
 
         Args:
             step: Its number.
             evidence: Logarithm of the joint e-process after it.
             noise_sums: Degrees of freedom and squares of the noise of all steps so far.
+            planted: Plantings of the step that the evidence weighed. What it moved by between two
+                points is told, and of a handful would be what single canaries showed.
+            at_once: Whether the point ends here, whatever is in it.
+
+        Returns:
+            Whether a point ends here, which is when the course, and the evidence, may be told.
         """
         point = self._point
         point.step, point.evidence = step, max(point.evidence, evidence)
-        if step % self._stride:
-            return
+        point.planted += planted
+        if not at_once and (step % self._stride or point.planted < FEWEST_TOLD):
+            return False
         freedom, square = noise_sums
         point.freedom, point.square = freedom - self._sums_before[0], square - self._sums_before[1]
         self._sums_before = noise_sums
@@ -90,6 +107,7 @@ class CourseKeeper:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [first.join(second) for first, second in pairs]
             self._stride *= 2
+        return True
 
     def course(self, looks: list[tuple[int, float]], values: float) -> Course:
         """The course, with the bounds of these looks.
@@ -101,7 +119,7 @@ class CourseKeeper:
             looks: Step and bound of each.
             values: Values of the noise in a step, as many as are expected before the run.
         """
-        points = [*self._points, *([self._point] if self._point.step else [])]
+        points = self._points
         bounds = [
             down(max((bound for step, bound in looks if step <= point.step), default=math.nan))
             for point in points

@@ -138,6 +138,7 @@ class Feed:
         course: How the run went.
         version: The askgauss that wrote it.
         delta: Where epsilons are stated; None in feeds of old, which always have a claim.
+        private: Whether so few canaries stand behind its numbers that they tell of single ones.
     """
 
     claim: PrivacyClaim | None
@@ -161,6 +162,7 @@ class Feed:
     course: Course = field(default_factory=Course)
     version: str = __version__
     delta: float | None = None
+    private: bool = False
 
     @property
     def level(self) -> float:
@@ -183,14 +185,28 @@ class Feed:
         return _spent_by(self.sampling, noise, steps, self.level)
 
     def numbers(self) -> dict[str, float]:
-        """Everything a logger can keep, by name; what is not known is left out."""
+        """Everything a logger can keep, by name; what is not known is left out.
+
+        Where the feed is private, so is what was measured: a logger has other readers.
+        """
         limit = -math.log10(self.error)
         found: dict[str, float | None] = {
             "epsilon_spent": self.spent,
-            "epsilon_lower": None if self.bound is None else self.bound[0],
-            "noise": self.course.noise[-1] if self.course.noise else None,
             "evidence_for_alarm": limit,
             "alarm": float(self.alarm is not None),
+        }
+        if not self.private:
+            found |= self._measured()
+        return {
+            f"askgauss/{name}": value
+            for name, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
+
+    def _measured(self) -> dict[str, float | None]:
+        found: dict[str, float | None] = {
+            "epsilon_lower": None if self.bound is None else self.bound[0],
+            "noise": self.course.noise[-1] if self.course.noise else None,
         }
         if self.projection is not None:
             ends = self.projection
@@ -199,11 +215,8 @@ class Feed:
                 "epsilon_at_end_low": ends.low,
                 "epsilon_at_end_high": ends.high,
             }
-        found |= {f"evidence_{name.replace(' ', '_')}": x for name, x in self.evidence.items()}
-        return {
-            f"askgauss/{name}": value
-            for name, value in found.items()
-            if value is not None and math.isfinite(value)
+        return found | {
+            f"evidence_{name.replace(' ', '_')}": x for name, x in self.evidence.items()
         }
 
     def check(self) -> None:
@@ -242,11 +255,11 @@ class Feed:
 
 
 def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
-    """Write ``watch.json``, whole or not at all."""
+    """Write ``watch.json``, whole or not at all; where it is private, for its owner only."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(feed), None)
-    _files.write_text(path / FEED_NAME, text + "\n")
+    _files.write_text(path / FEED_NAME, text + "\n", private=feed.private)
 
 
 def read_feed(source: str | os.PathLike[str]) -> Feed:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from askgauss import accounting
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
 from askgauss.sampling import Scheme
@@ -105,23 +106,39 @@ class Looks:
         share = 1.0 if self._planned is None else 1.0 - _END_SHARE
         return share * look_share(step.bit_length()) * self._error
 
-    def bounds(self) -> list[tuple[int, float]]:
-        """Step and bound of every look; each is about the steps up to it."""
-        return [(look.step, self._bound_of(look)) for look in self.taken]
+    def bounds(self, *, told: bool = False) -> list[tuple[int, float]]:
+        """Step and bound of every look; each is about the steps up to it.
 
-    def best(self) -> tuple[float, int] | None:
+        Args:
+            told: Only of those that others than the run's owner may see.
+        """
+        looks = self._told() if told else self.taken
+        return [(look.step, self._bound_of(look)) for look in looks]
+
+    def best(self, *, told: bool = False) -> tuple[float, int] | None:
         """The largest bound so far and its step: more steps never leak less."""
-        return max(((bound, step) for step, bound in self.bounds()), default=None)
+        return max(((bound, step) for step, bound in self.bounds(told=told)), default=None)
+
+    def _told(self) -> list[Sums]:
+        """Looks whose bounds those outside may see: no two of them differ by a handful."""
+        told: list[Sums] = []
+        for look in self.taken:
+            rest = 0 if self._planned is None else self._planned - look.step
+            to_come = rest * look.planted / look.step
+            if look.planted >= FEWEST_TOLD and not (rest > 0 and to_come < FEWEST_TOLD):
+                told.append(look)
+        return told
 
     def _bound_at(self, look: Sums) -> float:
         signal, rate = self._ends(look, self.error_at(look.step))[0]
         return self._composed(signal, rate, look.step)
 
-    def projection(self) -> Projection | None:
+    def projection(self, *, told: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
-        if self._planned is None or not self.taken:
+        looks = self._told() if told else self.taken
+        if self._planned is None or not looks:
             return None
-        look = self.taken[-1]
+        look = looks[-1]
         test = look.test()
         if test is None:
             return None

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _plain, _validate, accounting
-from askgauss._rounded import down
+from askgauss._rounded import FEWEST_TOLD, down
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
@@ -54,6 +54,7 @@ class _Memory:
     undeclared: int
     course: CourseState
     alarm: Alarm | None
+    evidence_told: dict[str, float] = field(default_factory=dict)
 
 
 class Monitor:
@@ -151,6 +152,8 @@ class Monitor:
         self._declared: dict[float, int] = {}
         self._undeclared = 0
         self._course = CourseKeeper()
+        # As it was when a point of the course ended: what those outside see of it.
+        self._evidence_told: dict[str, float] = {}
         self._began = self._written = time.monotonic()
         self._began_after = 0
         self._told = False
@@ -186,8 +189,10 @@ class Monitor:
         """Decimal logarithm of each part's e-process, and under ``"all"`` of their mean."""
         self._settle()
         bets = self._bets
-        if bets is None or not bets.parts:
-            return {}
+        return {} if bets is None or not bets.parts else self._evidence_of(bets)
+
+    @staticmethod
+    def _evidence_of(bets: Bets) -> dict[str, float]:
         found = {name: bets.evidence(name) / _LOG_TEN for name in bets.parts}
         return found | {"all": bets.evidence() / _LOG_TEN}
 
@@ -214,7 +219,7 @@ class Monitor:
         """How the run went, thinned to a few hundred points."""
         self._settle()
         return self._course.course(
-            [] if self._looks is None else self._looks.bounds(), self._expected_values()
+            [] if self._looks is None else self._looks.bounds(told=True), self._expected_values()
         )
 
     def _expected_values(self) -> float:
@@ -230,8 +235,8 @@ class Monitor:
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
         self._settle()
-        best = None if self._looks is None else self._looks.best()
-        ends = self.projection()
+        best = None if self._looks is None else self._looks.best(told=True)
+        ends = None if self._looks is None else self._looks.projection(told=True)
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -246,14 +251,24 @@ class Monitor:
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,
             sampling=None if self._poisson else self._scheme,
-            evidence={name: round(value, 2) for name, value in self.evidence.items()},
+            evidence={name: round(value, 2) for name, value in self._evidence_told.items()},
             untested=self.untested,
             bound=None if best is None else (down(best[0]), best[1]),
             projection=None if ends is None else ends.rounded(),
             alarm=None if self._alarm is None else self._alarm.rounded(),
             course=self.course(),
             delta=self._delta,
+            private=self._private,
         )
+
+    @property
+    def _private(self) -> bool:
+        """Whether the noise that is known is that of a handful of canaries."""
+        layout = self._layout
+        if layout is None or self._begun is None or not self._begun[0]:
+            return False
+        groups = (layout.present, layout.count - layout.present)
+        return any(0 < count < FEWEST_TOLD for count in groups)
 
     def numbers(self) -> dict[str, float]:
         """What is known by now under the names that ``log=`` gets; what is not is left out."""
@@ -418,7 +433,7 @@ class Monitor:
             square = square / (noise * noise)
             self._tally.add(freedom, square, (count, pooled[0], layout.present))
         if bets.parts:
-            self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise)
+            self._judge(bets, bets.weigh(step, count, noise, freedom, square), noise, count)
         if self._looks is not None:
             others = layout.count - count
             self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
@@ -464,8 +479,17 @@ class Monitor:
         if self._told_outside:
             self._write("failed" if failed else "finished")
 
-    def _judge(self, bets: Bets, evidence: float, noise: float | None) -> None:
-        self._course.extend(self._steps, evidence, self._tally.noise_sums())
+    def _judge(self, bets: Bets, evidence: float, noise: float | None, count: float) -> None:
+        ended = self._course.extend(
+            self._steps,
+            evidence,
+            self._tally.noise_sums(),
+            # Evidence that no planting moves tells of none.
+            planted=count if "contribution" in bets.parts else math.inf,
+            at_once=evidence >= self._threshold and self._alarm is None,
+        )
+        if ended:
+            self._evidence_told = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
             self._find_onset(bets, cause)
@@ -612,6 +636,7 @@ class Monitor:
             undeclared=self._undeclared,
             course=self._course.state(),
             alarm=self._alarm,
+            evidence_told=self._evidence_told,
         )
         plain: dict[str, Any] = _plain.to_plain(memory)
         return plain
@@ -648,6 +673,7 @@ class Monitor:
         self._tally, self._steps = tally, memory.steps
         self._declared, self._undeclared = dict(memory.declared), memory.undeclared
         self._course, self._alarm = course, memory.alarm
+        self._evidence_told = dict(memory.evidence_told)
         self._told, self._pending = memory.alarm is not None, []
         self._began, self._began_after = time.monotonic(), memory.steps
 
