@@ -101,6 +101,7 @@ class TestRows:
             "confidence",
             "claim",
             "area",
+            "private",
             "to_dict",
             "to_json",
             "to_markdown",

@@ -42,7 +42,7 @@ from askgauss.scope import exercised_in, scope_of, untested
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
-__all__ = ["audit", "derived"]
+__all__ = ["audit", "derived", "tells_of_single"]
 
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
@@ -169,7 +169,7 @@ def audit(
         judged_evidence=judged,
         run=_run(given),
         commitment=_commitment(given),
-        private=_tells_of_single(given),
+        private=tells_of_single(given),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 
@@ -240,7 +240,7 @@ def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, er
     return min(told) < error / len(told)
 
 
-def _tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
+def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
     """Whether moments of the canaries' noise, which is known, are those of a handful."""
     known = data.metadata if isinstance(data, CanaryScores) else data.facts
     present = int(np.count_nonzero(data.member))

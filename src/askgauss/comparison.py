@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from askgauss import _plain, _validate
 from askgauss._text import one_line
-from askgauss.auditing import audit
+from askgauss.auditing import audit, tells_of_single
 from askgauss.auditors import as_auditor, auditor_types
 from askgauss.auditors.base import Auditor
 from askgauss.claims import PrivacyClaim, check_claim
@@ -29,6 +29,7 @@ from askgauss.exceptions import (
 from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
+    PRIVATE_NOTE,
     Assumption,
     AuditResult,
     Consequence,
@@ -95,6 +96,7 @@ class Comparison:
         claim: What was claimed, if anything.
         area: Area under the curve of the scores, its lower and its upper limit at the confidence,
             for independent canaries of any law; None where scores are not finite.
+        private: Whether so few canaries stand behind its numbers that they tell of single ones.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -104,6 +106,7 @@ class Comparison:
     confidence: float
     claim: PrivacyClaim | None = None
     area: tuple[float, float, float] | None = None
+    private: bool = False
 
     def _cells(self) -> list[tuple[str, ...]]:
         head = ("method", "epsilon >=", "of claim", "ceiling", "seconds", "assuming")
@@ -132,7 +135,8 @@ class Comparison:
         )
 
     def _notes(self) -> list[str]:
-        return [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
+        reasons = [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
+        return [*reasons, PRIVATE_NOTE] if self.private else reasons
 
     def __str__(self) -> str:
         cells = self._cells()
@@ -287,6 +291,7 @@ def compare(
         confidence=confidence,
         claim=claim,
         area=_area(data, confidence),
+        private=tells_of_single(data),
     )
 
 

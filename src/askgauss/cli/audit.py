@@ -127,9 +127,9 @@ def compare(
     if "-" not in (json, markdown):
         say(printable(str(table)))
     if json is not None:
-        write_text(json, table.to_json() + "\n")
+        write_text(json, table.to_json() + "\n", private=table.private)
     if markdown is not None:
-        write_text(markdown, printable(table.to_markdown()))
+        write_text(markdown, printable(table.to_markdown()), private=table.private)
 
 
 def diagnose(
@@ -164,19 +164,25 @@ def diagnose(
         else None
     )
     from askgauss import _plain
+    from askgauss.auditing import tells_of_single
     from askgauss.diagnostics import describe
     from askgauss.diagnostics import diagnose as run_checks
     from askgauss.diagnostics.disclosure import published
+    from askgauss.results import PRIVATE_NOTE
 
     findings = published(run_checks(given.data, claim=claim, gate_error=gate_error))
+    private = tells_of_single(given.data)
     if json != "-":
         for finding in findings:
             if finding.status.value == "pass":
                 say(printable(str(finding)))
         say(printable(describe(findings, data=given.data)))
+        if private:
+            say(PRIVATE_NOTE)
     if json is not None:
-        content = {"findings": _plain.to_plain(findings)}
-        write_text(json, _plain.dumps("askgauss-findings", 1, content) + "\n")
+        content = {"findings": _plain.to_plain(findings), "private": private}
+        text = _plain.dumps("askgauss-findings", 1, content) + "\n"
+        write_text(json, text, private=private)
     raise typer.Exit(_findings_code(findings))
 
 
