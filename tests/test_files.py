@@ -295,6 +295,13 @@ def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
         assert len(ag.CanaryScores.load(target)) == 4
 
 
+def test_a_folder_that_is_not_there_is_named_and_not_a_part(tmp_path):
+    path = tmp_path / "run" / "transcript.npz"
+    with pytest.raises(FileNotFoundError) as caught:
+        _files.write_text(path, "")
+    assert caught.value.filename == os.fspath(path)
+
+
 def test_links_in_a_circle_are_an_error_and_stay(tmp_path):
     one, other = tmp_path / "one.npz", tmp_path / "other.npz"
     one.symlink_to(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,14 @@ def test_a_plan_reads_as_a_sentence():
     told = str(solved("present", epsilon=8.0, alternative=10.0))
     assert told.startswith("With ")
     assert "subsampled-gaussian would contradict a claim of epsilon 8 at delta 1e-05" in told
+
+
+def test_a_plan_says_where_its_result_could_not_be_published():
+    few = solved("present", epsilon=8.0, alternative=10.0)
+    assert ("must not be published" in str(few)) == (few.present < 30)
+    assert "must not be published" in str(replace(few, present=29))
+    assert "must not be published" in str(replace(few, absent=29))
+    assert "must not be published" not in str(replace(few, present=30, absent=30))
 
 
 class TestSmallestLeak:

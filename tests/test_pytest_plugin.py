@@ -112,6 +112,15 @@ def test_json_of_all_audits(suite, pytester):
     assert verdicts["test_leaky"]["findings"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize(("name", "private"), [("weak", True), ("private", False)])
+def test_json_of_few_canaries_is_for_its_owner(suite, pytester, name, private):
+    suite(name, options=["--privacy-json", "audits.json"])
+    path = pytester.path / "audits.json"
+    assert json.loads(path.read_text())["private"] is private
+    assert (path.stat().st_mode & 0o077 == 0) is private
+
+
 def test_json_into_a_folder_that_is_not_there(suite):
     result = suite("private", options=["--privacy-json", "no/such/audits.json"])
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -83,7 +83,13 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
     mode = 0o600 if private else 0o666
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with os.fdopen(os.open(part, flags, mode), "wb") as stream:
+        descriptor = os.open(part, flags, mode)
+    except OSError as error:
+        # The name that the caller knows: that of a part says nothing to anybody.
+        error.filename = os.fspath(path)
+        raise
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
             _locks.try_lock(stream)
             yield stream
             stream.flush()

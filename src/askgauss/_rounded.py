@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["FEW", "FEWEST_TOLD", "about", "digits", "down", "on_grid", "two_digits_up", "widened"]
+__all__ = [
+    "FEW",
+    "FEWEST_TOLD",
+    "about",
+    "digits",
+    "down",
+    "on_grid",
+    "scale_on_grid",
+    "two_digits_up",
+    "widened",
+]
 
 # Canaries, and observations of either kind, whose moments may be told: those of a handful would be
 # those of single canaries.
@@ -87,3 +97,19 @@ def on_grid(value: float, width: float, origin: float = 0.0) -> float:
     if not (math.isfinite(value) and 0.0 < width < math.inf):
         return value
     return origin + round((value - origin) / width) * width
+
+
+def scale_on_grid(scale: float, values: float) -> float:
+    """A scale of noise on a grid as wide as its own standard error.
+
+    Args:
+        scale: The scale.
+        values: How many values it was measured from.
+
+    Examples:
+        >>> f"{scale_on_grid(0.0037831, 1.0):.3g}", f"{scale_on_grid(0.498, 1e4):.4g}"
+        ('0.00349', '0.4966')
+    """
+    if not (0.0 < scale < math.inf and 0.0 < values < math.inf):
+        return scale
+    return math.exp(on_grid(math.log(scale), 1.0 / math.sqrt(2.0 * values)))

@@ -30,7 +30,7 @@ from askgauss.exceptions import (
 from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import (
-    PRIVATE,
+    PRIVATE_NOTE,
     Assumption,
     AuditResult,
     Consequence,
@@ -136,8 +136,8 @@ class Comparison:
         )
 
     def _notes(self) -> list[str]:
-        notes = [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
-        return [*notes, PRIVATE] if self.private else notes
+        reasons = [one_line(f"{row.label}: {row.reason}") for row in self.rows if row.reason]
+        return [*reasons, PRIVATE_NOTE] if self.private else reasons
 
     def __str__(self) -> str:
         cells = self._cells()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from askgauss.exceptions import AskGaussWarning, MissingExtraError
-from askgauss.results import PRIVATE, AuditResult, Status, Verdict
+from askgauss.results import PRIVATE_NOTE, AuditResult, Status, Verdict
 
 __all__ = ["Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "log_numbers", "log_result"]
 
@@ -193,7 +193,7 @@ def log_result(
     values, page = _numbers_of(result), result.to_markdown()
     if result.private:
         documents = ()
-        page = f"{'no claim' if result.verdict is None else result.verdict.value}. {PRIVATE}\n"
+        page = f"{'no claim' if result.verdict is None else result.verdict.value}. {PRIVATE_NOTE}\n"
     for logger in loggers:
         _tried(logger, functools.partial(logger.numbers, values, step=step))
         _tried(logger, functools.partial(logger.text, f"{_FOLDER}/audit", page, step=step))

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from askgauss import _validate, accounting
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.carried_shift import pair_of_mechanism
@@ -90,12 +91,18 @@ class Plan:
     auditor: Auditor[Any]
 
     def __str__(self) -> str:
+        private = ""
+        if min(self.present, self.absent) < FEWEST_TOLD:
+            private = (
+                f" With fewer than {FEWEST_TOLD} of a kind its result must not be published: plant "
+                "as many where it is to be."
+            )
         return (
             f"With {self.present:,} present and {self.absent:,} absent canaries over "
             f"{self.steps:,} steps at sampling rate {self.sampling_rate:.4g}, {self.auditor.name} "
             f"would contradict a claim of epsilon {self.epsilon:g} at delta {self.delta:g} with "
             f"probability {self.power:.0%} (confidence {self.confidence:g}) if the true epsilon "
-            f"were {number(self.alternative)}."
+            f"were {number(self.alternative)}.{private}"
         )
 
 

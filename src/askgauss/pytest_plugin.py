@@ -279,8 +279,11 @@ class _Summary:
         from askgauss import _files, _plain
 
         tests = [{"test": name, "result": result} for name, result in self._audits]
+        # One result that tells of single canaries makes the file as private as it is.
+        private = any(result["private"] for _, result in self._audits)
+        text = _plain.dumps(_KIND, _SCHEMA, {"tests": tests, "private": private}) + "\n"
         try:
-            _files.write_text(self._path, _plain.dumps(_KIND, _SCHEMA, {"tests": tests}) + "\n")
+            _files.write_text(self._path, text, private=private)
         except OSError as error:
             self._failure = f"cannot write {self._path!r}: {error.strerror}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
-    "PRIVATE",
+    "PRIVATE_NOTE",
     "Assumption",
     "AuditResult",
     "Consequence",
@@ -44,8 +44,8 @@ _KIND = "askgauss-result"
 _SCHEMA = 2
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
-# What is said of a result that must not be published.
-PRIVATE = (
+# What is said of numbers that must not be published.
+PRIVATE_NOTE = (
     "Fewer than 30 canaries or plantings of a kind: numbers here tell of single ones, and with the "
     "weights of what the noise hides. Keep this result with the training data."
 )
@@ -353,7 +353,7 @@ class AuditResult:
         run = self.metadata.get("run")
         listed = run.get("notes") if isinstance(run, dict) else None
         notes = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
-        return (*notes, PRIVATE) if self.private else notes
+        return (*notes, PRIVATE_NOTE) if self.private else notes
 
     @property
     def next_step(self) -> str:

@@ -12,12 +12,14 @@ import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import askgauss
-from askgauss.cli import audit, program
+from askgauss import _files, _plain
+from askgauss.cli import audit, museum, program
 from askgauss.exceptions import InvalidArgumentError
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
@@ -569,3 +571,47 @@ def test_the_hook_refuses_results_that_are_not_whole(run, kept, tmp_path):
     for content in (whole[:-20], _flipped(whole, whole.index(b"askgauss-result") + 3)):
         elsewhere.write_bytes(content)
         assert run("check-results", elsewhere).exit_code == 2
+    # Blanks behind a result hide what follows them from whoever reads a document's worth.
+    path.write_bytes(whole + b" " * _files.DOCUMENT_BYTES + b"{}")
+    assert run("check-results", path).exit_code == 2
+
+
+def test_the_hook_refuses_replays_and_descriptions_of_demos(run, tmp_path):
+    """Neither says of itself that it is private, and older ones never will."""
+
+    def train(data, replay):
+        for batch in replay.batches(rate=0.5):
+            replay.public("sum", float(data[batch].sum()))
+
+    askgauss.replay(train, np.arange(20.0), leave_out=3, steps=2).to_json(tmp_path / "replay.json")
+    described = _plain.dumps("askgauss-cli-run", 2, {"seed": 3})
+    (tmp_path / "run.json").write_text(described)
+    for name in ("replay.json", "run.json"):
+        assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 2, name
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_whatever_tells_of_few_canaries_is_for_its_owner(run, tmp_path):
+    few = askgauss.simulate_dpsgd(
+        steps=20, sampling_rate=0.1, noise_multiplier=1.0, present=20, absent=50, seed=0
+    )
+    few.save(tmp_path / "few.npz")
+    claim = ("--epsilon", "8", "--delta", "1e-5")
+    told = [
+        run("diagnose", tmp_path / "few.npz", *claim, "--json", tmp_path / "findings.json"),
+        run("compare", tmp_path / "few.npz", *claim, "--json", tmp_path / "table.json",
+            "--markdown", tmp_path / "table.md", "--auditor", "gaussian-shift"),
+    ]  # fmt: skip
+    assert all("with the training data" in answer.stdout for answer in told)
+    for name in ("findings.json", "table.json", "table.md"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+    for name in ("findings.json", "table.json"):
+        assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 2, name
+
+
+@pytest.mark.parametrize(("inside", "code"), [(0, 0), (10, 1), (1, 2), (2, 2), (120, 2), (-9, 2)])
+def test_the_museum_tells_what_it_found_from_what_went_wrong(run, monkeypatch, inside, code):
+    monkeypatch.setattr(
+        museum.subprocess, "run", lambda *told, **more: SimpleNamespace(returncode=inside)
+    )
+    assert run("museum", "list").exit_code == code

@@ -804,3 +804,21 @@ def test_a_feed_that_cannot_be_written_does_not_end_the_run(tmp_path):
     with pytest.warns(AskGaussWarning, match="could not be written"):
         loop(monitor, 2)
     assert monitor.steps == 2
+
+
+def test_an_alarm_tells_no_finer_than_the_noise_it_measures():
+    """Of a tensor with few canaries in it, or of few plantings, the exact number is their own."""
+
+    def told(**broken):
+        monitor = Monitor(claim=claim(), on_alarm=lambda alarm: None)
+        loop(monitor, 60, **broken)
+        return monitor.alarm.cause, monitor.alarm.summary, monitor.alarm.epsilon
+
+    # Numbers that differ by a hundredth, where the error is some tenths: one sentence for both.
+    few = [told(tensors=(1990, 10), noise=[SIGMA, scale]) for scale in (0.02, 0.0201)]
+    assert few[0][0] == "noise"
+    assert " in tensor 1 " in few[0][1]
+    assert few[0] == few[1]
+    added = [told(contribution=much) for much in (4.0, 4.02)]
+    assert added[0][0] == "contribution"
+    assert added[0] == added[1]

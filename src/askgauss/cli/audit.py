@@ -167,7 +167,7 @@ def diagnose(
     from askgauss.diagnostics import describe
     from askgauss.diagnostics import diagnose as run_checks
     from askgauss.diagnostics.disclosure import published, tells_of_single
-    from askgauss.results import PRIVATE
+    from askgauss.results import PRIVATE_NOTE
 
     private = tells_of_single(given.data)
     findings = published(run_checks(given.data, claim=claim, gate_error=gate_error))
@@ -177,7 +177,7 @@ def diagnose(
                 say(printable(str(finding)))
         say(printable(describe(findings, data=given.data)))
         if private:
-            say(PRIVATE)
+            say(PRIVATE_NOTE)
     if json is not None:
         content = {"findings": _plain.to_plain(findings), "private": private}
         text = _plain.dumps("askgauss-findings", 1, content) + "\n"

@@ -19,6 +19,8 @@ _RESULT = "askgauss-result"
 # Results of other kinds, which have evidence too.
 _OTHERS = ("askgauss-mechanism-result", "askgauss-comparison")
 _FIELDS = ("digest", "evidence")
+# Documents that are private whatever they say: values with and without a record, and the seed.
+_PRIVATE = ("askgauss-replay", "askgauss-cli-run")
 # What is left of our files when they are cut, or when what says their kind is damaged: kinds and
 # fields of headers, and names of arrays. Text that speaks of them, such as this, is not meant.
 _TRACES = re.compile(
@@ -35,7 +37,8 @@ def check_results(
         bool,
         typer.Option(
             "--refuse-private",
-            help="Refuse transcripts, scores, checkpoints and results of few canaries instead.",
+            help="Refuse transcripts, scores, checkpoints, reports of a replay, run.json of a demo "
+            "and results of few canaries instead.",
         ),
     ] = False,
 ) -> None:
@@ -68,7 +71,8 @@ def _no_whole_result(path: Path) -> bool:
     try:
         found = _plain.parse(content)
         if _is_result(found):
-            AuditResult.from_json(content)
+            # The whole of it, which may go on where no document of ours does.
+            AuditResult.load(path)
     except AskGaussError as error:
         if not (_NAMED.fullmatch(path.name) or _speaks_of_a_result(content)):
             return False
@@ -113,9 +117,10 @@ def _private_kind(path: Path) -> str | None:
         found = _plain.parse(content)
     except AskGaussError:
         return _damaged(content)
-    if isinstance(found, dict) and found.get("private") is True:
-        return str(found.get("kind"))
-    return None
+    if not isinstance(found, dict):
+        return None
+    kind = str(found.get("kind"))
+    return kind if found.get("private") is True or kind in _PRIVATE else None
 
 
 def _damaged(content: bytes) -> str | None:

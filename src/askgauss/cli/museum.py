@@ -10,12 +10,16 @@ from typing import Annotated
 
 import typer
 
+from askgauss.cli.program import ExitCode
 from askgauss.exceptions import InvalidArgumentError
 
 __all__ = ["museum"]
 
 # Of a copy of the repository that this file is in.
 _ROOT = Path(__file__).parents[3]
+# What the museum ends with where an exhibit did not do what is expected; Python that crashes, or
+# cannot write, ends with 1.
+_UNEXPECTED = 10
 
 
 class Action(StrEnum):
@@ -39,7 +43,8 @@ def museum(
     The museum is not installed with the package: it runs in a copy of the source repository,
     installs each release by name and hash into .venvs/museum (or $MUSEUM_ROOMS), and needs the
     packages that make test does. The exit code is 0 if every exhibit that was shown did what is
-    expected of it, 1 if one did not; one that cannot be installed is skipped by name.
+    expected of it, 1 if one did not, 2 if there is no answer; one that cannot be installed is
+    skipped by name.
     """
     if not (_ROOT / "museum" / "__main__.py").exists():
         raise InvalidArgumentError(
@@ -54,4 +59,5 @@ def museum(
             f"{action.value}, got {wanted}. See askgauss museum list."
         )
     done = subprocess.run([sys.executable, "-m", "museum", action.value, *wanted], cwd=_ROOT)
-    raise typer.Exit(done.returncode)
+    codes = {0: ExitCode.CONSISTENT, _UNEXPECTED: ExitCode.VIOLATION}
+    raise typer.Exit(codes.get(done.returncode, ExitCode.FAILURE))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss._rounded import on_grid, scale_on_grid
 from askgauss.canaries import Canaries, ExampleCanaries
 from askgauss.exceptions import FileFormatError
 from askgauss.stats import e_process
@@ -379,10 +380,21 @@ class Tally:
         )
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
-        """Noise in units of what is declared; nan where none was seen."""
+        """Noise in units of what is declared, as may be told; nan where none was seen.
+
+        It stands on the grid of its error: in a tensor of one canary it is that canary's own.
+        """
+        freedom, square = self._noise_of(tensor, lately)
+        if not freedom > 0.0:
+            return math.nan
+        # The exact number of values would tell how many canaries were planted.
+        values = 2.0 ** round(math.log2(freedom))
+        return scale_on_grid(math.sqrt(square / freedom), values)
+
+    def _noise_of(self, tensor: int | None, lately: bool) -> tuple[float, float]:
         rows = np.array(self._noise) - (self._noise_before if lately else 0.0)
         freedom, square = rows.sum(axis=1) if tensor is None else rows[:, tensor]
-        return math.sqrt(max(square, 0.0) / freedom) if freedom > 0.0 else math.nan
+        return float(freedom), max(float(square), 0.0)
 
     def noise_sums(self) -> tuple[float, float]:
         """Degrees of freedom and squares of all tensors and steps."""
@@ -394,10 +406,15 @@ class Tally:
         now = self._signal
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
-    def contribution(self, *, lately: bool = False) -> float:
-        """What a planted canary adds, in clip norms; nan where none was planted."""
+    def contribution(self, deviation: float, *, lately: bool = False) -> float:
+        """What a planted canary adds, in clip norms, as may be told; nan where none was planted.
+
+        Args:
+            deviation: The noise of one value, in clip norms: the grid is as wide as the error.
+            lately: Whether to speak of lately only.
+        """
         count, total, _ = self._signals(lately)
-        return float(total / count) if count else math.nan
+        return on_grid(total / count, deviation / math.sqrt(count), 1.0) if count else math.nan
 
     def rate(self, *, lately: bool = False) -> float:
         """How often a present canary was planted; nan where none is present."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from askgauss._rounded import FEWEST_TOLD, down
+from askgauss._rounded import FEWEST_TOLD, down, scale_on_grid
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 
@@ -35,11 +35,7 @@ class Point:
         """
         if not self.freedom:
             return math.nan
-        scale = math.sqrt(self.square / self.freedom)
-        if not 0.0 < scale < math.inf:
-            return scale
-        error = 1.0 / math.sqrt(2.0 * values)
-        return math.exp(round(math.log(scale) / error) * error)
+        return scale_on_grid(math.sqrt(self.square / self.freedom), values)
 
     def join(self, later: Point) -> Point:
         """One point for both."""

@@ -558,12 +558,11 @@ class Monitor:
             where = "" if tensor is None else f" in tensor {tensor}"
             ratio = tally.noise(tensor, lately=True)
             shown = "" if noise is None else f" ({ratio * noise:.4g} for {noise:.4g})"
-            return f"The noise{where} is {ratio:.3f} times what is declared{shown}."
+            return f"The noise{where} is {ratio:.3g} times what is declared{shown}."
         if cause == "contribution":
-            return (
-                f"A planted canary adds {tally.contribution(lately=True):.3g} clip norms, where 1 "
-                "is the most."
-            )
+            deviation = tally.noise(lately=True) * (1.0 if noise is None else noise)
+            added = tally.contribution(deviation, lately=True)
+            return f"A planted canary adds {added:.3g} clip norms, where 1 is the most."
         if cause == "sampling rate":
             return (
                 f"Canaries are sampled at rate {tally.rate(lately=True):.4g}, where "
@@ -589,7 +588,7 @@ class Monitor:
         for steps, lately in ((self._steps, False), (rest, True)):
             noise = declared * tally.noise(tensor, lately=lately)
             if cause == "contribution":
-                noise /= max(tally.contribution(lately=lately), 1.0)
+                noise /= max(tally.contribution(noise, lately=lately), 1.0)
             if cause == "sampling rate":
                 noise, rate = declared, tally.rate(lately=lately)
             if steps:
