@@ -234,7 +234,7 @@ class Checkpointed(Kept):
     # Steps after which it went on from a checkpoint, and nobody has said where the model was.
     _resumed: tuple[int, ...]
 
-    def _check_step(self, step: int | None, own: int) -> None:
+    def check_step(self, step: int | None, own: int) -> None:
         """As `check_step`; a caller whose count agrees has said that the model was there too."""
         check_step(step, own)
         if step is not None and self._resumed[-1:] == (own,):

@@ -62,7 +62,7 @@ class PlannedRecorder(Checkpointed):
 
     def _check_next(self, step: int | None) -> None:
         self._check_whole()
-        self._check_step(step, self._step)
+        self.check_step(step, self._step)
         if self._step >= self._plan.steps:
             raise RecordingError(
                 f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "

@@ -212,7 +212,7 @@ class Recorder(Checkpointed):
                 the recorder is at another step.
         """
         self._check_whole()
-        self._check_step(step, self.steps)
+        self.check_step(step, self.steps)
         if self._sampling_rate is None:
             raise RecordingError(
                 "Expected sampling_rate or sampling to be given to the Recorder before sample(); "
@@ -264,7 +264,7 @@ class Recorder(Checkpointed):
             PrivacyAlarm: The monitor alarms; the step has been recorded.
         """
         self._check_whole()
-        self._check_step(step, self.steps)
+        self.check_step(step, self.steps)
         released = self._vector("noisy_sum", noisy_sum)
         norm = self._clip_norm if clip_norm is None else clip_norm
         _validate.magnitude(clip_norm=norm)

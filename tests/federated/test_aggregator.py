@@ -472,6 +472,8 @@ def test_an_audit_of_another_round_is_refused(tmp_path):
     with pytest.raises(RecordingError, match=r"step=3.* got 5.*the same step of model and audit"):
         resumed(updates_of(rng), step=5)
     resumed(updates_of(rng), step=3)
+    # Who counts rounds along has said where the model was: nobody needs to ask.
+    assert resumed.transcript().facts.resumed == ()
     with pytest.raises(RecordingError, match="fingerprint"):
         audited(Noisy(4.0), noise_multiplier=4.0, seed=1).load(tmp_path / "audit.npz")
 

@@ -72,6 +72,38 @@ def main() -> None:
         fit(model, [audit], 5)
         return told(audit.result(), model, weights)
 
+    def put_back_within(model):
+        """Weights of the fifth epoch come back after the tenth, readings and all."""
+        weights = len(model.weights)
+        audit = callback(model)
+        with tempfile.TemporaryDirectory() as folder:
+            place = f"{folder}/model.weights.h5"
+
+            class Back(keras.callbacks.Callback):
+                def on_epoch_end(self, epoch, logs=None):
+                    if epoch == 4:
+                        self.model.save_weights(place)
+                    if epoch == 9:
+                        self.model.load_weights(place)
+
+            fit(model, [audit, Back()], 15)
+        fit(model, [audit], 10)
+        return told(audit.result(), model, weights)
+
+    def put_back_unseen(model):
+        """Weights are put back, and as many steps taken without the callback as were given up."""
+        weights = len(model.weights)
+        audit = callback(model)
+        fit(model, [audit], 10)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_weights(f"{folder}/model.weights.h5")
+            fit(model, [audit], 5)
+            model.load_weights(f"{folder}/model.weights.h5")
+        np.random.seed(5)  # noqa: NPY002  (batches are drawn from it)
+        fit(model, [], 5)
+        fit(model, [audit], 5)
+        return told(audit.result(), model, weights)
+
     def told(result, model, weights):
         return {
             "verdict": result.verdict.value,
@@ -94,6 +126,8 @@ def main() -> None:
     outcomes = {
         "correct": said(trained, (10, True), (10, True)),
         "put back": put_back(private()),
+        "put back within fit": put_back_within(private()),
+        "put back and unseen": put_back_unseen(private()),
         "microbatches": said(private(microbatch=20), (20, True)),
         "shuffled": said(private(poisson=False), (20, True)),
         "unseen": said(private(), (15, True), (5, False)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -91,6 +92,39 @@ def test_the_loop_of_flower_itself_is_audited(found, side):
 def test_the_adaptive_norm_is_named_in_the_loop_of_flower(found, side):
     run = found[f"loop {side} Adaptive"]
     assert {"noise norm", "noise scale"} <= set(run["flagged"])
+
+
+def restarted(folder, kind, order="model", kill=0):
+    """What a server said, or -9 if it was killed."""
+    script = Path(__file__).parent / "flower_restarts.py"
+    done = subprocess.run(
+        [str(PYTHON), str(script), str(folder), kind, order, str(kill)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == (-signal.SIGKILL if kill else 0), done.stderr[-3000:]
+    return None if kill else json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["results", "messages"])
+def test_a_killed_server_goes_on_with_its_audit(tmp_path, kind):
+    """As if never killed after whole checkpoints; refused where model and audit are apart."""
+    for name in ("whole", "killed", "model", "audit"):
+        (tmp_path / name).mkdir()
+    whole = restarted(tmp_path / "whole", kind)
+    restarted(tmp_path / "killed", kind, kill=5)
+    restarted(tmp_path / "killed", kind, kill=11)
+    # The model is the one that the last round released: nobody has to ask where it was.
+    assert restarted(tmp_path / "killed", kind) == whole
+    assert (whole["rounds"], whole["watched"], whole["resumed"]) == (12, 12, [])
+    for order, last in (("model", 3), ("audit", 6)):
+        restarted(tmp_path / order, kind, order, kill=6)
+        refused = restarted(tmp_path / order, kind)["refused"]
+        assert f"the model that round {last} released" in refused
+        assert "of the same step of model and audit" in refused
 
 
 @pytest.mark.parametrize(("noise", "too_little"), [(2.0, False), (1.0, True)])

@@ -125,7 +125,7 @@ def test_readings_are_drained_in_blocks():
         ]
         if number % 7 == 0:
             assert audit.drain(states[0]) == number
-    assert states[0].readings.shape[0] == 8
+    assert states[0].readings.shape[0] == 8 + 1  # and the last one of the drain before
     one, other = (
         item.transcript(state) for item, state in zip((audit, whole), states, strict=True)
     )
@@ -159,6 +159,50 @@ def test_a_state_of_another_branch_is_refused(buffer):
     with pytest.raises(RecordingError, match="Go on from the drained state"):
         audit.drain(checkpoint)
     assert audit.transcript(advanced(update, drained, 5)).number_of_steps == 20
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_branch_is_noticed_where_drains_fall_exactly_every_buffer_steps(tmp_path, steps):
+    """Steps 6 to 10 are drained, given up, and taken again with other noise."""
+    audit = runs.make(buffer=5)
+    one, other = (audit.wrap(runs.gaussian(key=key)) for key in (runs.KEY, runs.KEY + 1))
+
+    def advanced(wrapped, state, count):
+        step = jax.jit(wrapped.update)
+        for _ in range(count):
+            state = step(runs.gradient(), state)[1]
+        return state
+
+    checkpoint = advanced(one, one.init(runs.params()), 5)
+    audit.drain(checkpoint)
+    drained = advanced(one, checkpoint, 5)
+    audit.drain(drained)
+    audit.save(tmp_path / "audit.npz")
+    # The noise of the other branch: a generator that nobody put back.
+    parted = advanced(other, checkpoint._replace(inner=other.init(runs.params()).inner), 5 + steps)
+    restored = runs.make(buffer=5)
+    restored.load(tmp_path / "audit.npz")
+    for asked in (audit, restored):
+        with pytest.raises(RecordingError, match="another branch"):
+            asked.drain(parted)
+    restored.drain(advanced(one, drained, 5))
+
+
+def test_a_state_of_an_earlier_version_goes_on():
+    """It has a row less: steps are found where it put them."""
+    audit, whole = (runs.make(buffer=4) for _ in range(2))
+    wrapped = audit.wrap(runs.gaussian())
+    step = jax.jit(wrapped.update)
+    state = wrapped.init(runs.params())
+    states = [state._replace(readings=state.readings[:4]), state]
+    for _ in range(10):
+        states = [step(runs.gradient(), item)[1] for item in states]
+        for item, state in zip((audit, whole), states, strict=True):
+            item.drain(state)
+    one, other = (
+        item.transcript(state) for item, state in zip((audit, whole), states, strict=True)
+    )
+    assert np.array_equal(one.canaries.total, other.canaries.total)
 
 
 @pytest.mark.parametrize("monitor", [None, True])

@@ -60,6 +60,19 @@ def test_steps_that_the_model_forgot_are_counted(outcomes):
     assert "step count" in outcomes["put back"]["failed"]
 
 
+def test_steps_whose_readings_were_put_back_too_are_counted(outcomes):
+    run = outcomes["put back within fit"]
+    text = " ".join(run["text"].split())
+    assert "125 steps were released, 25 of them not observed, and 100 accounted for" in text
+    assert run["verdict"] == "VIOLATION"
+
+
+def test_weights_that_changed_while_no_step_was_counted_are_not_passed(outcomes):
+    run = outcomes["put back and unseen"]
+    assert "weights between steps" in run["failed"]
+    assert run["verdict"] == "INVALID"
+
+
 @pytest.mark.parametrize("run", ["correct", "microbatches", "shuffled", "unseen", "half noise"])
 def test_nothing_of_the_audit_stays_in_the_model(outcomes, run):
     assert outcomes[run]["weights"] == 0

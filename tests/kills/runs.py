@@ -19,13 +19,18 @@ import torch
 import askgauss as ag
 from askgauss import _files, _plain
 from askgauss.exceptions import RecordingError
+from askgauss.federated import AuditedAggregator
+from askgauss.inputs import load_audit_input
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.paper import dpsgd, page, reproduce, sweep, tables
 from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 from askgauss.results import Status
 from askgauss.run_facts import RunFacts
+from askgauss.sampling import CyclicPoisson
 from askgauss.step_store import StepStore
 from tests.integrations.runs import SIZES, make_run
 
@@ -94,6 +99,73 @@ def _stored(folder: Path) -> Any:
     store = StepStore(folder / "steps")
     steps = {"values": np.array(store.values), "planted": store.planted}
     return (_transcript(folder / "transcript.npz"), _digest(steps))
+
+
+def _correlated(folder: Path, recorder: Any) -> None:
+    """Recorders of correlated noise; the noise itself is none of their business."""
+    checkpoint = folder / "recorder.npz"
+    if checkpoint.exists():
+        recorder.load(checkpoint)
+    while recorder.steps < STEPS:
+        step = recorder.steps
+        released = np.random.default_rng([7, step]).normal(0.0, 1.0, CANARIES.size)
+        recorder.sample(step=step)
+        recorder.observe(released, background=np.zeros(CANARIES.size))
+        if recorder.steps % EVERY == 0:
+            recorder.save(checkpoint)
+    recorder.save(folder / "finished.npz", finished=True)
+
+
+def _by_tree(folder: Path) -> None:
+    plan = TreePlan(steps=STEPS, release="prefixes", participations=2, min_separation=3)
+    _correlated(folder, ag.LinearRecorder(CANARIES, plan))
+
+
+def _by_bands(folder: Path) -> None:
+    strategy = BandedStrategy.toeplitz([1.0, 0.5], STEPS + 1)
+    sampling = CyclicPoisson(rate=0.5, cycle=2)
+    _correlated(folder, ag.LinearRecorder.sampled(CANARIES, strategy, sampling=sampling))
+
+
+def _finished(folder: Path) -> Any:
+    found = load_audit_input(folder / "finished.npz")
+    facts = replace(found.facts, run=None, resumed=())
+    return (_digest(repr(facts)), _digest(found.scores().score))
+
+
+class _Server:
+    """An aggregator whose noise comes from its round."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def __call__(self, updates: Any, weights: Any) -> Any:
+        noise = np.random.default_rng([9, self.rounds]).normal(0.0, 1.0, 500)
+        self.rounds += 1
+        clipped = [item / max(1.0, float(np.linalg.norm(item))) for item in updates]
+        return (np.sum(clipped, axis=0) + noise) / len(updates)
+
+
+def _aggregate(folder: Path) -> None:
+    """A server; its rounds are saved before its audit, so that a kill may come in between."""
+    server, place, saved = _Server(), folder / "server.txt", folder / "audit.npz"
+    given = {"dimension": 500, "present": 20, "absent": 30, "clip_norm": 1.0, "seed": 3}
+    aggregate = AuditedAggregator(server, noise_multiplier=1.0, **given)
+    if place.exists():
+        server.rounds = int(place.read_text())
+    if saved.exists():
+        aggregate.load(saved)
+    while server.rounds < STEPS:
+        generator = np.random.default_rng([5, server.rounds])
+        try:
+            aggregate(list(generator.normal(0.0, 0.1, (6, 500))), step=server.rounds)
+        except RecordingError as error:
+            raise RefusedError(str(error)) from error
+        if server.rounds % EVERY == 0:
+            with _files.atomic_write(place) as stream:
+                stream.write(b"%d" % server.rounds)
+            aggregate.save(saved)
+    aggregate.transcript().save(folder / "transcript.npz")
 
 
 def _train(folder: Path, audit_first: bool) -> None:
@@ -219,6 +291,11 @@ RUNS = {
         lambda folder: _record(folder, None), lambda folder: _transcript(folder / "transcript.npz")
     ),
     "step store": Restarted(lambda folder: _record(folder, folder / "steps"), _stored),
+    "tree": Restarted(_by_tree, _finished),
+    "sampled bands": Restarted(_by_bands, _finished),
+    "aggregator": Restarted(
+        _aggregate, lambda folder: _transcript(folder / "transcript.npz"), may_refuse=True
+    ),
     "Opacus, audit first": _opacus(audit_first=True),
     "Opacus, model first": _opacus(audit_first=False),
     "reproduction": Restarted(_reproduce, _reproduced),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from askgauss import _plain, _validate
-from askgauss._checkpoints import Kept, check_step
+from askgauss._checkpoints import Kept
 from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
@@ -201,7 +201,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             RecordingError: The audit is at another round.
             PrivacyAlarm: The monitor alarms; the round has been recorded.
         """
-        check_step(step, self.rounds)
+        self._clients.check_step(step)
         joined = self._clients.join(
             updates,
             weights,

@@ -186,6 +186,15 @@ class CanaryClients:
         """The form of the updates, once one was seen."""
         return self._form
 
+    def check_step(self, step: int | None) -> None:
+        """Refuse a round that the caller counts otherwise, before anything of it is done.
+
+        Raises:
+            InvalidArgumentError: It is no count.
+            RecordingError: The audit is at another round.
+        """
+        self.recorder.check_step(step, self.recorder.steps)
+
     def divisor(self, weights: NDArray[np.float64] | None, clients: int) -> float:
         """What turns the mean of these clients into the sum that the noise assumes."""
         if self._divisor is None:

@@ -76,7 +76,10 @@ class Readings:
         self.check(steps, width, buffer)
         self.steps = steps
         self._width = width
-        self._rows = min(steps, steps if buffer is None else int(buffer))
+        # Steps that may pass between two drains.
+        self._buffer = min(steps, steps if buffer is None else int(buffer))
+        # One more: of a state that is drained in time, the last row of the drain before is there.
+        self._rows = min(steps, self._buffer + 1)
         self._tag = np.frombuffer(hashlib.sha256(name).digest()[:8], dtype=np.uint32)
         self._drained: list[NDArray[np.float32]] = []
 
@@ -106,7 +109,8 @@ class Readings:
 
     def kept(self, state: AuditState, row: Any, inner: Any) -> AuditState:
         """The state after a step that read this row."""
-        place = jnp.where(state.step < self.steps, state.step % self._rows, self._rows)
+        rows = len(state.readings)
+        place = jnp.where(state.step < self.steps, state.step % rows, rows)
         readings = state.readings.at[place].set(row, mode="drop")
         return state._replace(inner=inner, step=state.step + 1, readings=readings)
 
@@ -214,20 +218,21 @@ class Readings:
                 f"Expected a state of step {held:,} or later, which were drained, got one of step "
                 f"{last:,}. Go on from the drained state, or make a new Audit for another run."
             )
-        if last - held > self._rows:
+        # States of earlier versions have one row less, and a step that is nobody's to compare.
+        if last - held > self._buffer:
             raise RecordingError(
-                f"Steps {held + 1:,} to {last - self._rows:,} were overwritten, and this Audit has "
-                f"not drained them. Call drain(state) at least once in {self._rows:,} steps, or "
-                "give a larger buffer. After a restart, load what was drained before it: "
+                f"Steps {held + 1:,} to {last - self._buffer:,} were overwritten, and this Audit "
+                f"has not drained them. Call drain(state) at least once in {self._buffer:,} steps, "
+                "or give a larger buffer. After a restart, load what was drained before it: "
                 "audit.save(path) next to the state, and audit.load(path)."
             )
         readings = np.asarray(state.readings)
         self._check_branch(readings, last)
-        return readings[np.arange(held, last) % self._rows]
+        return readings[np.arange(held, last) % len(readings)]
 
     def _check_branch(self, readings: NDArray[np.float32], last: int) -> None:
         """Refuse a state that does not come from the drained one, while its rows still tell."""
-        first = max(0, last - self._rows)
+        first = max(0, last - len(readings))
         parts, start = [self.nothing], self.held
         for part in reversed(self._drained):
             if start <= first:
@@ -235,7 +240,7 @@ class Readings:
             parts.append(part)
             start -= len(part)
         drained = np.concatenate(parts[::-1])[max(first - start, 0) :]
-        there = readings[np.arange(first, first + len(drained)) % self._rows]
+        there = readings[np.arange(first, first + len(drained)) % len(readings)]
         # To the last bit, so that nan is itself.
         other = (drained.view(np.uint32) != there.view(np.uint32)).any(axis=1)
         if other.any():

@@ -6,16 +6,25 @@ Flower is imported when a strategy is wrapped, and not before.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss import _plain
+from askgauss._checkpoints import Kept
 from askgauss.audited_run import AuditedRun
-from askgauss.exceptions import InvalidArgumentError, MissingExtraError, UnsupportedError
+from askgauss.exceptions import (
+    InvalidArgumentError,
+    MissingExtraError,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.federated import CanaryClients, Joined
 from askgauss.federated.probes import probed
 from askgauss.linear_transcript import LinearTranscript
@@ -59,7 +68,8 @@ def audited(
 
     Returns:
         A strategy, to be used in place of the one given; with ``transcript()``, ``monitor`` and
-        ``result(claim=...)``, whose arguments are those of `askgauss.audit`.
+        ``result(claim=...)``, whose arguments are those of `askgauss.audit`; and with ``save``,
+        ``load`` and ``rounds`` for a server that is started again, as `AuditedAggregator` has them.
 
     Raises:
         MissingExtraError: Flower is not installed.
@@ -114,10 +124,41 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Flower(AuditedRun[()]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """The plain values of a checkpoint.
+
+    Attributes:
+        sizes: Entries of each array of the model; none before the first round.
+        clients: What canary clients hold.
+        probes: What probes found.
+        probing: Whether they are still to come.
+        model: A digest of the model that the last round released; empty if it is not known.
+        unchanged: Whether clients started from what the round before had released.
+    """
+
+    sizes: tuple[int, ...] = ()
+    clients: dict[str, Any] | None = None
+    probes: ProbeFacts
+    probing: bool
+    model: str = ""
+    unchanged: bool | None = None
+
+
+def _digest(arrays: Sequence[NDArray[Any]]) -> str:
+    """Tells one model from another, also where it was kept in single precision."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.asarray(array, dtype=np.float32).tobytes())
+    return found.hexdigest()[:32]
+
+
+class _Flower(Kept, AuditedRun[()]):
     """What both kinds of strategies share: canaries join, the strategy aggregates, it is read."""
 
     result_ends = True
+    _checkpoint_kind = "askgauss-flower-strategy"
+    _checkpoint_schema = 2
 
     def __init__(
         self,
@@ -147,6 +188,10 @@ class _Flower(AuditedRun[()]):
         self._honest: int | None = None
         self._probing = probes
         self._probes = ProbeFacts(unchecked="" if probes else "probes=True")
+        self._sizes: tuple[int, ...] = ()
+        # Of what the last round released, and whether rounds so far went on from there.
+        self._model, self._loaded = "", False
+        self._unchanged: bool | None = None
 
     def __repr__(self) -> str:
         return f"Audited {self.strategy!r}"
@@ -156,6 +201,46 @@ class _Flower(AuditedRun[()]):
         """What watches the rounds, if anything does."""
         return self._monitor
 
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that were released with canaries among their clients."""
+        return 0 if self._clients is None else self._clients.recorder.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the audit needs to go on, between two rounds.
+
+        The model, and what the strategy itself carries (an adaptive clip norm), are yours to save.
+        """
+        state: dict[str, Any] = {"state": None}
+        if self._clients is not None:
+            state = self._clients.state_dict()
+        progress = _Progress(
+            sizes=self._sizes,
+            clients=state.pop("state"),
+            probes=self._probes,
+            probing=self._probing,
+            model=self._model,
+            unchanged=self._unchanged,
+        )
+        return {**state, "state": _plain.to_plain(progress)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the model of the same round.
+
+        Raises:
+            FileFormatError: The state is not one of an audited strategy, or parts are missing.
+            RecordingError: It belongs to other canaries or other settings.
+        """
+        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        clients = None
+        if progress.clients is not None:
+            clients = self._canary_clients(progress.sizes)
+            clients.load_state_dict({**state, "state": progress.clients})
+        self._clients, self._sizes = clients, progress.sizes
+        self._probes, self._probing = progress.probes, progress.probing
+        self._model, self._unchanged = progress.model, progress.unchanged
+        self._loaded = True
+
     def transcript(self) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""
         if self._clients is None:
@@ -163,6 +248,40 @@ class _Flower(AuditedRun[()]):
                 "Expected a round of training before the transcript, got none. Run the strategy."
             )
         return self._clients.transcript(self._probes)
+
+    def _canary_clients(self, sizes: tuple[int, ...]) -> CanaryClients:
+        return self._make(
+            dimension=sizes,
+            noise_multiplier=float(self.strategy.noise_multiplier),
+            count_deviation=getattr(self.strategy, "clipped_count_stddev", None),
+        )
+
+    def _check_model(self, current: list[NDArray[Any]]) -> None:
+        """Hold what clients started from against what the round before released.
+
+        Nobody says which round a loaded model is of. Where rounds have gone on from what was
+        released, as Flower's own loop does, a model that did not come out of the audit's last round
+        is of another.
+
+        Raises:
+            RecordingError: Model and audit are of two moments.
+        """
+        if not self._model:
+            return
+        same = _digest(current) == self._model
+        if self._loaded and self._unchanged and not same:
+            raise RecordingError(
+                f"Expected the model that round {self.rounds:,} released, the last one in the "
+                "audit's checkpoint, got another. Load the checkpoint of the same step of model "
+                "and audit; or begin a new audit."
+            )
+        if self._loaded and same and self._clients is not None:
+            self._clients.check_step(self.rounds)
+        self._unchanged, self._loaded = same and self._unchanged is not False, False
+
+    def _passed_by(self) -> None:
+        """A round went by without canaries: what it released is not known here."""
+        self._model = ""
 
     def _divisor(self, weights: NDArray[np.float64]) -> float:
         if self._honest is None:
@@ -188,12 +307,10 @@ class _Flower(AuditedRun[()]):
             probe: Aggregates such parameters and numbers alone.
         """
         strategy = self.strategy
+        self._check_model(current)
         if self._clients is None:
-            self._clients = self._make(
-                dimension=[array.size for array in current],
-                noise_multiplier=float(strategy.noise_multiplier),
-                count_deviation=getattr(strategy, "clipped_count_stddev", None),
-            )
+            self._sizes = tuple(array.size for array in current)
+            self._clients = self._canary_clients(self._sizes)
         adaptive = hasattr(strategy, "target_clipped_quantile")
         updates = [
             [np.subtract(new, old) for new, old in zip(answer, current, strict=True)]
@@ -211,6 +328,7 @@ class _Flower(AuditedRun[()]):
         finally:
             strategy.num_sampled_clients -= added
         mean = None if new is None else [a - b for a, b in zip(new, current, strict=True)]
+        self._model = _digest(current if new is None else new)
         self._clients.read(mean, next_norm=float(strategy.clipping_norm) if adaptive else None)
         return returned
 
@@ -279,6 +397,7 @@ class _Results(_Flower):
         from flwr.common import FitRes, ndarrays_to_parameters, parameters_to_ndarrays
 
         if failures or not results:
+            self._passed_by()
             return self.strategy.aggregate_fit(server_round, results, failures)
         proxy, first = results[0]
 
@@ -334,6 +453,7 @@ class _Messages(_Flower):
 
         given = list(replies)
         if not given or any(reply.has_error() for reply in given):
+            self._passed_by()
             return self.strategy.aggregate_train(server_round, given)
         records = [_only(reply.content.array_records, "ArrayRecord") for reply in given]
         metrics = [_only(reply.content.metric_records, "MetricRecord") for reply in given]

@@ -18,6 +18,7 @@ out of it when ``fit`` ends: what is saved then is the model alone. It needs Ker
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import types
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,9 +30,11 @@ from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
 from askgauss.sampling import Poisson, Scheme, Shuffled
 from askgauss.transcript import Transcript
+from askgauss.witness import WeightFacts
 
 try:
     import keras
+    import numpy as np
     import optax
     from jax_privacy import keras_api, noise_addition
 except ImportError as error:
@@ -79,6 +82,13 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         self._step: Any = None
         # What was read, between two calls of fit().
         self._held: AuditState | None = None
+        # At the last look, the model's own counter and the steps that were read; batches since.
+        self._counter, self._seen, self._batches = 0, 0, 0
+        # Steps without the callback; and steps whose readings were put back with the weights.
+        self._unseen, self._forgotten = 0, 0
+        # Digests of the variables that train when fit() last ended, by their names.
+        self._left: dict[str, str] = {}
+        self._changed = WeightFacts(unchecked="an optimizer of Keras is not followed")
 
     def set_model(self, model: Any) -> None:
         """Attach to a model before it trains; Keras calls it."""
@@ -92,13 +102,65 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
             )
         if not self._variables:
             self._keep(model)
+            self._compare()
+            self._look()
             self._step = model.train_step
             model.train_step = types.MethodType(self._audited(self._step), model)
             # A step that was traced before knows nothing of the canaries' variables.
             model.train_function = None
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See whether weights were put back since the last epoch; Keras calls it."""
+        self._batches = 0
+        self._look()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count; Keras calls it after one step or more."""
+        self._batches += 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See whether weights were put back within the epoch; Keras calls it."""
+        self._look()
+
+    def _look(self) -> None:
+        """Hold the model's counter and the readings against those of the last look.
+
+        A checkpoint that is loaded takes both along, and what was released since stays so.
+        """
+        counter, seen = self._counted(), int(self._state().step)
+        read = seen - self._seen - self._batches
+        counted = counter - self._counter - self._batches
+        self._forgotten += max(-read, 0)
+        # Readings that came with the weights, after a restart, are of steps that were seen.
+        self._unseen += max(counted - max(read, 0), 0)
+        self._counter, self._seen, self._batches = counter, seen, 0
+
+    def _compare(self) -> None:
+        """Whether weights are others since the last fit() though as many steps are counted.
+
+        Steps without the callback that end where weights had been put back from leave the counter
+        as it was.
+        """
+        now = _digests(self._attached)
+        others = [name for name, found in self._left.items() if now.get(name) != found]
+        if others and self._counted() == self._counter:
+            before = self._changed
+            self._changed = replace(
+                before,
+                between=before.between + 1,
+                between_first=before.between_first or self._seen + 1,
+                between_tensor=before.between_tensor or others[0],
+            )
+
+    def _counted(self) -> int:
+        """Steps by the model's own counter."""
+        taken = keras_api._get_non_trainable_weight("_optimizer_steps", self._attached)
+        return int(taken.numpy().item())
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leave the model as it was but for its training; Keras calls it."""
+        self._look()
+        self._left = _digests(self._attached)
         self._held = self._state()
         for variable in self._variables.values():
             self.model._untrack_variable(variable)
@@ -201,9 +263,13 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         """
         state = self._state()
         assert self._audit is not None
-        taken = keras_api._get_non_trainable_weight("_optimizer_steps", self._attached)
-        counted, released = int(taken.numpy().item()), int(state.step)
-        recorded = self._audit.transcript(state, unseen_steps=max(counted - released, 0))
+        if not self._variables:
+            self._look()
+        unseen = self._unseen + self._forgotten
+        counted, released = self._counted(), int(state.step) + unseen
+        recorded = self._audit.transcript(state, unseen_steps=unseen)
+        if self._changed.between:
+            recorded = recorded.with_facts(replace(recorded.facts, weights=self._changed))
         if counted >= released:
             return recorded
         # Weights that are put back take the model's counter along; what was released stays so.
@@ -218,6 +284,14 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
 
     def _own_claim(self) -> PrivacyClaim | None:
         return self._claim
+
+
+def _digests(model: Any) -> dict[str, str]:
+    """What tells the weights that train from others, by their paths."""
+    return {
+        variable.path: hashlib.sha256(np.asarray(variable.value).tobytes()).hexdigest()
+        for variable in model.trainable_variables
+    }
 
 
 @contextlib.contextmanager
