@@ -305,6 +305,18 @@ class TestSignal:
         assert checks(run, claimed(2 * honest))["step count"].status is Status.WARN
         assert check("step count").status is Status.PASS
 
+    def test_a_claim_of_the_steps_that_were_seen_does_not_hide_others(self):
+        run = simulate_dpsgd(**RUN)
+        seen = run.number_of_steps
+        for counted, status in ((seen, Status.PASS), (seen + 1, Status.WARN)):
+            told = run.with_facts(replace(run.facts, accounted_steps=counted))
+            item = checks(told, claimed(1000.0, steps=seen))["step count"]
+            assert item.status is status
+        assert f"{seen} steps were seen of {seen + 1}" in item.summary
+        assert f"{seen} are claimed" in item.summary
+        # Of a step that nobody saw no fault shows.
+        assert item.visible == 1.0
+
     def test_canaries_that_are_copies(self):
         run = simulate_dpsgd(**RUN)
         alike = replace(run, gram=np.full((8, 8), 0.8) + 0.2 * np.eye(8))

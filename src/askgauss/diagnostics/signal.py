@@ -276,23 +276,28 @@ def _step_count(context: Context) -> Finding:
         return not_run(name, "the number of steps the accountant counted")
     skipped = context.facts.skipped_steps
     taken = context.transcript.number_of_steps + skipped
-    more = taken > accounted
-    broken, implied = context.breach(steps=taken) if more else (False, "")
+    # A claim of the steps that were seen must not hide those that the accountant saw beside them.
+    counted = max(accounted, context.facts.accounted_steps or 0)
+    most = max(taken, counted)
+    more = most > accounted
+    broken, implied = context.breach(steps=most) if more else (False, "")
     unseen = f", {skipped:,} of them not observed," if skipped else ""
     summary = f"{taken:,} steps were released{unseen} and {accounted:,} accounted for.{implied}"
-    if taken < accounted:
-        summary = f"{taken:,} steps were seen{unseen} of {accounted:,} that were accounted for."
+    if taken < counted:
+        claimed = f", and {accounted:,} are claimed" if more else ""
+        seen = f"{taken:,} steps were seen{unseen} of {counted:,} that were accounted for"
+        summary = f"{seen}{claimed}.{implied}"
     return fact(
         name,
-        taken != accounted,
+        most != accounted or taken < counted,
         summary,
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=float(taken),
+        measured=float(most if more else taken),
         claimed=float(accounted),
         remedy="Every noisy release must be counted, those before going back to a checkpoint too: "
         "attach the accountant before the first step."
         if more
         else WHOLE_RUN,
         # Of steps that were not seen no fault shows.
-        visible=1.0 if taken < accounted else None,
+        visible=1.0 if taken < counted else None,
     )
