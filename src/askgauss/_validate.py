@@ -21,6 +21,7 @@ __all__ = [
     "MOST",
     "MOST_CANARIES",
     "MOST_PARAMETERS",
+    "MOST_RECORDS",
     "SMALLEST",
     "count",
     "fail",
@@ -39,10 +40,11 @@ __all__ = [
 # Beyond these, squares would not be numbers any more, or zeros: no unit of a run leads there.
 LARGEST = 1e140
 SMALLEST = 1e-140
-# What no run will ever have, of steps, canaries and parameters: a slip of the pen.
+# What no run will ever have, of steps, canaries, parameters and records: a slip of the pen.
 MOST = 10**9
 MOST_CANARIES = 10**8
 MOST_PARAMETERS = 10**15
+MOST_RECORDS = 10**12
 # A larger one allows whatever a float can tell apart: no audit could speak about it.
 LARGEST_EPSILON = 1e9
 # Longer ones are told by how long they are.

@@ -108,7 +108,7 @@ class Recorder(Checkpointed):
         if noise_multiplier is not None:
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
-            _validate.count(records=records)
+            _validate.count(maximum=_validate.MOST_RECORDS, records=records)
         if poisson and not isinstance(scheme, (Poisson, type(None))):
             raise InvalidArgumentError(
                 f"Expected poisson=False, got True with sampling={scheme!r}. Say one of the two."

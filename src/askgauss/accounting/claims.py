@@ -245,7 +245,7 @@ def fixed_size_epsilon(
     """
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
     _validate.count(batch=batch, steps=steps)
-    _validate.count(batch, records=records)
+    _validate.count(batch, maximum=_validate.MOST_RECORDS, records=records)
     _validate.probability(delta=delta)
     if noise_multiplier == 0.0:
         return math.inf
@@ -288,7 +288,7 @@ def truncated_epsilon(
     """
     check_run(sampling_rate, steps)
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-    _validate.count(cap=cap, records=records)
+    _validate.count(maximum=_validate.MOST_RECORDS, cap=cap, records=records)
     _validate.probability(delta=delta)
     if noise_multiplier == 0.0:
         return math.inf

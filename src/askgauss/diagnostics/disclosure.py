@@ -82,11 +82,12 @@ def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
         if data.relative_shift is not None:
             weighed.append((data.relative_shift[member], np.ones(present)))
     else:
-        planted = data.canaries.planted[member]
-        plantings = int(planted.sum())
+        held = np.bincount(data.canaries.planted[member])
+        times = np.arange(held.size)
+        plantings = int(times @ held)
         groups += [plantings, present * data.number_of_steps - plantings]
         weighed = [
-            (planted, np.ones(present)),
+            (times, held),
             (data.schedule**-2.0, data.steps.planted.sum(axis=1)),
         ]
     return any(0 < count < FEWEST_TOLD for count in groups) or any(
@@ -105,13 +106,18 @@ def _amounts_to(weights: Array, counts: Array) -> float:
     Returns:
         The least over the weights that may be subtracted; 0 where all weigh the same.
     """
-    levels, kind = np.unique(np.round(weights, 12), return_inverse=True)
+    # Only how they compare counts, and squares of these are numbers.
+    relative = weights / max(float(weights.max()), np.finfo(np.float64).tiny)
+    levels, kind = np.unique(np.round(relative, 12), return_inverse=True)
     held = np.bincount(kind, counts, levels.size)
     levels, held = levels[held > 0], held[held > 0]
     if levels.size < 2:
         return 0.0
-    left = np.abs(levels[:, None] - levels[np.argsort(-held)[:_SUBTRACTED]])
-    return float(((held @ left) ** 2 / (held @ left**2)).min())
+    found = math.inf
+    for level in levels[np.argsort(-held)[:_SUBTRACTED]]:
+        left = np.abs(levels - level)
+        found = min(found, float((held @ left) ** 2 / (held @ left**2)))
+    return found
 
 
 def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -50,7 +50,8 @@ class FixedSize(Scheme):
 
     def __post_init__(self) -> None:
         _validate.count(batch=self.batch)
-        _validate.count(self.batch, records=self.records, hint="A batch holds none twice.")
+        most, hint = _validate.MOST_RECORDS, "A batch holds none twice."
+        _validate.count(self.batch, maximum=most, hint=hint, records=self.records)
 
     def __str__(self) -> str:
         return f"batches of {self.batch:,} of {self.records:,} records, drawn afresh"
@@ -143,7 +144,7 @@ class TruncatedPoisson(Scheme):
 
     def __post_init__(self) -> None:
         _validate.within(0.0, 1.0, closed="right", rate=self.rate)
-        _validate.count(cap=self.cap, records=self.records)
+        _validate.count(maximum=_validate.MOST_RECORDS, cap=self.cap, records=self.records)
 
     def __str__(self) -> str:
         return (
