@@ -71,24 +71,25 @@ def fixed(variant: str) -> Outcome:
     if variant == "mended":
         dp_fixed_clipping.compute_clip_model_update = clip_answer
     base = Even() if variant == "mended" else FedAvg()
-    return _rounds(DifferentialPrivacyServerSideFixedClipping(base, **options))
+    return _rounds(DifferentialPrivacyServerSideFixedClipping(base, **options), NOISE)
 
 
 def adaptive(variant: str) -> Outcome:
     """Adaptive clipping; clients have as many examples each."""
-    options = {"noise_multiplier": 1.0, "num_sampled_clients": CLIENTS}
+    # Of updates and count together; the strategy itself keeps the updates' own, which is larger.
+    noise = 1.0
+    options = {"noise_multiplier": noise, "num_sampled_clients": CLIENTS}
     kind, base = DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
     if variant == "mended":
         dp_adaptive_clipping.adaptive_clip_inputs_inplace = clip
         kind, base = SteadyNoise, Even
-    return _rounds(kind(base(), initial_clipping_norm=CLIP, **options), most=2)
+    return _rounds(kind(base(), initial_clipping_norm=CLIP, **options), noise, most=2)
 
 
-def _rounds(strategy: Any, most: int = 501) -> Outcome:
+def _rounds(strategy: Any, noise: float, most: int = 501) -> Outcome:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     np.random.seed(1)  # noqa: NPY002  (Flower draws its noise from it)
     rng = np.random.default_rng(0)
-    noise = float(strategy.noise_multiplier)
     watched = audited(strategy, present=250, absent=1200)
     current = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number in range(1, ROUNDS + 1):

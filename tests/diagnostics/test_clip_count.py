@@ -111,3 +111,31 @@ def test_steps_that_differ_are_composed_in_what_was_accounted():
     assert accounted(0.95 * whole).status is Status.FAIL
     assert accounted(whole).status is Status.PASS
     assert accounted(whole).measured == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize(("noise", "broken"), [(GRADIENTS, False), (TOGETHER, True)])
+def test_gradients_have_more_noise_than_both_together(noise, broken):
+    run = ag.simulate_dpsgd(
+        steps=STEPS,
+        sampling_rate=RATE,
+        noise_multiplier=noise,
+        present=200,
+        absent=600,
+        seed=0,
+    )
+    facts = ClipCountFacts(
+        releases=STEPS,
+        shown=STEPS,
+        read=STEPS,
+        square=float(STEPS),
+        deviation=DEVIATION,
+        noise_multiplier=TOGETHER,
+    )
+    run = run.with_facts(replace(run.facts, clip_count=facts, noise_multiplier=GRADIENTS))
+    epsilon = accounting.history_epsilon(((TOGETHER, RATE, STEPS),), DELTA)
+    claim = ag.PrivacyClaim(epsilon=epsilon, delta=DELTA, noise_multiplier=TOGETHER)
+    found = next(
+        item for item in ag.audit(run, claim=claim).findings if item.check == "noise scale"
+    )
+    assert found.claimed == pytest.approx(GRADIENTS)
+    assert (found.status is not Status.PASS) is broken

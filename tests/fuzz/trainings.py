@@ -23,6 +23,8 @@ from tests.fuzz.subjects import WATCHED, Subject, Workshop, audit, gone_on, plai
 from tests.integrations.runs import make_run
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+# A fork of a process that has threads of torch would wait for them for ever.
+torch.set_num_threads(1)
 
 
 def make(shop: Workshop) -> list[Subject]:

@@ -146,8 +146,12 @@ class Context:
         declared = bool(np.isfinite(by_step).all())
         if claimed is None and declared and np.ptp(by_step) > 0.0:
             return by_step
+        own = self.facts.noise_multiplier
         if claimed is None:
-            claimed = self.facts.noise_multiplier
+            claimed = own
+        elif own is not None and self.facts.clip_count is not None:
+            # The claim is of gradients and count together, of which each has more noise.
+            claimed = max(claimed, own)
         if claimed is None:
             return by_step if declared else None
         return np.full(steps, float(claimed))
