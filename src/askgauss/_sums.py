@@ -38,9 +38,16 @@ def without_dust(values: NDArray[Any], least: float) -> NDArray[Any]:
     """The same numbers, those smaller in size than ``least`` being zero; itself where none is."""
     if values.dtype != np.float64:
         return values
+    flat = values.reshape(-1)
+    blocks = (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+    if not any(_is_dust(block, least).any() for block in blocks):
+        return values
+    return np.where(_is_dust(values, least), 0.0, values)
+
+
+def _is_dust(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
     size = np.abs(values)
-    dust = (size < least) & (size > 0.0)
-    return np.where(dust, 0.0, values) if dust.any() else values
+    return np.asarray((size < least) & (size > 0.0))
 
 
 def check_magnitude(name: str, value: float | None, *, zero: bool = False) -> None:

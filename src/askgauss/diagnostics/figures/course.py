@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from askgauss import _plain
+from askgauss._rounded import FEWEST_TOLD
 from askgauss.diagnostics.figures.missing import Missing
 from askgauss.monitor.feed import Feed
 from askgauss.results import AuditResult, Finding, Status
@@ -78,7 +79,7 @@ def course(result: AuditResult) -> RunCourse | Missing:
     feed: Feed = _plain.from_plain(Feed, result.metadata[_KEY], _KEY)
     feed.check()
     if not feed.course.step:
-        return Missing(reason="the monitor saw no step.")
+        return Missing(reason=f"a point of it has {FEWEST_TOLD} plantings, and there were fewer.")
     claimed = feed.claim or result.claim
     return RunCourse(
         step=feed.course.step,
