@@ -45,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs over all subjects")
     parser.add_argument(
-        "--every-byte", type=int, default=9, help="ways to change each byte, up to 9"
+        "--every-byte", type=int, default=1, help="ways to change each byte, up to 9"
     )
     parser.add_argument("--part", default="1/1", help="every so manieth subject: 1/4, 2/4, ...")
     parser.add_argument("--only", default="", help="subjects whose name contains this")
