@@ -18,13 +18,14 @@ DEVIATION, TOGETHER = 1.0, 1.0
 GRADIENTS = (TOGETHER**-2 - (2.0 * DEVIATION) ** -2) ** -0.5
 
 
-def judged(*, told: float = TOGETHER, name: str, **count: float):
+def counted(*, noise: float = GRADIENTS, present: int = 40, absent: int = 100, **count: float):
+    """A run whose clip norm follows a count, its gradients declared to have their own noise."""
     run = ag.simulate_dpsgd(
         steps=STEPS,
         sampling_rate=RATE,
-        noise_multiplier=GRADIENTS,
-        present=40,
-        absent=100,
+        noise_multiplier=noise,
+        present=present,
+        absent=absent,
         seed=0,
     )
     facts = ClipCountFacts(
@@ -38,9 +39,13 @@ def judged(*, told: float = TOGETHER, name: str, **count: float):
         }
         | count
     )
-    counted = ((told, RATE, STEPS),)
-    run = run.with_facts(replace(run.facts, clip_count=facts, accounted=counted))
-    epsilon = accounting.history_epsilon(counted, DELTA)
+    return run.with_facts(replace(run.facts, clip_count=facts, noise_multiplier=GRADIENTS))
+
+
+def judged(*, told: float = TOGETHER, name: str, **count: float):
+    run, accounted = counted(**count), ((told, RATE, STEPS),)
+    run = run.with_facts(replace(run.facts, accounted=accounted))
+    epsilon = accounting.history_epsilon(accounted, DELTA)
     result = ag.audit(run, claim=ag.PrivacyClaim(epsilon=epsilon, delta=DELTA))
     return result, next(item for item in result.findings if item.check == name)
 
@@ -115,23 +120,7 @@ def test_steps_that_differ_are_composed_in_what_was_accounted():
 
 @pytest.mark.parametrize(("noise", "broken"), [(GRADIENTS, False), (TOGETHER, True)])
 def test_gradients_have_more_noise_than_both_together(noise, broken):
-    run = ag.simulate_dpsgd(
-        steps=STEPS,
-        sampling_rate=RATE,
-        noise_multiplier=noise,
-        present=200,
-        absent=600,
-        seed=0,
-    )
-    facts = ClipCountFacts(
-        releases=STEPS,
-        shown=STEPS,
-        read=STEPS,
-        square=float(STEPS),
-        deviation=DEVIATION,
-        noise_multiplier=TOGETHER,
-    )
-    run = run.with_facts(replace(run.facts, clip_count=facts, noise_multiplier=GRADIENTS))
+    run = counted(noise=noise, present=200, absent=600)
     epsilon = accounting.history_epsilon(((TOGETHER, RATE, STEPS),), DELTA)
     claim = ag.PrivacyClaim(epsilon=epsilon, delta=DELTA, noise_multiplier=TOGETHER)
     found = next(
