@@ -114,6 +114,14 @@ def test_batches_of_billions_are_accounted_by_their_rate():
     assert many.epsilon_lower(**run) == pytest.approx(few.epsilon_lower(**run), rel=1e-9)
 
 
+@pytest.mark.parametrize("epsilon", [1e3, 1e4])
+def test_nothing_contradicts_a_claim_beyond_where_a_law_is_cut_off(epsilon):
+    scheme = MinSeparation(separation=3, rate=0.4)
+    assert scheme.epsilon_lower(noise_multiplier=1e-6, steps=5, delta=1e-5) < epsilon
+    assert scheme.signal_to_noise(epsilon=epsilon, delta=1e-5, steps=5) == math.inf
+    assert scheme.quick_signal_to_noise(epsilon=epsilon, delta=1e-5, steps=5) == math.inf
+
+
 def test_cyclic_groups():
     cyclic = CyclicPoisson(rate=0.2, cycle=4)
     known = cyclic.epsilon_lower(**RUN)
