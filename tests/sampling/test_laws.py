@@ -106,6 +106,22 @@ def test_fixed_size_has_the_law_of_poisson():
     assert fixed.epsilon_lower(**RUN) == Poisson(rate=0.05).epsilon_lower(**RUN)
 
 
+def test_batches_of_billions_are_accounted_by_their_rate():
+    few, many = FixedSize(batch=3, records=10), FixedSize(batch=3 * 10**9, records=10**10)
+    assert from_plain(many.to_plain()) == many
+    run = {"noise_multiplier": 2.0, "steps": 20, "delta": 1e-5}
+    assert many.epsilon(**run) == pytest.approx(few.epsilon(**run), rel=1e-9)
+    assert many.epsilon_lower(**run) == pytest.approx(few.epsilon_lower(**run), rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [1e3, 1e4])
+def test_nothing_contradicts_a_claim_beyond_where_a_law_is_cut_off(epsilon):
+    scheme = MinSeparation(separation=3, rate=0.4)
+    assert scheme.epsilon_lower(noise_multiplier=1e-6, steps=5, delta=1e-5) < epsilon
+    assert scheme.signal_to_noise(epsilon=epsilon, delta=1e-5, steps=5) == math.inf
+    assert scheme.quick_signal_to_noise(epsilon=epsilon, delta=1e-5, steps=5) == math.inf
+
+
 def test_cyclic_groups():
     cyclic = CyclicPoisson(rate=0.2, cycle=4)
     known = cyclic.epsilon_lower(**RUN)

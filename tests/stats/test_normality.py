@@ -128,6 +128,13 @@ class TestAverageShape:
             normality.average_shape(rows * scales), normality.average_shape(rows), rtol=1e-9
         )
 
+    @pytest.mark.parametrize("scale", [1e-150, 1e-90, 1e90, 1e150])
+    def test_fourth_powers_of_far_scales_neither_vanish_nor_overflow(self, scale):
+        rows = np.random.default_rng(4).exponential(size=(12, 25))
+        np.testing.assert_allclose(
+            normality.average_shape(rows * scale), normality.average_shape(rows), rtol=1e-9
+        )
+
     @pytest.mark.parametrize(("rows", "size"), [(10, 16), (30, 40)])
     def test_is_valid_in_both_tails(self, rows, size):
         generator = np.random.default_rng(rows)

@@ -244,7 +244,8 @@ def fixed_size_epsilon(
         twice the clipping norm.
     """
     _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-    _validate.count(batch=batch, steps=steps)
+    _validate.count(steps=steps)
+    _validate.count(maximum=_validate.MOST_RECORDS, batch=batch)
     _validate.count(batch, maximum=_validate.MOST_RECORDS, records=records)
     _validate.probability(delta=delta)
     if noise_multiplier == 0.0:

@@ -147,6 +147,9 @@ class Scheme(ABC):
         while (at_low := excess(low)) > 0.0:
             low, high, factor = low / factor, low, factor**2
         while (at_high := excess(high)) <= 0.0:
+            # A law that is cut off where floating point ends never gets there.
+            if high > _validate.LARGEST:
+                return math.inf
             low, high, at_low, factor = high, high * factor, at_high, factor**2
         root, tolerance = low, precision * low
         # An end that meets the claim exactly is the root: a bracket has to have two sides.

@@ -49,8 +49,8 @@ class FixedSize(Scheme):
     records: int
 
     def __post_init__(self) -> None:
-        _validate.count(batch=self.batch)
         most, hint = _validate.MOST_RECORDS, "A batch holds none twice."
+        _validate.count(maximum=most, batch=self.batch)
         _validate.count(self.batch, maximum=most, hint=hint, records=self.records)
 
     def __str__(self) -> str:

@@ -102,6 +102,8 @@ def average_shape(rows: NDArray[np.float64]) -> tuple[float, float, float, float
         (True, True)
     """
     centred = rows - rows.mean(axis=1, keepdims=True)
+    # By a power of two, which rounds nothing: the fourth power of 1e80 is no number any more.
+    centred = np.ldexp(centred, -np.frexp(np.abs(centred).max(axis=1, keepdims=True))[1])
     power = centred * centred
     second = power.mean(axis=1)
     third = np.einsum("ij,ij->i", power, centred) / rows.shape[1]
