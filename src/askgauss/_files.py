@@ -48,7 +48,7 @@ Source = str | os.PathLike[str] | IO[bytes]
 
 # A result has some hundred kilobytes of JSON; no document of ours has more than this.
 DOCUMENT_BYTES = 1 << 26
-# A transcript of ten million canaries has 570 MB; a stream that never ends is none.
+# A transcript of ten million canaries has half a GB; a stream that never ends is none.
 _STREAM_BYTES = 1 << 33
 
 _HEADER = "askgauss"
