@@ -12,7 +12,12 @@ from scipy.stats import kstest
 
 import askgauss as ag
 from askgauss.auditors.gaussian_scores import GaussianShift
-from askgauss.exceptions import InvalidArgumentError, RecordingError, UnsupportedError
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
@@ -204,6 +209,13 @@ class TestFiles:
         other = ag.LinearRecorder(canaries, BandedStrategy(columns=2.0 * COLUMNS))
         with pytest.raises(RecordingError, match="plan"):
             other.load(tmp_path / "a.npz")
+
+    def test_rows_of_other_steps_than_were_counted_are_refused(self) -> None:
+        recorder = recorded(STRATEGIES["banded"], steps=5)
+        state = recorder.state_dict()
+        state["state"] |= {"step": 3}
+        with pytest.raises(FileFormatError, match="the rows of 3 steps, got 5"):
+            recorder.load_state_dict(state)
 
 
 class TestMemory:

@@ -528,6 +528,11 @@ class LinearRecorder(PlannedRecorder):
             most = _validate.LARGEST**2
             field = Field(np.float64, self._sums[name].shape, low=0.0, high=most, finite=True)
             field.check(f"sums.{name}", self._sums[name])
+        if isinstance(self._mechanism, Strategy) and len(pieces) != self._step:
+            raise FileFormatError(
+                f"Expected pieces of the checkpoint to be the rows of {self._step} steps, got "
+                f"{len(pieces)}. Load an older checkpoint."
+            )
         if self._step and self._background is None:
             raise FileFormatError("Expected the checkpoint to say whether background was known.")
         # Before anybody has entered there is no transcript yet.
