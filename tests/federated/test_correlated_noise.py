@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
@@ -95,6 +95,30 @@ def test_more_rounds_than_the_plan_has_are_refused():
         aggregate([np.zeros(100)])
     with pytest.raises(ag.exceptions.RecordingError, match="2 steps"):
         aggregate([np.zeros(100)])
+
+
+def test_a_state_that_is_refused_leaves_the_audit_as_it_was():
+    def made():
+        return AuditedAggregator(
+            lambda updates, weights: sum(updates) / len(updates),
+            dimension=100,
+            present=5,
+            absent=20,
+            clip_norm=1.0,
+            plan=BandedStrategy.toeplitz([1.0, 0.5], 4),
+            seed=0,
+        )
+
+    further = made()
+    for _ in range(2):
+        further([np.zeros(100)])
+    state = further.state_dict()
+    del state["released"]
+    fresh = made()
+    with pytest.raises(FileFormatError, match="released"):
+        fresh.load_state_dict(state)
+    assert fresh.rounds == 0
+    fresh([np.zeros(100)])
 
 
 @pytest.mark.parametrize(

@@ -441,8 +441,10 @@ class CanaryClients:
             for name, item in state.items()
             if name.startswith(_RECORDER)
         }
+        # All that may be refused comes before anything is taken over.
+        sums = self.recording.checked(state)
         self.recorder.load_state_dict({**recorded, "state": progress.recorder})
-        self.recording.carry(state)
+        self.recording.carry(sums)
         self._drawn, self._round = None if drawn is None else drawn.copy(), None
         self._facts, self._weighing = progress.facts, progress.weighing
         self._ratios, self._plantings = list(progress.ratios), progress.plantings

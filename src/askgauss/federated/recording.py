@@ -91,8 +91,12 @@ class StepRecording:
         """What the next round needs of those before it, beside the recorder."""
         return {}
 
-    def carry(self, state: dict[str, Any]) -> None:
-        """Go on with what `carried` gave: nothing."""
+    def checked(self, state: dict[str, Any]) -> tuple[Array, ...]:
+        """What `carried` gave, for `carry`: nothing."""
+        return ()
+
+    def carry(self, sums: tuple[Array, ...]) -> None:
+        """Go on with nothing."""
 
     def transcript(self, rounds: RoundFacts) -> Transcript:
         """What the rounds so far released."""
@@ -187,14 +191,17 @@ class LinearRecording:
             "clean": np.broadcast_to(self._clean, shape).astype(np.float64),
         }
 
-    def carry(self, state: dict[str, Any]) -> None:
-        """Go on with what `carried` gave.
+    def checked(self, state: dict[str, Any]) -> tuple[Array, ...]:
+        """What `carried` gave, for `carry`.
 
         Raises:
             FileFormatError: A part is missing, or of another size.
         """
-        released, clean = (saved_numbers(state, name, self._size) for name in ("released", "clean"))
-        self._released, self._clean = released, clean
+        return tuple(saved_numbers(state, name, self._size) for name in ("released", "clean"))
+
+    def carry(self, sums: tuple[Array, ...]) -> None:
+        """Go on with these sums."""
+        self._released, self._clean = sums
 
     def transcript(self, rounds: RoundFacts) -> LinearTranscript:
         """What the rounds so far released."""
