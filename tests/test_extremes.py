@@ -11,6 +11,7 @@ import warnings
 import mpmath
 import numpy as np
 import pytest
+from scipy import integrate, stats
 
 import askgauss as ag
 from askgauss import accounting, power, sampling
@@ -309,6 +310,23 @@ def test_faults_too_slight_and_plain():
     )
     bound = most_noticed(slight, **{**size, "present": 20, "absent": 20, "steps": 50})
     assert np.mean(np.isfinite(found)) <= bound + 0.1
+
+
+def test_the_divergence_of_a_fault_is_that_of_its_densities():
+    """Noise and contribution together, by quadrature: two of four canaries planted."""
+    noise, fault = 2.0, Fault(noise=1.5, contribution=1.2)
+
+    def apart(moved, mean):
+        """Of one value with this fault from one without."""
+        wrong, right = stats.norm(moved, noise * fault.noise), stats.norm(mean, noise)
+        return integrate.quad(
+            lambda x: wrong.pdf(x) * (wrong.logpdf(x) - right.logpdf(x)), -40.0, 40.0
+        )[0]
+
+    divergence = 2 * apart(fault.contribution, 1.0) + 2 * apart(0.0, 0.0)
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=noise, sampling_rate=1.0)
+    found = most_noticed(fault, claim=claim, present=2, absent=2, steps=1, error=0.001)
+    assert found == pytest.approx(0.001 + np.sqrt(0.5 * divergence), rel=1e-6)
 
 
 def test_long_runs_are_rehearsed_less_often():

@@ -10,6 +10,7 @@ __all__ = [
     "about",
     "digits",
     "down",
+    "is_handful",
     "on_grid",
     "scale_on_grid",
     "two_digits_up",
@@ -97,6 +98,16 @@ def on_grid(value: float, width: float, origin: float = 0.0) -> float:
     if not (math.isfinite(value) and 0.0 < width < math.inf):
         return value
     return origin + round((value - origin) / width) * width
+
+
+def is_handful(count: float) -> bool:
+    """Whether moments of so many would be those of single canaries; of none there are no moments.
+
+    Examples:
+        >>> [is_handful(count) for count in (0, 1, 29, 30)]
+        [False, True, True, False]
+    """
+    return 0 < count < FEWEST_TOLD
 
 
 def scale_on_grid(scale: float, values: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounded import FEWEST_TOLD
+from askgauss._rounded import is_handful
 from askgauss.diagnostics.coarse import (
     coarse_chance,
     coarse_cosines,
@@ -90,7 +90,7 @@ def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
             (times, held),
             (data.schedule**-2.0, data.steps.planted.sum(axis=1)),
         ]
-    return any(0 < count < FEWEST_TOLD for count in groups) or any(
+    return any(map(is_handful, groups)) or any(
         0.0 < _amounts_to(np.asarray(weight, float), count) < _FEWEST_WEIGHED
         for weight, count in weighed
     )

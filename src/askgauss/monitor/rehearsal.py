@@ -89,8 +89,8 @@ class Fault:
                 f"Expected a fault like noise=0.9, with one of {', '.join(names)}, got {text!r}."
             )
         if name == "period":
-            whole = int(value) if value.is_integer() else value
-            _validate.count(maximum=_LONGEST_PERIOD, period=whole)
+            if not value.is_integer():
+                raise _validate.fail("period", value, "to be a whole number")
             return cls(period=int(value))
         if name == "noise":
             return cls(noise=value)
@@ -207,7 +207,7 @@ def most_noticed(
         return 1.0
     excess = fault.noise - 1.0
     spread = max(excess + 0.5 * excess * excess - math.log1p(excess), 0.0)
-    moved = (fault.contribution - 1.0) / (noise * fault.noise)
+    moved = (fault.contribution - 1.0) / noise
     drawn = min(rate * fault.rate, 1.0)
     coin = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
     each = present * (drawn * 0.5 * moved * moved + coin) + (present + absent) * spread

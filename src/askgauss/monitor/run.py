@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _plain, _validate, accounting
-from askgauss._rounded import FEWEST_TOLD, down
+from askgauss._rounded import down, is_handful
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
@@ -267,8 +267,7 @@ class Monitor:
         layout = self._layout
         if layout is None or self._begun is None or not self._begun[0]:
             return False
-        groups = (layout.present, layout.count - layout.present)
-        return any(0 < count < FEWEST_TOLD for count in groups)
+        return is_handful(layout.present) or is_handful(layout.count - layout.present)
 
     def numbers(self) -> dict[str, float]:
         """What is known by now under the names that ``log=`` gets; what is not is left out."""

@@ -337,7 +337,7 @@ class MinSeparation(Scheme):
         most = -(-steps // self.separation)
         # Who waits beyond the last step waits no longer for this.
         wait = min(self.separation, steps)
-        hint = "Longer runs of so short a separation are hardly other than Poisson sampling."
+        hint = "The law of so long a run is not computed: ask for fewer steps."
         work = {"steps * steps / separation": steps * (most + _PER_STEP)}
         _validate.count(maximum=_MOST_WORK, hint=hint, **work)
         # Row by row those who are ready now, in the next step and so on, in a ring.
