@@ -60,15 +60,24 @@ def main() -> None:
             fit(model, [audit] if seen else [], epochs)
         return told(audit.result(), model, weights)
 
-    def put_back(model):
-        """Five epochs are trained, given up, and trained again from the weights before them."""
+    def given_up(model, epochs, unseen=0):
+        """Five epochs are trained and given up: the weights before them are trained again.
+
+        Args:
+            model: What trains.
+            epochs: How many before those.
+            unseen: How many after those without the callback.
+        """
         weights = len(model.weights)
         audit = callback(model)
-        fit(model, [audit], 15)
+        fit(model, [audit], epochs)
         with tempfile.TemporaryDirectory() as folder:
             model.save_weights(f"{folder}/model.weights.h5")
             fit(model, [audit], 5)
             model.load_weights(f"{folder}/model.weights.h5")
+        if unseen:
+            np.random.seed(5)  # noqa: NPY002  (batches are drawn from it)
+            fit(model, [], unseen)
         fit(model, [audit], 5)
         return told(audit.result(), model, weights)
 
@@ -88,20 +97,6 @@ def main() -> None:
 
             fit(model, [audit, Back()], 15)
         fit(model, [audit], 10)
-        return told(audit.result(), model, weights)
-
-    def put_back_unseen(model):
-        """Weights are put back, and as many steps taken without the callback as were given up."""
-        weights = len(model.weights)
-        audit = callback(model)
-        fit(model, [audit], 10)
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_weights(f"{folder}/model.weights.h5")
-            fit(model, [audit], 5)
-            model.load_weights(f"{folder}/model.weights.h5")
-        np.random.seed(5)  # noqa: NPY002  (batches are drawn from it)
-        fit(model, [], 5)
-        fit(model, [audit], 5)
         return told(audit.result(), model, weights)
 
     def told(result, model, weights):
@@ -125,9 +120,9 @@ def main() -> None:
     plain.compile(loss="mse")
     outcomes = {
         "correct": said(trained, (10, True), (10, True)),
-        "put back": put_back(private()),
+        "put back": given_up(private(), 15),
         "put back within fit": put_back_within(private()),
-        "put back and unseen": put_back_unseen(private()),
+        "put back and unseen": given_up(private(), 10, unseen=5),
         "microbatches": said(private(microbatch=20), (20, True)),
         "shuffled": said(private(poisson=False), (20, True)),
         "unseen": said(private(), (15, True), (5, False)),

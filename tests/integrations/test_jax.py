@@ -136,29 +136,30 @@ def test_readings_are_drained_in_blocks():
         audit.transcript(states[0])
 
 
+def advanced(wrapped, state, count):
+    """The state of an audited transformation so many steps later."""
+    step = jax.jit(wrapped.update)
+    for _ in range(count):
+        state = step(runs.gradient(), state)[1]
+    return state
+
+
 @pytest.mark.parametrize("buffer", [None, 16])
 def test_a_state_of_another_branch_is_refused(buffer):
     """Steps 11 to 15 are drained, given up, and taken again without noise."""
     audit = runs.make(buffer=buffer)
     good, quiet = (audit.wrap(runs.gaussian(noise)) for noise in (runs.NOISE, 1e-6))
-    update, silent = jax.jit(good.update), jax.jit(quiet.update)
-
-    def advanced(step, state, count):
-        for _ in range(count):
-            state = step(runs.gradient(), state)[1]
-        return state
-
-    checkpoint = advanced(update, good.init(runs.params()), 10)
+    checkpoint = advanced(good, good.init(runs.params()), 10)
     audit.drain(checkpoint)
-    drained = advanced(update, checkpoint, 5)
+    drained = advanced(good, checkpoint, 5)
     audit.drain(drained)
-    other = advanced(update, advanced(silent, checkpoint, 5), 5)
+    other = advanced(good, advanced(quiet, checkpoint, 5), 5)
     for ask in (audit.drain, audit.transcript):
         with pytest.raises(RecordingError, match=r"another branch: .* at or before step 11"):
             ask(other)
     with pytest.raises(RecordingError, match="Go on from the drained state"):
         audit.drain(checkpoint)
-    assert audit.transcript(advanced(update, drained, 5)).number_of_steps == 20
+    assert audit.transcript(advanced(good, drained, 5)).number_of_steps == 20
 
 
 @pytest.mark.parametrize("steps", [4, 5])
@@ -166,13 +167,6 @@ def test_a_branch_is_noticed_where_drains_fall_exactly_every_buffer_steps(tmp_pa
     """Steps 6 to 10 are drained, given up, and taken again with other noise."""
     audit = runs.make(buffer=5)
     one, other = (audit.wrap(runs.gaussian(key=key)) for key in (runs.KEY, runs.KEY + 1))
-
-    def advanced(wrapped, state, count):
-        step = jax.jit(wrapped.update)
-        for _ in range(count):
-            state = step(runs.gradient(), state)[1]
-        return state
-
     checkpoint = advanced(one, one.init(runs.params()), 5)
     audit.drain(checkpoint)
     drained = advanced(one, checkpoint, 5)
