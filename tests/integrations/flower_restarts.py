@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from flower_worker import messages_round, results_round
+from flwr.app import ArrayRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as results
 from flwr.serverapp import strategy as messages
 
@@ -40,12 +41,31 @@ def aggregated(strategy, kind: str, number: int, current):
     """One round, as Flower's loop hands it to a strategy."""
     rng = np.random.default_rng([3, number])
     np.random.seed(100 + number)  # noqa: NPY002  (Flower draws its noise from it)
-    given = [
+    answers = [
         [(old + rng.normal(0, 0.01, old.shape)).astype(np.float32) for old in current]
         for _ in range(CLIENTS)
     ]
-    one_round = results_round if kind == "results" else messages_round
-    return one_round(strategy, number, current, given, lambda: 100)
+    if kind == "results":
+        strategy.strategy.current_round_params = current
+        fits = [
+            (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters(answer), 100, {}))
+            for answer in answers
+        ]
+        return parameters_to_ndarrays(strategy.aggregate_fit(number, fits, [])[0])
+    strategy.strategy.current_arrays = ArrayRecord(current)
+    replies = [
+        Message(
+            metadata=Metadata(1, str(client), client, 0, "", "", 0.0, 1e6, "train"),
+            content=RecordDict(
+                {
+                    "arrays": ArrayRecord(answer),
+                    "metrics": MetricRecord({"num-examples": 100}),
+                }
+            ),
+        )
+        for client, answer in enumerate(answers)
+    ]
+    return strategy.aggregate_train(number, replies)[0].to_numpy_ndarrays()
 
 
 def main(folder: Path, kind: str, order: str, kill: int) -> dict[str, object]:

@@ -130,39 +130,38 @@ def answers(current, rng):
         yield [(old + rng.normal(0, factor, old.shape)).astype(np.float32) for old in current]
 
 
-def results_round(strategy, number, current, given, examples):
-    """One round as Flower's loop hands it to a strategy of results; the model after it."""
-    # What configure_fit does first; it would ask a client manager for clients next.
-    strategy.strategy.current_round_params = current
-    fits = [
-        (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters(answer), examples(), {}))
-        for answer in given
-    ]
-    return parameters_to_ndarrays(strategy.aggregate_fit(number, fits, [])[0])
-
-
-def messages_round(strategy, number, current, given, examples):
-    """The same for a strategy of messages."""
-    strategy.strategy.current_arrays = ArrayRecord(current)
-    replies = [
-        Message(
-            metadata=Metadata(1, str(client), client, 0, "", "", 0.0, 1e6, "train"),
-            content=RecordDict(
-                {
-                    "arrays": ArrayRecord(answer),
-                    "metrics": MetricRecord({"num-examples": examples(), "loss": 0.5}),
-                }
-            ),
-        )
-        for client, answer in enumerate(given)
-    ]
-    return strategy.aggregate_train(number, replies)[0].to_numpy_ndarrays()
-
-
-def run(one_round, strategy, examples, rng):
+def run_results(strategy, examples, rng):
     current = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number in range(1, ROUNDS + 1):
-        current = one_round(strategy, number, current, answers(current, rng), examples)
+        # What configure_fit does first; it would ask a client manager for clients next.
+        strategy.strategy.current_round_params = current
+        fits = [
+            (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters(answer), examples(), {}))
+            for answer in answers(current, rng)
+        ]
+        parameters, _ = strategy.aggregate_fit(number, fits, [])
+        current = parameters_to_ndarrays(parameters)
+    return strategy
+
+
+def run_messages(strategy, examples, rng):
+    current = [np.zeros(shape, np.float32) for shape in SHAPES]
+    for number in range(1, ROUNDS + 1):
+        strategy.strategy.current_arrays = ArrayRecord(current)
+        replies = [
+            Message(
+                metadata=Metadata(1, str(client), client, 0, "", "", 0.0, 1e6, "train"),
+                content=RecordDict(
+                    {
+                        "arrays": ArrayRecord(answer),
+                        "metrics": MetricRecord({"num-examples": examples(), "loss": 0.5}),
+                    }
+                ),
+            )
+            for client, answer in enumerate(answers(current, rng))
+        ]
+        arrays, _ = strategy.aggregate_train(number, replies)
+        current = arrays.to_numpy_ndarrays()
     return strategy
 
 
