@@ -3,10 +3,13 @@
 An audit that chose its canaries, or its claim, after the run was seen would prove nothing. So their
 digest is published before: a hash of a nonce, the seed, who is present, and the claim. It gives
 nothing away, and whoever is later shown the nonce can tell that nothing was exchanged.
+
+What has to be in it is a schema, `Statement`. Text that says less is not a commitment.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import secrets
@@ -20,9 +23,32 @@ from askgauss import _plain
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError
 
-__all__ = ["Commitment", "commit"]
+__all__ = ["Commitment", "Statement", "commit"]
 
 _FORM = "askgauss commitment 1"
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What a commitment commits to; all of it has to be there.
+
+    Attributes:
+        form: Which schema this is.
+        seed: Root of the canaries' random choices.
+        coins: SHA-256 of who is present.
+        claim: What the run claims, with all its fields; None where it had no claim.
+    """
+
+    form: str
+    # Not in the repr: whoever knows it knows the canaries.
+    seed: int = field(repr=False)
+    coins: str
+    claim: PrivacyClaim | None
+
+    def text(self) -> str:
+        """The one spelling that is hashed."""
+        return json.dumps(_plain.to_plain(self), sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,42 +67,57 @@ class Commitment:
     statement: str = field(repr=False)
 
     @property
-    def claim(self) -> dict[str, Any] | None:
-        """The claim that was committed to, as plain values; None if there was none.
+    def claim(self) -> PrivacyClaim | None:
+        """The claim that was committed to; None if there was none.
 
         Raises:
-            FileFormatError: The statement is none.
+            FileFormatError: As for `opened`.
         """
-        claim = self._content().get("claim")
-        return claim if isinstance(claim, dict) else None
+        return self.opened().claim
 
-    def claims(self, claim: PrivacyClaim | None) -> bool:
-        """Whether this is the claim that was committed to."""
-        mine = self.claim
-        if mine is None or claim is None:
-            return mine is None and claim is None
-        plain = _plain.to_plain(claim)
-        return all(plain.get(name) == value for name, value in mine.items())
+    def opened(self) -> Statement:
+        """What was committed to.
+
+        Raises:
+            FileFormatError: The statement lacks something, says more than there is to say or is
+                spelled otherwise, or the nonce or the digest is not one.
+        """
+        for name, digits in (("digest", 64), ("nonce", 32)):
+            if not _is_hexadecimal(getattr(self, name), digits):
+                raise _not_one(f"its {name} is not {digits} hexadecimal digits")
+        try:
+            content = _plain.parse(self.statement)
+        except FileFormatError as error:
+            raise _not_one(f"its statement cannot be read: {error}") from error
+        _check_fields("its statement", content, Statement)
+        if content["form"] != _FORM:
+            raise _not_one(f"its form is {str(content['form'])[:40]!r}, not {_FORM!r}")
+        if content["claim"] is not None:
+            _check_fields("its claim", content["claim"], PrivacyClaim)
+        try:
+            statement: Statement = _plain.from_plain(Statement, content, "statement")
+        except FileFormatError as error:
+            raise _not_one(str(error)) from error
+        if statement.seed < 0 or not _is_hexadecimal(statement.coins, 64):
+            raise _not_one("its seed is negative, or its coins are not 64 hexadecimal digits")
+        if json.dumps(content, sort_keys=True, separators=(",", ":")) != self.statement:
+            raise _not_one("its statement is not in the spelling that is hashed")
+        return statement
 
     def fault(self, seed: int | None, member: NDArray[np.bool_]) -> str:
-        """Why seed and coins are not what was committed to; empty where they are."""
+        """Why seed and coins are not what was committed to; empty where they are.
+
+        Raises:
+            FileFormatError: As for `opened`.
+        """
+        statement = self.opened()
         if _digest(self.nonce, self.statement) != self.digest:
             return "the digest is not that of its nonce and statement"
-        content = self._content()
-        if content.get("seed") != seed:
+        if statement.seed != seed:
             return "the seed is another one"
-        if content.get("coins") != _coins(member):
+        if statement.coins != _coins(member):
             return "other canaries are present"
         return ""
-
-    def _content(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self.statement)
-        except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"Expected the statement of a commitment: {error}.") from error
-        if not isinstance(content, dict) or content.get("form") != _FORM:
-            raise FileFormatError(f"Expected the statement of a commitment of form {_FORM!r}.")
-        return content
 
 
 def commit(
@@ -88,17 +129,31 @@ def commit(
         seed: Root of the canaries' random choices.
         member: Who is present.
         claim: What the run claims; None leaves it open.
-        nonce: Where all processes of a run must share one; drawn if not given.
+        nonce: 32 hexadecimal digits, where all processes of a run must share them; drawn if not
+            given.
     """
     nonce = secrets.token_hex(16) if nonce is None else nonce
-    content = {
-        "form": _FORM,
-        "seed": int(seed),
-        "coins": _coins(member),
-        "claim": None if claim is None else _plain.to_plain(claim),
-    }
-    statement = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    statement = Statement(form=_FORM, seed=int(seed), coins=_coins(member), claim=claim).text()
     return Commitment(digest=_digest(nonce, statement), nonce=nonce, statement=statement)
+
+
+def _check_fields(name: str, content: Any, schema: type) -> None:
+    """Refuse an object that has not exactly the fields of a schema."""
+    if not isinstance(content, dict):
+        raise _not_one(f"{name} is not an object")
+    wanted = {item.name for item in dataclasses.fields(schema)}
+    if missing := sorted(wanted - content.keys()):
+        raise _not_one(f"{name} lacks {', '.join(missing)}")
+    if further := sorted(content.keys() - wanted):
+        raise _not_one(f"{name} has the unknown field {further[0][:40]!r}")
+
+
+def _not_one(why: str) -> FileFormatError:
+    return FileFormatError(f"This is not a commitment: {why}.".replace("..", "."))
+
+
+def _is_hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEXADECIMAL.issuperset(text)
 
 
 def _digest(nonce: str, statement: str) -> str:

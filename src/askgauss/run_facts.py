@@ -185,6 +185,8 @@ class RunFacts:
         for part in (self.weights, self.witness, self.rounds, self.clip_count):
             if part is not None:
                 part.check()
+        if self.commitment is not None:
+            self.commitment.opened()
         for name in ("batches", "plantings"):
             drawn = getattr(self, name)
             if drawn is not None:

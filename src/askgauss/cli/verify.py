@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from askgauss.cli.program import ExitCode
-from askgauss.cli.shared import read_input
+from askgauss.cli.shared import Confidence, GateError, auditor_named, complete_auditor, read_input
 from askgauss.cli.terminal import one_line, say
 
 __all__ = ["verify"]
@@ -22,21 +22,48 @@ def verify(
     replay: Annotated[
         Path | None, typer.Option(help="The report of the replay that was joined to it, as JSON.")
     ] = None,
+    commitment: Annotated[
+        str | None,
+        typer.Option(metavar="SHA256", help="The digest that was published before the run."),
+    ] = None,
+    auditor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="The method you ask for; by default the one that suits the data.",
+            autocompletion=complete_auditor,
+        ),
+    ] = None,
+    confidence: Confidence = 0.95,
+    gate_error: GateError = 0.001,
 ) -> None:
-    """Compute a result again from its transcript, and check what was committed to before the run.
+    """Audit the transcript again, by your standard, and compare the result with that audit.
 
-    Both files' checksums are checked as they are read. Exit codes: 0 if nothing fails, 3 if
-    something does, 2 if a file cannot be read.
+    All checks are run, whatever the result says. A result with fewer checks, of another method or
+    of another standard than you ask for fails. What was committed to before the run is opened.
+    Exit codes: 0 if nothing fails, 3 if something does, 2 if a file cannot be read.
     """
     from askgauss import _files
     from askgauss.replay.report import ReplayReport
     from askgauss.results import AuditResult
+    from askgauss.standard import Standard
     from askgauss.verification import verify as verified
 
+    standard = Standard(
+        auditor=auditor_named(auditor), confidence=confidence, gate_error=gate_error
+    )
     stated = AuditResult.load(result)
     report = None if replay is None else ReplayReport.from_json(_files.read_bytes(replay))
-    answer = verified(stated, read_input(transcript).data, report)
+    given = read_input(transcript)
+    answer = verified(
+        stated,
+        given.data,
+        report,
+        standard=standard,
+        commitment=commitment,
+        sha256=given.sha256 or None,
+    )
     for part in answer.parts:
-        say(one_line(f"{part.status:>11}  {part.name}: {part.summary}"))
+        say(one_line(str(part)))
     say(answer.conclusion)
     raise typer.Exit(ExitCode.CONSISTENT if answer.holds else ExitCode.UNDECIDED)

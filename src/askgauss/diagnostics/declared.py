@@ -34,7 +34,7 @@ def committed_claim(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Fin
     commitment = facts.commitment
     if commitment is None or commitment.claim is None or claim is None:
         return
-    same = commitment.claims(claim)
+    same = commitment.claim == claim
     yield fact(
         "committed claim",
         not same,
