@@ -21,6 +21,7 @@ from askgauss.exceptions import InvalidArgumentError
 from askgauss.gate import decide
 from askgauss.report.markdown import escaped
 from askgauss.results import AuditResult, Finding, Status, Verdict, number
+from askgauss.standard import Standard
 
 __all__ = ["FILES", "evidence_pack"]
 
@@ -56,8 +57,9 @@ def evidence_pack(
         lenient: Whether an inconclusive audit counts as passed, with a warning.
 
     Raises:
-        InvalidArgumentError: There is nothing to bind the statement to, a digest is none, or the
-            result tells of single canaries and must not be published.
+        InvalidArgumentError: There is nothing to bind the statement to, a digest is none, the
+            checks of the audit were not run, or the result tells of single canaries and must not be
+            published.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -74,6 +76,11 @@ def evidence_pack(
             f"{result.absent} absent canaries in which fewer than 30 canaries or plantings of a "
             "kind stand behind a number: it tells of single ones. Audit with 30 of each and 30 "
             "plantings, or publish the claim and the verdict alone."
+        )
+    if not result.scope:
+        raise InvalidArgumentError(
+            "Expected a result with its checks, got one of an audit that ran none "
+            "(diagnostics=False). Audit the transcript with askgauss audit --json."
         )
     bound = _subjects(result, subjects)
     stored = result.to_json() + "\n"
@@ -117,10 +124,10 @@ def _named(result: AuditResult, *statuses: Status) -> list[str]:
 def _statement(
     result: AuditResult, subjects: dict[str, str], digest: str, lenient: bool
 ) -> dict[str, Any]:
-    """An in-toto statement; WARNED where an inconclusive audit was let through."""
+    """An in-toto statement; WARNED where an inconclusive or non-default audit was let through."""
     decision = decide(result, lenient=lenient)
     outcome = _OUTCOMES[decision.passes]
-    if decision.passes and result.verdict is not Verdict.CONSISTENT:
+    if decision.passes and (result.verdict is not Verdict.CONSISTENT or _not_tested(result)):
         outcome = "WARNED"
     verdict = "privacy claim"
     passed = [verdict] if outcome == "PASSED" else []
@@ -153,6 +160,12 @@ def _statement(
     }
 
 
+def _not_tested(result: AuditResult) -> str:
+    """In what the audit is not the default one; empty where it is."""
+    shortfalls = Standard().shortfalls(result)
+    return f"not tested by the default audit: {'; '.join(shortfalls)}" if shortfalls else ""
+
+
 def _annotations(result: AuditResult) -> dict[str, str]:
     """What was claimed, measured and tested, in words, for whoever reads only the statement."""
     claim, source = result.claim, result.provenance
@@ -160,6 +173,7 @@ def _annotations(result: AuditResult) -> dict[str, str]:
         "verdict": "none" if result.verdict is None else result.verdict.value,
         "claimed": "none" if claim is None else str(claim),
         "measured": measured(result),
+        "standard": _not_tested(result),
         "scope": scope_line(result),
         "next step": result.next_step,
         "tool": f"askgauss {result.version}",
@@ -181,6 +195,7 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
                 one_line(f"privacy audit did not test {part.name}: {part.how_to_test}")
                 for part in untested
             ]
+            + [words for words in [_not_tested(result)] if words]
             + ["no audit proves privacy: it says what it could have seen"]
         },
     }
@@ -277,6 +292,7 @@ def _sarif(result: AuditResult) -> dict[str, Any]:
                 },
                 "properties": {
                     "scope": one_line(scope_line(result)),
+                    "standard": _not_tested(result) or "the default audit",
                     "notes": [one_line(item) for item in result.notes],
                 },
                 "results": [_sarif_result(item, rules, result) for item in findings],
@@ -329,6 +345,7 @@ def _card(result: AuditResult, subjects: dict[str, str], digest: str) -> str:
     rows = [
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", measured(result)),
+        ("standard", _not_tested(result)),
         ("would see", result.sight),
         *result.scope_rows(),
         *(("note", note) for note in result.notes),

@@ -29,8 +29,8 @@ def decide(result: AuditResult, *, lenient: bool = False) -> Decision:
     """Whether a result opens the gate.
 
     Only CONSISTENT does. An audit that saw nothing because it could see nothing does not, unless
-    it is asked to be lenient; one without a claim, with a failed check or with an unbounded leak
-    never does.
+    it is asked to be lenient; one without a claim, without its checks, with a failed check or with
+    an unbounded leak never does.
 
     Args:
         result: The audit.
@@ -59,6 +59,8 @@ def decide(result: AuditResult, *, lenient: bool = False) -> Decision:
             if result.claim is None
             else "this method gives an estimate, and no verdict: take another."
         )
+    if not result.scope:
+        return _closed("no check was run (diagnostics=False): only the bound was tested.")
     if result.verdict is Verdict.INCONCLUSIVE and not lenient:
         return Decision(passes=False, exit_code=3)
     return Decision(passes=True, exit_code=0)

@@ -36,7 +36,9 @@ class Standard:
         """
         found = []
         if not result.scope:
-            found.append("its checks were not run (diagnostics=False), so only the bound was tested")
+            found.append(
+                "its checks were not run (diagnostics=False), so only the bound was tested"
+            )
         expected = [self.auditor.name] if self.auditor else _default_names(result)
         if result.auditor.name not in expected:
             found.append(f"its method is {result.auditor.name} instead of {' or '.join(expected)}")

@@ -322,9 +322,7 @@ def _live_differences(result: AuditResult, own: AuditResult) -> Iterator[str]:
     """Checks that need more than the data: stated ones may be worse than these, never better."""
     names = [item.check for item in result.findings]
     yield from (f"findings.{name} (twice)" for name in sorted(set(names)) if names.count(name) > 1)
-    stated, found = (
-        {item.check: item.status for item in one.findings} for one in (result, own)
-    )
+    stated, found = ({item.check: item.status for item in one.findings} for one in (result, own))
     if stated.get(_MONITOR, Status.WARN) is not Status.WARN:
         yield f"findings.{_MONITOR}"
     allowed = {found.get(_ACCOUNTED)}

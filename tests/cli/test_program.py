@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
+import io
 import json
+import lzma
 import os
 import shlex
 import stat
 import subprocess
 import sys
 import unicodedata
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -541,6 +546,26 @@ def test_the_hook_refuses_what_is_private_however_damaged(run, kept, name, tmp_p
         path = tmp_path / "odd.npz"
         path.write_bytes(content)
         assert run("check-results", "--refuse-private", path).exit_code == 2
+
+
+def _zipped(content):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("run/kept", content)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["transcript.npz", "scores.npz", "steps.bin"])
+def test_the_hook_looks_into_packed_files(run, kept, name, tmp_path):
+    path, whole = tmp_path / "kept.gz", kept[name]
+    packed = [gzip.compress, bz2.compress, lzma.compress, lambda c: gzip.compress(c)[:-300]]
+    packed += [lambda c: gzip.compress(bz2.compress(c)), _zipped]
+    for pack in packed:
+        path.write_bytes(pack(whole))
+        assert run("check-results", "--refuse-private", path).exit_code == 2
+    for pack in (gzip.compress, lzma.compress, _zipped):
+        path.write_bytes(pack(kept["result.json"]))
+        assert run("check-results", "--refuse-private", path).exit_code == 0
 
 
 def test_the_hook_lets_through_what_is_no_file_of_ours(run, kept, tmp_path):

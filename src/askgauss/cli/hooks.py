@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import re
+import zipfile
+import zlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -29,6 +35,15 @@ _TRACES = re.compile(
 )
 # Names that arrays of others have too: they tell only where nothing can be read.
 _COMMON = re.compile(rb"(?:score|member|leaves)\.npy")
+# Packed files by their first bytes: what is inside is looked at, and what is inside that, so often.
+_PACKED = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"\x5d\0\0": lzma.open,
+}
+_DEEPEST = 4
+_MOST_MEMBERS = 1000
 
 
 def check_results(
@@ -67,7 +82,8 @@ def _no_whole_result(path: Path) -> bool:
     from askgauss.exceptions import AskGaussError
     from askgauss.results import AuditResult
 
-    content = _beginning(path)
+    with path.open("rb") as stream:
+        content = _beginning(stream)
     try:
         found = _plain.parse(content)
         if _is_result(found):
@@ -97,19 +113,78 @@ def _speaks_of_a_result(content: bytes) -> bool:
 
 def _private_kind(path: Path) -> str | None:
     """What a file that must not be given away is; None if it is none of ours, or may be."""
-    from askgauss import _files, _plain
+    with path.open("rb") as stream:
+        return _kind_inside(stream, str(path), _DEEPEST)
+
+
+def _kind_inside(stream: BinaryIO, name: str, deepest: int) -> str | None:
+    """What a file, or a file packed into it, is that must not be given away."""
+    start = stream.read(6)
+    stream.seek(0)
+    if start.startswith(b"PK"):
+        return _kind_of_archive(stream, name) or _kind_of_members(stream, name, deepest)
+    for magic, unpack in _PACKED.items():
+        if start.startswith(magic) and deepest:
+            return _kind_inside(_unpacked(unpack(stream)), name, deepest - 1)
+    return _kind_of_document(_beginning(stream))
+
+
+def _unpacked(stream: Any) -> BinaryIO:
+    """The beginning of what is packed, as far as it can be unpacked."""
+    from askgauss import _files
+
+    found = bytearray()
+    try:
+        while len(found) < _files.DOCUMENT_BYTES and (part := stream.read1(1 << 16)):
+            found += part
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        pass  # damaged: what came before may be ours
+    return io.BytesIO(bytes(found))
+
+
+def _kind_of_members(stream: BinaryIO, name: str, deepest: int) -> str | None:
+    """What of the files in a zip archive must not be given away."""
+    if not deepest:
+        return None
+    stream.seek(0)
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            for member in archive.infolist()[:_MOST_MEMBERS]:
+                with archive.open(member) as inside:
+                    start = inside.read(1 << 12)
+                # Weights of a model have thousands of members that are none of these.
+                if not (
+                    start.lstrip().startswith((b"PK", b"{", *_PACKED)) or _TRACES.search(start)
+                ):
+                    continue
+                with archive.open(member) as inside:
+                    found = _unpacked(inside)
+                if (kind := _kind_inside(found, name, deepest - 1)) is not None:
+                    return kind
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OSError):
+        pass  # damaged or encrypted: `_kind_of_archive` has looked at what can be read
+    return None
+
+
+def _kind_of_archive(stream: BinaryIO, name: str) -> str | None:
+    """What kind of our files of arrays an archive is."""
+    from askgauss import _files
     from askgauss.exceptions import AskGaussError
 
-    with path.open("rb") as stream:
-        if stream.read(2) == b"PK":
-            try:
-                kind = _files.read_kind(stream, str(path))
-            except AskGaussError:
-                return _damaged(_beginning(path))
-            # Without a header it may still be one of ours, whose header has lost its name.
-            traced = kind is None and _TRACES.search(_beginning(path))
-            return "one of our files without its header" if traced else kind
-    content = _beginning(path)
+    try:
+        kind = _files.read_kind(stream, name)
+    except AskGaussError:
+        return _damaged(_beginning(stream))
+    # Without a header it may still be one of ours, whose header has lost its name.
+    traced = kind is None and _TRACES.search(_beginning(stream))
+    return "one of our files without its header" if traced else kind
+
+
+def _kind_of_document(content: bytes) -> str | None:
+    """What kind of our private documents text is."""
+    from askgauss import _plain
+    from askgauss.exceptions import AskGaussError
+
     # JSON of other tools is not parsed.
     if not _speaks_of_a_result(content) and b"\0" not in content:
         return None
@@ -133,9 +208,9 @@ def _damaged(content: bytes) -> str | None:
     return None
 
 
-def _beginning(path: Path) -> bytes:
+def _beginning(stream: BinaryIO) -> bytes:
     """As much of a file as any document of ours has; what never ends is no document."""
     from askgauss import _files
 
-    with path.open("rb") as stream:
-        return stream.read(_files.DOCUMENT_BYTES)
+    stream.seek(0)
+    return stream.read(_files.DOCUMENT_BYTES)
