@@ -95,6 +95,33 @@ def test_the_card_says_what_was_not_tested():
     assert set(made) == set(FILES)
 
 
+def test_an_audit_without_checks_is_refused():
+    with pytest.raises(InvalidArgumentError, match="with its checks"):
+        evidence_pack(samples.bare(), subjects=WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"auditor": "one-run"}, "its method is one-run"),
+        ({"confidence": 0.6}, "its confidence is 0.6 instead of 0.95"),
+        ({"gate_error": 0.1}, "its gate error is 0.1 instead of 0.001"),
+    ],
+)
+def test_every_document_says_that_the_audit_is_not_the_default_one(options, words):
+    run = ag.simulate_dpsgd(
+        steps=60, sampling_rate=0.2, noise_multiplier=2.0, present=200, absent=200, seed=0
+    )
+    claim = ag.PrivacyClaim(epsilon=30.0, delta=1e-5)
+    usual = evidence_pack(ag.audit(run, claim=claim), subjects=WEIGHTS)
+    made = evidence_pack(ag.audit(run, claim=claim, **options), subjects=WEIGHTS, lenient=True)
+    assert json.loads(made["statement.json"])["predicate"]["result"] == "WARNED"
+    for name in set(FILES) - {"result.json"}:
+        assert "not tested by the default audit" in made[name], name
+        assert words in made[name].replace("&#45;", "-"), name
+        assert "not tested by the default audit" not in usual[name], name
+
+
 def test_lenient_is_warned():
     _, made = pack("inconclusive", lenient=True)
     content = json.loads(made["statement.json"])

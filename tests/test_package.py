@@ -60,6 +60,7 @@ LAYERS = {
     "inputs": 4,
     "auditing": 5,
     "comparison": 5,
+    "standard": 5,
     "verification": 6,
     "power": 5,
     "simulation": 5,

@@ -7,8 +7,10 @@ import gzip
 import io
 import lzma
 import re
+import struct
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -36,7 +38,7 @@ _TRACES = re.compile(
 # Names that arrays of others have too: they tell only where nothing can be read.
 _COMMON = re.compile(rb"(?:score|member|leaves)\.npy")
 # Packed files by their first bytes: what is inside is looked at, and what is inside that, so often.
-_PACKED = {
+_PACKED: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
@@ -161,7 +163,10 @@ def _kind_of_members(stream: BinaryIO, name: str, deepest: int) -> str | None:
                     found = _unpacked(inside)
                 if (kind := _kind_inside(found, name, deepest - 1)) is not None:
                     return kind
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OSError):
+    except (
+        *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+        *(NotImplementedError, RuntimeError, ValueError, OSError, EOFError),
+    ):
         pass  # damaged or encrypted: `_kind_of_archive` has looked at what can be read
     return None
 
