@@ -497,6 +497,7 @@ def _check_counts(plain: Any) -> None:
 
 def _check_groups(result: AuditResult) -> None:
     """Refuse numbers of canaries that are not those of the evidence."""
+    from askgauss.auditors.step_evidence import StepEvidence
     from askgauss.stats.shift import SlopeTest
 
     groups = {"present": result.present, "absent": result.absent}
@@ -510,12 +511,18 @@ def _check_groups(result: AuditResult) -> None:
             if getattr(trial, name, 0) > canaries:
                 hint = "as in its evidence"
                 raise _validate.fail(name, canaries, f">= {getattr(trial, name)}, {hint}")
-    if isinstance(slope := getattr(pair, "counts", None), SlopeTest):
-        if slope.count != sum(groups.values()):
-            raise _validate.fail(
-                "present + absent", sum(groups.values()), f"= {slope.count}, as in its evidence"
-            )
+    slope = getattr(pair, "counts", None)
+    if isinstance(slope, SlopeTest) and slope.count != sum(groups.values()):
+        raise _validate.fail(
+            "present + absent", sum(groups.values()), f"= {slope.count}, as in its evidence"
+        )
+    if isinstance(pair, StepEvidence):
         scheme, steps = pair.scheme, pair.steps
+        observed = pair.strata[0].observed if pair.strata else 0
+        if observed != steps * sum(groups.values()):
+            raise _validate.fail(
+                "observations", observed, f"= {steps} of each of {sum(groups.values())} canaries"
+            )
         chances = result.present * ((scheme and scheme.most_coins(steps)) or steps)
         if pair.opportunities != chances:
             raise _validate.fail(

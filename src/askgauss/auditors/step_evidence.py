@@ -17,7 +17,7 @@ from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.stats.within import within_canaries
 from askgauss.transcript import Transcript
 
-__all__ = ["StepEvidence", "Stratum", "step_evidence"]
+__all__ = ["StepEvidence", "Stratum", "step_evidence", "told_tensors"]
 
 # Steps of a run at most, and those of them that nobody saw.
 _MOST_STEPS = 10**8
@@ -31,6 +31,11 @@ class Stratum:
     tensor: str
     planted: GroupMoments
     other: GroupMoments
+
+    @property
+    def observed(self) -> int:
+        """Number of observations, planted and other ones."""
+        return self.planted.count + self.other.count
 
     def _test(self) -> ShiftTest:
         planted, other = self.planted, self.other
@@ -54,8 +59,11 @@ class StepEvidence:
 
     Attributes:
         strata: Moments of all observations, then of each tensor's.
-        within: The fit of planting within each canary, by its own level.
-        counts: The fit of each canary's sum against how often it was planted.
+        within: The fit of planting within each canary, by its own level; None where the background
+            is known. It weighs a canary that was planted often more than others, and what no bound
+            rests on is not published.
+        counts: The fit of each canary's sum against how often it was planted; likewise, unless the
+            method was asked for it.
         background_known: Whether observations without a planting are noise alone.
         steps: Number of steps.
         sampling_rate: The planting rate, where the recorder's own coin set it.
@@ -75,8 +83,8 @@ class StepEvidence:
     """
 
     strata: tuple[Stratum, ...]
-    within: SlopeTest
-    counts: SlopeTest
+    within: SlopeTest | None = None
+    counts: SlopeTest | None = None
     background_known: bool
     steps: int
     sampling_rate: float | None
@@ -96,6 +104,8 @@ class StepEvidence:
         # It may come from a file, and what is composed of it takes time and memory by these.
         _validate.integer(1, _MOST_STEPS, steps=self.steps)
         _validate.integer(0, _MOST_SKIPPED, skipped=self.skipped)
+        if not self.background_known and (self.within is None or self.counts is None):
+            raise _validate.fail("within and counts", None, "where the background is not known")
 
     def known_law(self) -> Scheme | None:
         """How one canary is drawn, where no rate has to be measured for it."""
@@ -157,24 +167,28 @@ class StepEvidence:
 
 # What is not finite is said to be so, and nothing is computed of it.
 @np.errstate(over="ignore", invalid="ignore")
-def step_evidence(transcript: Transcript, plantings: int) -> StepEvidence:
-    """Moments of planted and other observations, by tensor."""
+def step_evidence(transcript: Transcript, plantings: int, counts_only: bool) -> StepEvidence:
+    """Moments of planted and other observations, by tensor, and the fits that a bound needs."""
     facts, sums, steps = transcript.facts, transcript.canaries, transcript.number_of_steps
     root = math.sqrt(steps)
     present = int(np.count_nonzero(transcript.member))
-    scheme = facts.scheme
+    scheme, known = facts.scheme, facts.background == "known"
     return StepEvidence(
         strata=_strata(transcript),
         # Given how often each canary was planted, its sum is a straight line in that number.
-        counts=SlopeTest.fit(sums.planted / root, sums.total / root),
-        within=within_canaries(
+        counts=SlopeTest.fit(sums.planted / root, sums.total / root)
+        if counts_only or not known
+        else None,
+        within=None
+        if known
+        else within_canaries(
             planted=sums.planted,
             planted_total=sums.planted_total,
             total=sums.total,
             square=sums.square,
             steps=steps,
         ),
-        background_known=facts.background == "known",
+        background_known=known,
         steps=steps,
         sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
         plantings=plantings,
@@ -224,11 +238,11 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
         first, others = names[group[0]], group.size - 1
         return f"{first} and {others} small {'one' if others == 1 else 'ones'}" if others else first
 
-    told = _told(transcript)
+    told = told_tensors(transcript)
     return (stratum("all", slice(None)), *(stratum(title(group), group) for group in told))
 
 
-def _told(transcript: Transcript) -> list[NDArray[np.intp]]:
+def told_tensors(transcript: Transcript) -> list[NDArray[np.intp]]:
     """Tensors whose observations are told apart from all, small ones beside another.
 
     One with a handful of plantings could not beat the pooled bound at its share, and would tell of
@@ -262,7 +276,7 @@ def _schedule(transcript: Transcript) -> dict[str, Any]:
         "schedule": accounting.schedule_levels(1.0 / unit),
         "schedule_scale": scale,
         "weighted": tuple(
-            _weighted(transcript, columns) for columns in (np.arange(groups), *_told(transcript))
+            _weighted(transcript, columns) for columns in (np.arange(groups), *told_tensors(transcript))
         ),
     }
 

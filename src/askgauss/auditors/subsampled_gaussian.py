@@ -78,7 +78,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
                 f"Expected at least 2 plantings, got {plantings}: nothing to measure. Plant more "
                 "canaries, or run more steps."
             )
-        return replace(step_evidence(data, plantings), replaced=self.replaced)
+        return replace(step_evidence(data, plantings, self.counts_only), replaced=self.replaced)
 
     def epsilon_lower(self, evidence: StepEvidence, *, delta: float, confidence: float) -> float:
         """The composed lower bound."""
@@ -117,7 +117,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             return evidence.counts
         if evidence.background_known:
             return None
-        return evidence.within if evidence.within.spread > 0.0 else evidence.counts
+        within = evidence.within
+        return within if within is not None and within.spread > 0.0 else evidence.counts
 
     def _fits(self, evidence: StepEvidence) -> tuple[Stratum | SlopeTest, ...]:
         """What bounds the ratio of single steps: all observations, then each tensor's."""
@@ -125,7 +126,8 @@ class SubsampledGaussian(Auditor[StepEvidence]):
 
     def concerns(self, evidence: StepEvidence, finding: Finding) -> bool:
         """The fit within canaries holds for any background: it makes nothing of scores."""
-        if self._slope(evidence) is evidence.within and finding.check in _OF_THE_SCORES:
+        slope = self._slope(evidence)
+        if slope is not None and slope is evidence.within and finding.check in _OF_THE_SCORES:
             return False
         return self.assumption.rests_on(finding.undermines)
 

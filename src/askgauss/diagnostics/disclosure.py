@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounded import is_handful
+from askgauss._rounded import is_handful, scale_on_grid
+from askgauss.auditors.step_evidence import told_tensors
 from askgauss.diagnostics.coarse import (
     coarse_chance,
     coarse_cosines,
@@ -36,7 +37,7 @@ from askgauss.diagnostics.summary import (
 )
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding
-from askgauss.scores import CanaryScores
+from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.transcript import Transcript
 
 __all__ = ["publishable", "published", "tells_of_single"]
@@ -51,23 +52,27 @@ _FEWEST_IN_CELL = 8
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
-# Canaries that a weighted sum amounts to, where those of one weight are subtracted: one number
-# about ten leaves .95 of what the noise protects of each. Weights that differ by chance make some
-# twenty of thirty.
-_FEWEST_WEIGHED = 10.0
-# Weights that are tried as the one to subtract, the commonest first.
-_SUBTRACTED = 32
+# How much of one canary's noise published sums may explain, as a share of its variance: .95 of its
+# deviation is left to whoever knows the seed.
+_MOST_LEVERAGE = 1.0 - 0.95**2
+# Sums that differ by less than rounding are one.
+_ALIKE = 1e-12
+_TINY = np.finfo(np.float64).tiny
 
 
-def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
-    """Whether exact sums in a result of these data are, or subtract to, those of a handful.
+def tells_of_single(
+    data: CanaryScores | Transcript | LinearTranscript, *, by_counts: bool = False
+) -> bool:
+    """Whether exact sums in a result of these data are those of a handful, or tell of one canary.
 
     Evidence holds the sums over present and over absent canaries, and over observations with and
     without a planting; where canaries or steps do not weigh the same, also sums with their weights.
-    What is left of two of them belongs to whoever is in only one, or weighs otherwise.
+    Whoever knows the seed regresses the noise of one canary on all of these: what they explain is
+    its leverage, and the largest one counts.
 
     Args:
         data: What is audited. Where the background is not known, no sum is the noise alone.
+        by_counts: Whether the result also holds sums weighted by how often each was planted.
     """
     if isinstance(data, LinearTranscript):
         data = data.scores()
@@ -77,47 +82,77 @@ def tells_of_single(data: CanaryScores | Transcript | LinearTranscript) -> bool:
     member = data.member
     present = int(np.count_nonzero(member))
     groups = [present, member.size - present]
-    weighed: list[tuple[NDArray[Any], NDArray[Any]]] = []
     if isinstance(data, CanaryScores):
-        if data.relative_shift is not None:
-            weighed.append((data.relative_shift[member], np.ones(present)))
+        leverage = _of_scores(data)
     else:
-        held = np.bincount(data.canaries.planted[member])
-        times = np.arange(held.size)
-        plantings = int(times @ held)
+        plantings = int(data.canaries.planted[member].sum())
         groups += [plantings, present * data.number_of_steps - plantings]
-        weighed = [
-            (times, held),
-            (data.schedule**-2.0, data.steps.planted.sum(axis=1)),
-        ]
-    return any(map(is_handful, groups)) or any(
-        0.0 < _amounts_to(np.asarray(weight, float), count) < _FEWEST_WEIGHED
-        for weight, count in weighed
-    )
+        leverage = max(_of_canaries(data, by_counts), _of_steps(data))
+    return any(map(is_handful, groups)) or leverage > _MOST_LEVERAGE
 
 
-def _amounts_to(weights: Array, counts: Array) -> float:
-    """Equal ones that a sum with such weights is like, once those of one weight are subtracted.
+def _of_scores(scores: CanaryScores) -> float:
+    """The largest leverage of a score on the sums over its group, plain and by weight."""
+    weight = scores.relative_shift
+    if weight is None or not scores.member.any():
+        return 0.0
+    levels, count = np.unique(weight[scores.member], return_counts=True)
+    rows = np.stack([np.ones(levels.size), levels / max(np.abs(levels).max(), _TINY)], axis=1)
+    return float(_leverage(rows[:, None, :], count).max())
+
+
+def _of_canaries(transcript: Transcript, by_counts: bool) -> float:
+    """The largest leverage of a canary's noise on the sums over canaries.
+
+    A canary has two noises that sums tell apart: over the steps it was planted in, and over all
+    others. Canaries of one tensor and group that were planted as often are of one kind.
+    """
+    steps = transcript.number_of_steps
+    tensor = np.zeros(transcript.member.size, dtype=np.int64)
+    for index, group in enumerate(told_tensors(transcript), start=1):
+        tensor[np.isin(transcript.tensor, group)] = index
+    keys = np.stack([tensor, transcript.member, transcript.canaries.planted], axis=1)
+    kinds, count = np.unique(keys, axis=0, return_counts=True)
+    tensors = int(tensor.max(initial=0)) + 1
+    planted = kinds[:, 2].astype(np.float64)
+    place = np.arange(len(kinds))
+    rows = np.zeros((len(kinds), 2, 2 * tensors + 2))
+    rows[place, 0, kinds[:, 0]] = 1.0  # plantings, by tensor
+    rows[place, 1, tensors + kinds[:, 0]] = 1.0  # all other observations, by tensor
+    rows[place, :, -2] = kinds[:, 1, None]  # scores of present canaries
+    if by_counts:
+        rows[place, :, -1] = planted[:, None] / max(planted.max(), 1.0)
+    rows *= np.sqrt(np.stack([planted, steps - planted], axis=1).clip(0.0))[:, :, None]
+    return float(_leverage(rows, count).max())
+
+
+def _of_steps(transcript: Transcript) -> float:
+    """The most that plantings of one canary may explain of sums in which steps weigh differently.
+
+    Who was planted when is not kept by canary: no canary has more than the steps that tell most.
+    """
+    unit, held = transcript.schedule, transcript.steps.planted.sum(axis=1)
+    most = int(transcript.canaries.planted.max(initial=0))
+    if (unit == 1.0).all() or not most:
+        return 0.0
+    unit, held = unit[held > 0], held[held > 0]
+    # Plantings as they are, and by the inverse square of the noise; in units of the noise.
+    rows = np.stack([unit / unit.max(), unit.min() / unit], axis=1)
+    return float(np.sort(_leverage(rows[:, None, :], held))[-most:].sum())
+
+
+def _leverage(rows: Array, count: NDArray[Any]) -> Array:
+    """How much of the noise of one of each kind the sums explain, in the direction they do most.
 
     Args:
-        weights: By kind.
-        counts: How many there are of each kind.
-
-    Returns:
-        The least over the weights that may be subtracted; 0 where all weigh the same.
+        rows: By kind, by noise of that kind with deviation one: what it counts in every sum.
+        count: How many there are of each kind.
     """
-    # Only how they compare counts, and squares of these are numbers.
-    relative = weights / max(float(weights.max()), np.finfo(np.float64).tiny)
-    levels, kind = np.unique(np.round(relative, 12), return_inverse=True)
-    held = np.bincount(kind, counts, levels.size)
-    levels, held = levels[held > 0], held[held > 0]
-    if levels.size < 2:
-        return 0.0
-    found = math.inf
-    for level in levels[np.argsort(-held)[:_SUBTRACTED]]:
-        left = np.abs(levels - level)
-        found = min(found, float((held @ left) ** 2 / (held @ left**2)))
-    return found
+    flat = (rows * np.sqrt(count)[:, None, None]).reshape(-1, rows.shape[-1])
+    size, basis = np.linalg.eigh(flat.T @ flat)
+    told = size > _ALIKE * size.max()
+    found = rows @ (basis[:, told] / np.sqrt(size[told]))
+    return np.asarray(np.linalg.eigvalsh(found @ found.transpose(0, 2, 1))[:, -1])
 
 
 def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -167,12 +202,24 @@ def _scores(scores: ScoreSummary) -> ScoreSummary:
     steps = scores.present_pit.size > 0 and fewest >= _FEWEST_FOR_STEPS
     return replace(
         scores,
+        present=_moments(scores.present),
+        absent=_moments(scores.absent),
         present_counts=_histogram(scores.present_counts, width),
         absent_counts=_histogram(scores.absent_counts, width),
         present_pit=_steps(scores.present_pit, present) if steps else empty,
         absent_pit=_steps(scores.absent_pit, absent) if steps else empty,
         density=_density(scores.density, present + absent) if scores.density.size else empty,
     )
+
+
+def _moments(moments: GroupMoments) -> GroupMoments:
+    """A mean, and a variance no finer than its error.
+
+    Present scores vary by how often each canary was planted, so that their exact variance would be
+    one more sum in which the most planted canary weighs most.
+    """
+    deviation = scale_on_grid(moments.standard_deviation, moments.count - 1.0)
+    return replace(moments, sum_of_squares=deviation**2 * (moments.count - 1))
 
 
 def _histogram(counts: Array, width: int) -> Array:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
 from askgauss import _plain
+from askgauss._rounded import scale_on_grid
 from askgauss.diagnostics.resumes import resumed_at
 from askgauss.diagnostics.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.exceptions import FileFormatError
@@ -410,8 +411,9 @@ def _scores(scores: CanaryScores) -> ScoreSummary | None:
         for side in (-1.0, 1.0)
     ]
     low, high = max(lowest, min(ends)), min(highest, max(ends))
-    # To half deviations: the ends are not to be somebody's score.
-    if grid := 0.5 * max(spreads):
+    # To half deviations, themselves no finer than their error: the ends are not to be somebody's.
+    widest = max((present, absent), key=lambda moments: moments.standard_deviation)
+    if grid := 0.5 * scale_on_grid(widest.standard_deviation, widest.count - 1.0):
         low, high = math.floor(low / grid) * grid, math.ceil(high / grid) * grid
     # Scores that differ in their last bits alone leave no room for bins between them.
     if not (np.diff(np.linspace(low, high, BINS + 1)) > 0.0).all():
