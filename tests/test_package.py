@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import askgauss
 
 SOURCE = Path(askgauss.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # A layer may import layers with a smaller number, and itself.
 LAYERS = {
@@ -178,3 +180,50 @@ def test_every_public_name_is_there_and_loaded_on_demand():
 def test_version_matches_the_project():
     text = (SOURCE.parents[1] / "pyproject.toml").read_text()
     assert f'version = "{askgauss.__version__}"' in text
+
+
+# The advisory that sets a lower bound, and the first release without it; looked up on 2026-11-18.
+ADVISORIES = {
+    "jinja2": ("CVE-2025-27516", "3.1.6"),
+    # Fixed in July 2026, after 2.12; CVE-2026-24747 before 2.10, CVE-2026-4538 in 2.10.
+    "torch": ("CVE-2025-3000", "2.13"),
+    # CVE-2026-44484 is 2.6.2 and 2.6.3.
+    "lightning": ("GHSA-qqmf-gpg7-g8gw", "2.6.6"),
+    # CVE-2026-4372 before 5.3, CVE-2026-5241 before 5.5.
+    "transformers": ("CVE-2026-9856", "5.10"),
+    "accelerate": ("CVE-2026-69112", "1.15"),
+    # Names 3.14.0; GHSA-hqp4-2352-xf5r before that.
+    "keras": ("CVE-2026-12481", "3.15"),
+    "scikit-learn": ("CVE-2024-5206", "1.5"),
+    # Distributions mark 12.3.0 as affected; CVE-2026-59197 to 59200 before that.
+    "pillow": ("CGA-6r43-cc9v-c6c4", "13"),
+    "pyarrow": ("CVE-2026-25087", "23.0.1"),
+    # CVE-2026-27482 before 2.54.
+    "ray": ("GHSA-mw35-8rx3-xf9r", "2.55"),
+    "pytest": ("CVE-2025-71176", "9.0.3"),
+    "mkdocs-material": ("CVE-2026-73295", "9.7.7"),
+}
+
+
+def _bounds():
+    """Every lower bound in pyproject.toml, as numbers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [project["dependencies"], *project["optional-dependencies"].values()]
+    for line in (line for lines in listed for line in lines):
+        name, _, bound = line.partition(">=")
+        yield name.partition("[")[0], _numbers(bound)
+
+
+def _numbers(version):
+    return tuple(map(int, version.split(".")))
+
+
+@pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs the sources")
+def test_lower_bounds_have_no_known_advisory():
+    bounds = list(_bounds())
+    for name, (advisory, first) in ADVISORIES.items():
+        found = [bound for other, bound in bounds if other == name]
+        assert found, name
+        assert min(found) >= _numbers(first), f"{name}: {advisory}"
+    # What the checks are run with has to be allowed.
+    assert (2, 13) >= min(bound for name, bound in bounds if name == "torch")
