@@ -273,6 +273,7 @@ def _by_index(summary: Summary, released: np.ndarray) -> np.ndarray:
     """Noise guessed from the picture by index: within each column, in the order of the weights."""
     density, columns = summary.scores.density, HEXAGONS[0]
     x, y = hexagon_centres()
+    density = density if density.size else np.zeros(x.size)  # of few canaries there is no picture
     place = np.rint(x * columns * 2.0).astype(int)
     own = np.clip((np.arange(released.size) + 0.5) * (2 * columns) / released.size, 0, 2 * columns)
     guess = np.zeros(released.size)
@@ -294,6 +295,8 @@ def _by_nearest_cell(summary: Summary, released: np.ndarray) -> np.ndarray:
     x, y = hexagon_centres()
     own = (np.arange(released.size) + 0.5) / released.size
     distance = (x[None, :] - own[:, None]) * HEXAGONS[0]
+    if not summary.scores.density.size:
+        return np.zeros(released.size)
     weight = summary.scores.density * np.exp(-4.0 * distance**2)
     return (weight @ y) / weight.sum(axis=1)
 

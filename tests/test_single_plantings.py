@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ import askgauss as ag
 from askgauss.attest import evidence_pack
 from askgauss.auditors import AdaptiveOneRun
 from askgauss.cli.app import app
-from askgauss.diagnostics.disclosure import tells_of_single
+from askgauss.diagnostics.disclosure import publishable, tells_of_single
+from askgauss.diagnostics.summary import summarise
 from askgauss.loggers import log_result
 from askgauss.scores import ScoreMetadata
 
@@ -108,6 +110,82 @@ def test_canaries_that_move_otherwise(tmp_path):
     found = (weighed - total(told["present"])) / (scores.relative_shift[odd][0] - 1.0)
     np.testing.assert_allclose(found, scores.score[odd].sum(), atol=1e-6)
     assert refused(result, tmp_path)
+
+
+def published_sums(transcript):
+    """Every exact number of a result that is linear in the noise."""
+    evidence = ag.SubsampledGaussian().gather(transcript, delta=1e-5, confidence=0.95)
+    scores = publishable(summarise(transcript)).scores
+    groups = [scores.present, scores.absent]
+    groups += [part for stratum in evidence.strata for part in (stratum.planted, stratum.other)]
+    fits = [fit for fit in (evidence.counts, evidence.within) if fit is not None]
+    sums = [group.count * group.mean for group in groups]
+    return np.array(sums + [fit.slope * fit.spread for fit in fits])
+
+
+def least_left(transcript):
+    """What is left of the best known noise of a canary, its plantings and the rest apart.
+
+    The attacker regresses it on all published sums. How each sum weighs it is measured: it is moved
+    by one deviation, and the evidence gathered again.
+    """
+    sums, steps = transcript.canaries, transcript.number_of_steps
+    base, moved = published_sums(transcript), []
+    for canary, planted in enumerate(sums.planted):
+        for there in (True, False):
+            step = np.zeros(sums.total.size)
+            step[canary] = np.sqrt(planted if there else steps - planted)
+            changed = replace(
+                sums,
+                total=sums.total + step,
+                planted_total=sums.planted_total + (step if there else 0.0),
+            )
+            moved.append(published_sums(replace(transcript, canaries=changed)) - base)
+    weights = np.array(moved)
+    inverse = np.linalg.pinv(weights.T @ weights, rcond=1e-10)
+    blocks = weights.reshape(-1, 2, base.size)
+    known = np.linalg.eigvalsh(blocks @ inverse @ blocks.transpose(0, 2, 1))[:, -1]
+    return np.sqrt(1.0 - known.max())
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.2, 20), (0.05, 40), (0.9, 15)])
+def test_the_smallest_published_results_tell_of_no_canary(rate, steps):
+    """30 and 30 canaries: the one that was planted most keeps .95 of its noise, or none is told."""
+    left = {True: [], False: []}
+    for seed in range(4):
+        recorder, _, _ = recorded(rate=rate, steps=steps, present=30, absent=30, seed=seed)
+        transcript = recorder.transcript()
+        left[tells_of_single(transcript)].append(least_left(transcript))
+    assert left[False]
+    assert min(left[False]) >= 0.95, left
+
+
+def test_sums_that_weigh_the_most_planted_canary_are_private():
+    """A fit by how often each was planted leaves it .76 to .92 of its noise, and is not kept."""
+    recorder, _, _ = recorded(rate=0.2, steps=20, present=30, absent=30, noise=[NOISE] * 20)
+    transcript = recorder.transcript()
+    usual = ag.audit(transcript, claim=CLAIM)
+    assert usual.evidence.counts is usual.evidence.within is None
+    assert not usual.private
+    asked = ag.audit(transcript, claim=CLAIM, auditor=ag.SubsampledGaussian(counts_only=True))
+    assert asked.evidence.counts is not None
+    assert asked.private
+
+
+def test_of_few_scores_the_figures_do_not_show_the_highest():
+    """It is mostly that of the canary that was planted most, where there is little noise."""
+    shown = set()
+    for shift in (0.0, 0.2, 0.4):
+        recorder, _, _ = recorded(rate=0.2, steps=20, noise=[0.5] * 20)
+        transcript = recorder.transcript()
+        scores = transcript.scores()
+        values = scores.score.copy()
+        values[np.argmax(np.where(scores.member, values, -np.inf))] += shift
+        told = publishable(summarise(replace(scores, score=values))).scores
+        filled = np.flatnonzero(told.present_counts)
+        shown.add((filled[0], filled[-1]))
+        assert told.density.size == 0
+    assert len(shown) == 1
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.2, 0.9])

@@ -27,6 +27,7 @@ from askgauss.diagnostics.coarse import (
     to_its_error,
 )
 from askgauss.diagnostics.summary import (
+    BINS,
     HEXAGONS,
     PIT_POINTS,
     GramSummary,
@@ -34,6 +35,7 @@ from askgauss.diagnostics.summary import (
     ScoreSummary,
     Summary,
     TensorSummary,
+    score_reach,
 )
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding
@@ -49,6 +51,7 @@ _MERGED = (1, 2000), (2, 300), (4, 0)
 # Canaries that share a cell of a histogram, a step of the distribution, and a column of the picture
 # by index.
 _FEWEST_IN_CELL = 8
+_MOST_IN_CELL = 15
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
@@ -115,15 +118,42 @@ def _of_canaries(transcript: Transcript, by_counts: bool) -> float:
     kinds, count = np.unique(keys, axis=0, return_counts=True)
     tensors = int(tensor.max(initial=0)) + 1
     planted = kinds[:, 2].astype(np.float64)
-    place = np.arange(len(kinds))
-    rows = np.zeros((len(kinds), 2, 2 * tensors + 2))
+    place, present = np.arange(len(kinds)), int(np.count_nonzero(transcript.member))
+    # The last sum has a noise of its own, which is nobody's: a kind at the end.
+    rows = np.zeros((len(kinds) + 1, 2, 2 * tensors + 2))
     rows[place, 0, kinds[:, 0]] = 1.0  # plantings, by tensor
     rows[place, 1, tensors + kinds[:, 0]] = 1.0  # all other observations, by tensor
     rows[place, :, -2] = kinds[:, 1, None]  # scores of present canaries
-    if by_counts:
-        rows[place, :, -1] = planted[:, None] / max(planted.max(), 1.0)
-    rows *= np.sqrt(np.stack([planted, steps - planted], axis=1).clip(0.0))[:, :, None]
-    return float(_leverage(rows, count).max())
+    own = 0.0 if by_counts else _noise_in_variance(transcript, present)
+    if math.isfinite(own):
+        mean = planted @ (count * kinds[:, 1]) / max(present, 1)
+        rows[place, :, -1] = (kinds[:, 1] * (planted - mean))[:, None]
+        rows[-1, 0, -1] = own
+    rows[:-1] *= np.sqrt(np.stack([planted, steps - planted], axis=1).clip(0.0))[:, :, None]
+    return float(_leverage(rows, np.append(count, 1))[:-1].max())
+
+
+def _noise_in_variance(transcript: Transcript, present: int) -> float:
+    """How much squares of noise blur what the variance of present scores tells of single ones.
+
+    How often each was planted moves its score, so that the variance weighs the noise of those that
+    were planted often. It is published as coarsely as its error, and counted here as if exactly.
+
+    Returns:
+        The deviation of the blur in units of the noise, where canaries weigh as many plantings as
+        they have more than the mean; infinity where nothing is measured.
+    """
+    sums, steps = transcript.canaries, transcript.number_of_steps
+    plantings = max(int(sums.planted.sum()), 1)
+    others = max(sums.total.size * steps - plantings, 1)
+    planted_total = float(sums.planted_total.sum())
+    other_total = float(sums.total.sum()) - planted_total
+    other_square = float(sums.square.sum() - sums.planted_square.sum())
+    signal = planted_total / plantings - other_total / others
+    variance = other_square / others - (other_total / others) ** 2
+    if not (signal > 0.0 and variance >= 0.0):
+        return math.inf
+    return math.sqrt(0.5 * present * variance) * steps / signal
 
 
 def _of_steps(transcript: Transcript) -> float:
@@ -204,11 +234,13 @@ def _scores(scores: ScoreSummary) -> ScoreSummary:
         scores,
         present=_moments(scores.present),
         absent=_moments(scores.absent),
-        present_counts=_histogram(scores.present_counts, width),
-        absent_counts=_histogram(scores.absent_counts, width),
+        present_counts=_histogram(scores.present_counts, width, *_bins(scores, scores.present)),
+        absent_counts=_histogram(scores.absent_counts, width, *_bins(scores, scores.absent)),
         present_pit=_steps(scores.present_pit, present) if steps else empty,
         absent_pit=_steps(scores.absent_pit, absent) if steps else empty,
-        density=_density(scores.density, present + absent) if scores.density.size else empty,
+        density=_density(scores.density, present + absent)
+        if scores.density.size and present + absent >= 2 * _FEWEST_IN_COLUMN
+        else empty,
     )
 
 
@@ -222,17 +254,28 @@ def _moments(moments: GroupMoments) -> GroupMoments:
     return replace(moments, sum_of_squares=deviation**2 * (moments.count - 1))
 
 
-def _histogram(counts: Array, width: int) -> Array:
-    """Bins of at least this width that enough scores share, evenly; where nobody is stays empty."""
+def _bins(scores: ScoreSummary, moments: GroupMoments) -> tuple[int, int]:
+    """Between which bins a group is drawn: as far as its moments say that it reaches."""
     coarse = _MERGED[-1][0]
-    there = np.flatnonzero(counts.reshape(-1, coarse).sum(axis=1))
-    if not there.size:
-        return counts
-    first, last = coarse * int(there[0]), coarse * (int(there[-1]) + 1)
+    blocks = np.array(score_reach(moments)) - scores.low
+    blocks *= BINS / coarse / (scores.high - scores.low)
+    first, last = math.floor(blocks[0]), math.ceil(blocks[1])
+    last = min(max(last, 1), BINS // coarse)
+    return coarse * min(max(first, 0), last - 1), coarse * last
+
+
+def _histogram(counts: Array, width: int, first: int, last: int) -> Array:
+    """Bins of at least this width that enough scores share, evenly; those outside are at the ends."""
+    counts = counts.copy()
+    for inside, outside in ((first, slice(0, first)), (last - 1, slice(last, None))):
+        counts[inside] += counts[outside].sum()
+        counts[outside] = 0.0
     edges, held = [first], 0.0
+    # Of few scores half, since those of the most planted canaries stand at the end.
+    shared_by = max(_FEWEST_IN_CELL, min(_MOST_IN_CELL, counts.sum() // 2))
     for place in range(first, last, width):
         held += counts[place : place + width].sum()
-        if held >= _FEWEST_IN_CELL:
+        if held >= shared_by:
             edges, held = [*edges, place + width], 0.0
     if edges[-1] != last:
         # What is left at the end joins the cell before it.

@@ -405,15 +405,10 @@ def _scores(scores: CanaryScores) -> ScoreSummary | None:
     spreads = present.standard_deviation, absent.standard_deviation
     if not all(math.isfinite(value) for value in (*spreads, highest - lowest)):
         return None  # nothing can be drawn to such a scale
-    ends = [
-        mean + side * _REACH * spread
-        for mean, spread in zip((present.mean, absent.mean), spreads, strict=True)
-        for side in (-1.0, 1.0)
-    ]
-    low, high = max(lowest, min(ends)), min(highest, max(ends))
-    # To half deviations, themselves no finer than their error: the ends are not to be somebody's.
-    widest = max((present, absent), key=lambda moments: moments.standard_deviation)
-    if grid := 0.5 * scale_on_grid(widest.standard_deviation, widest.count - 1.0):
+    ends = [end for moments in (present, absent) for end in score_reach(moments)]
+    low, high = min(ends), max(ends)
+    # To half deviations, no finer than their error.
+    if grid := 0.5 * max(_coarse_deviation(present), _coarse_deviation(absent)):
         low, high = math.floor(low / grid) * grid, math.ceil(high / grid) * grid
     # Scores that differ in their last bits alone leave no room for bins between them.
     if not (np.diff(np.linspace(low, high, BINS + 1)) > 0.0).all():
@@ -440,6 +435,21 @@ def _scores(scores: CanaryScores) -> ScoreSummary | None:
         absent_pit=pits[1],
         density=_density(scores, present, absent) if vary else empty,
     )
+
+
+def score_reach(moments: GroupMoments) -> tuple[float, float]:
+    """Between what scores of so many canaries lie, by their moments alone.
+
+    The highest score is often that of the canary that was planted most: where it lies is not to be
+    read from where a figure ends.
+    """
+    deviations = min(_REACH, 1.0 + math.sqrt(2.0 * math.log(moments.count)))
+    reach = deviations * _coarse_deviation(moments)
+    return moments.mean - reach, moments.mean + reach
+
+
+def _coarse_deviation(moments: GroupMoments) -> float:
+    return scale_on_grid(moments.standard_deviation, moments.count - 1.0)
 
 
 def _pit(standard: Array) -> Array:
