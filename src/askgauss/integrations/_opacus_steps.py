@@ -131,8 +131,8 @@ class RecordedSteps(Restartable):
             if self._seeds is None or found.found:
                 self._seeds = found
 
-    def _listen_to_noise(self) -> StandIn | NoiseByParameter:
-        """Stand where the optimizer adds its noise."""
+    def _noise_stand_in(self) -> StandIn | NoiseByParameter:
+        """What is to stand where the optimizer adds its noise."""
         if run.noise_by_parameter(self._optimizer):
             return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
         return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
@@ -117,7 +118,6 @@ class Shadow:
         self._moved: Tensor | None = None
         self._reached: Tensor | None = None
         self._pending: _Pending | None = None
-        self._hooks: list[Any] = []
         self._steps: Callable[[], int] = int
 
     @property
@@ -152,37 +152,35 @@ class Shadow:
         if facts is not None:
             self._witness.load(facts)
 
-    def attach(self, steps: Callable[[], int], *, elsewhere: bool = False) -> None:
+    def attach(
+        self, attachment: Attachment, steps: Callable[[], int], *, elsewhere: bool = False
+    ) -> None:
         """Begin to follow.
 
         Args:
+            attachment: Where to register what ends it.
             steps: Says how many steps were released.
-            elsewhere: Whether steps were taken since `detach`, and moved the weights. Without any,
-                they must be as they were then.
+            elsewhere: Whether steps were taken since it was last attached, and moved the weights.
+                Without any, they must be as they were then.
         """
         self._steps = steps
         self._forget()
         if elsewhere:
             self._after = None
         optimizer = self._optimizer
-        self._hooks = [
-            optimizer.register_step_post_hook(self._follow),
-            optimizer.register_load_state_dict_post_hook(lambda *_: self._forget()),
-        ]
+        attachment.undo(self._forget)
+        attachment.hook(optimizer.register_step_post_hook, self._follow)
+        attachment.hook(optimizer.register_load_state_dict_post_hook, lambda *_: self._forget())
 
-    def detach(self, *, finished: bool = True) -> None:
-        """Follow no more; at the end of a run, weights must be as its last step left them.
+    def finish(self) -> None:
+        """At the end of a run, weights must be as its last step left them.
 
         Ranks that share parameters out could only look together, and do not.
         """
         self._judge()
-        if finished and self._after is not None and not self._places.collective:
+        if self._after is not None and not self._places.collective:
             now = self._places.read(self._parameters)
             self._witness.between(_host(self._after), _host(now), self._steps() + 1)
-        self._forget()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
