@@ -153,6 +153,7 @@ class RecordedRun(RecordedSteps):
             weights=digest(self._places, self._parameters),
             accumulated=tuple(sorted(self._accumulated)),
             moves=None if self._shadow is None else self._shadow.facts,
+            state="" if self._shadow is None else self._shadow.state,
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
@@ -191,7 +192,7 @@ class RecordedRun(RecordedSteps):
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
-            self._shadow.load(progress.moves)
+            self._shadow.load(progress.moves, progress.state)
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment
