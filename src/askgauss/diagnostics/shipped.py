@@ -18,7 +18,6 @@ _FAR_ABOVE = 1.01
 _NORM_OFF = 0.01
 # A loaded state that changes an update by more than the update itself is no detail.
 _MORE_THAN_THE_RELEASE = 1.0
-_DECLARE = "If it reads released weights alone, such as clamping, do it in audit.postprocessing()."
 
 
 def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
@@ -105,7 +104,7 @@ def loaded_state(facts: WeightFacts) -> Finding:
         claimed=0.0,
         remedy="Load only what optimizer.state_dict() returned inside this audited run, or load "
         "before the first step. A state computed from released values alone is loaded inside "
-        "audit.postprocessing().",
+        f"`with {facts.declare}:`.",
     )
 
 
@@ -128,7 +127,9 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
         consequence=Consequence.INVALIDATES,
         measured=float(facts.between),
         claimed=0.0,
-        remedy=f"Find what writes weights past the private optimizer. {_DECLARE}",
+        remedy="Find the code that writes weights outside optimizer.step(). If it reads released "
+        "weights and no data (clamping, rounding, decay by hand, an average of weights), put it "
+        f"inside `with {facts.declare}:`.",
     )
 
 

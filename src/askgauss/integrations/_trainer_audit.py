@@ -187,6 +187,7 @@ class TrainerAudit:
                 AskGaussWarning,
                 stacklevel=4,
             )
+        audit._declare = "callback.audit.postprocessing()"
         self._audit = audit
         audit.__enter__()
         if resumed and training.done != audit.steps:

@@ -473,10 +473,8 @@ class CanaryAudit(RecordedRun):
 
         The result says how often that was declared.
         """
-        if self._shadow is None:
-            yield
-            return
-        with self._shadow.declared():
+        followed = contextlib.nullcontext() if self._shadow is None else self._shadow.declared()
+        with self._outside.declared(), followed:
             yield
 
 

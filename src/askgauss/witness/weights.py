@@ -49,6 +49,7 @@ class WeightFacts:
         loaded_excess: The most by which the weights' move in the step after differs from the one
             that the releases explain, in units of that.
         declared: How often a change between steps was declared to be postprocessing.
+        declare: The call that does so.
         bare: Trained tensors in which no canary lies, since they began to train later.
         bare_moved: Those of them that moved.
         tensors: Tensors with coordinates that are compared.
@@ -76,6 +77,7 @@ class WeightFacts:
     loaded_first: int = 0
     loaded_excess: float = 0.0
     declared: int = 0
+    declare: str = "audit.postprocessing()"
     bare: tuple[str, ...] = ()
     bare_moved: tuple[str, ...] = ()
     tensors: int = 0
