@@ -145,7 +145,7 @@ _KINDS = (
         name="weights",
         passed="",
         deciding=("weights moved by the release",),
-        others=("weights between steps", "closure"),
+        others=("loaded optimizer state", "weights between steps", "closure"),
         how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam",
     ),
     _Kind(

@@ -13,6 +13,7 @@ from askgauss.diagnostics.context import TOLERANCE
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.run_facts import RunFacts
+from askgauss.witness import WeightFacts
 
 __all__ = ["committed_claim", "declared_checks"]
 
@@ -135,7 +136,11 @@ def _parameters_outside(facts: RunFacts) -> Finding:
     if outside is None:
         return not_run(name, "the model, to compare its parameters with the optimizer's")
     shown = ", ".join((moved or outside)[:3]) + (", ..." if len(moved or outside) > 3 else "")
-    if moved:
+    # Nothing trains what is frozen: somebody wrote to it.
+    written = bool(moved) and not set(moved) & set(outside)
+    if written:
+        said = f"{len(moved)} frozen parameters changed, outside the private optimizer: {shown}."
+    elif moved:
         said = (
             f"{len(moved)} trained without the private optimizer, and without its noise: {shown}."
         )
@@ -147,9 +152,14 @@ def _parameters_outside(facts: RunFacts) -> Finding:
         name,
         bool(outside or moved),
         said,
-        consequence=Consequence.BREACH if moved else Consequence.INFORMS,
+        consequence=Consequence.INVALIDATES
+        if written
+        else (Consequence.BREACH if moved else Consequence.INFORMS),
         measured=float(len(moved or outside)),
         claimed=0.0,
-        remedy="Give every trainable parameter to the optimizer that is made private, or freeze it "
+        remedy="Find the code that writes frozen weights. If it reads released weights and no data "
+        f"(rounding, clamping), put it inside `with {(facts.weights or WeightFacts()).declare}:`."
+        if written
+        else "Give every trainable parameter to the optimizer that is made private, or freeze it "
         "(requires_grad_(False)).",
     )

@@ -9,19 +9,21 @@ from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.witness import StepFacts, WeightFacts
 
-__all__ = ["moved_by_the_release", "step_checks", "weight_checks"]
+__all__ = ["loaded_state", "moved_by_the_release", "step_checks", "weight_checks"]
 
 # A contribution this far above the clip norm is no rounding; one further still breaks the claim.
 _ABOVE = 1.001
 _FAR_ABOVE = 1.01
 # An error of a norm, as a share of the whole gradient's, that cancellation does not explain.
 _NORM_OFF = 0.01
-_DECLARE = "If it reads released weights alone, such as clamping, do it in audit.postprocessing()."
+# A loaded state that changes an update by more than the update itself is no detail.
+_MORE_THAN_THE_RELEASE = 1.0
 
 
 def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
     """Every comparison of how the weights moved with what was released."""
     yield moved_by_the_release(facts)
+    yield loaded_state(facts)
     yield _weights_between_steps(facts)
     yield _closure(facts)
     yield _without_canaries(facts)
@@ -75,6 +77,37 @@ def moved_by_the_release(facts: WeightFacts) -> Finding:
     )
 
 
+def loaded_state(facts: WeightFacts) -> Finding:
+    """Whether every optimizer state that was loaded is one that this run had released."""
+    name = "loaded optimizer state"
+    if facts.unchecked:
+        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+    if facts.steps == 0:
+        return not_run(name, "a step that was followed to its end")
+    said = "no optimizer state was loaded but what the noisy gradients or a checkpoint explain."
+    if facts.loaded:
+        said = (
+            f"before step {facts.loaded_first:,}"
+            f"{f' and {facts.loaded - 1:,} times more' if facts.loaded > 1 else ''}, "
+            "load_state_dict wrote an optimizer state that neither the noisy gradients nor a "
+            "checkpoint of this run explains; it changed the next update by up to "
+            f"{facts.loaded_excess:.3g} times the update from the noisy gradients."
+        )
+    return fact(
+        name,
+        facts.loaded > 0,
+        said,
+        consequence=Consequence.BREACH
+        if facts.loaded_excess > _MORE_THAN_THE_RELEASE
+        else Consequence.INVALIDATES,
+        measured=float(facts.loaded),
+        claimed=0.0,
+        remedy="Load only what optimizer.state_dict() returned inside this audited run, or load "
+        "before the first step. A state computed from released values alone is loaded inside "
+        f"`with {facts.declare}:`.",
+    )
+
+
 def _weights_between_steps(facts: WeightFacts) -> Finding:
     declared = (
         f" {facts.declared:,} changes were declared postprocessing." if facts.declared else ""
@@ -94,7 +127,9 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
         consequence=Consequence.INVALIDATES,
         measured=float(facts.between),
         claimed=0.0,
-        remedy=f"Find what writes weights past the private optimizer. {_DECLARE}",
+        remedy="Find the code that writes weights outside optimizer.step(). If it reads released "
+        "weights and no data (clamping, rounding, decay by hand, an average of weights), put it "
+        f"inside `with {facts.declare}:`.",
     )
 
 

@@ -57,7 +57,9 @@ class ClipCountWatch:
     def detach(self) -> None:
         """Listen no more."""
         _listeners.pop(self._optimizer, None)
-        if _original is not None and not _listeners:
+        if _listeners or _original is None:
+            return
+        if AdaptiveGhostTensor._update_clip_and_noise is _listened_update:
             AdaptiveGhostTensor._update_clip_and_noise = _original
 
     def before_noise(self) -> None:

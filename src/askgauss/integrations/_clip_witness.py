@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from askgauss import _plain
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
 from askgauss.integrations._opacus_run import clipped_sum, noise_by_parameter
 from askgauss.integrations._opacus_versions import (
@@ -71,7 +73,6 @@ class ClipWitness:
         self._world = world
         self._ranks: list[StepFacts] = []
         self._count = 0
-        self._stand_in: StandIn | None = None
         self._aside = False
         self._due: bool | None = None
         self._seen = 0
@@ -104,27 +105,22 @@ class ClipWitness:
             )
         self._witness.load(facts)
 
-    def attach(self, steps: int) -> None:
+    def attach(self, attachment: Attachment, steps: int) -> None:
         """Begin to look, after so many steps."""
         self._count = max(steps, self._count)
         self._forget()
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         call = self._accumulate if self._ghost else self._clip
         if self.facts.share > 0.0 and not self.facts.unchecked:
-            self._stand_in = StandIn(self._optimizer, name, call)
+            attachment.stand_in(StandIn(self._optimizer, name, call))
             if self._ghost:
+                attachment.undo(functools.partial(unlisten, self._optimizer))
                 listen(self._optimizer, self._before_backward)
-
-    def detach(self) -> None:
-        """Look no more."""
-        if self._stand_in is not None:
-            self._stand_in.remove()
-            self._stand_in = None
-            unlisten(self._optimizer)
-        self._forget()
+        attachment.undo(self._forget)
 
     def _forget(self) -> None:
         self._due, self._seen, self._after, self._noisy = None, 0, [], None
+        self._aside = False
 
     @property
     def step(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._opacus_versions import DPTensorFastGradientClipping
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepWitness
@@ -79,23 +80,19 @@ def _backward(loss: Any) -> None:
         look.expected = _gradients(module, whole, trained)
         return look.factors
 
-    stand_in = StandIn(module, "get_clipping_coef", between)
-    try:
+    with Attachment() as attachment:
+        attachment.stand_in(StandIn(module, "get_clipping_coef", between))
         _original(loss)
-    finally:
-        stand_in.remove()
     _compare(look, trained)
 
 
 def _gradients(module: Any, loss: Tensor, trained: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
     """Gradients of a loss, while Opacus' own hooks sleep and nothing is accumulated."""
-    awake = module.hooks_enabled
-    module.disable_hooks()
-    try:
+    with Attachment() as attachment:
+        if module.hooks_enabled:
+            attachment.undo(module.enable_hooks)
+        module.disable_hooks()
         return torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
-    finally:
-        if awake:
-            module.enable_hooks()
 
 
 def _norm(gradient: Tensor | None) -> Tensor:

@@ -109,7 +109,8 @@ class Ledger:
             self._note(float(delta), float(epsilon))
             return epsilon
 
-        accountant.get_epsilon = self._noted = noted
+        self._noted = noted
+        accountant.get_epsilon = noted
 
     def _note(self, delta: float, epsilon: float) -> None:
         total = self.total or 0
@@ -119,11 +120,12 @@ class Ledger:
 
     def deafen(self) -> None:
         """Note no more."""
-        accountant = self._accountant
-        if accountant is None or vars(accountant).get("get_epsilon") is not self._noted:
+        accountant, noted = self._accountant, self._noted
+        if noted is None or vars(accountant).get("get_epsilon") is not noted:
             return
-        del accountant.get_epsilon
-        if self._previous is not None:
+        if self._previous is None:
+            del accountant.get_epsilon
+        else:
             accountant.get_epsilon = self._previous
 
     def epsilon(self, delta: float) -> float | None:
@@ -145,9 +147,8 @@ class Ledger:
 
     def close(self) -> None:
         """Stop counting, and keep what was counted."""
-        self._closed = self._counted()
-        self._start = None
-        self._left_at = self.total
+        # At once: what is kept and still counted would be counted twice.
+        self._closed, self._start, self._left_at = self._counted(), None, self.total
 
     @property
     def went_on(self) -> bool:

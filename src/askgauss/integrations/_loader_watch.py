@@ -99,10 +99,11 @@ class LoaderWatch:
                 watch._keep(batch)
                 yield batch
 
+        self._class = own
         try:
             self._sampler.__class__ = type(own.__name__, (own,), {"__iter__": iterate})
-            self._class = own
         except TypeError as error:
+            self._class = None
             self._lost = f"its sampler cannot be listened to ({error})"
 
     def deafen(self) -> None:

@@ -34,6 +34,11 @@ class NoiseByParameter:
             StandIn(optimizer, "_scale_grad_parameter", self._scale),
         ]
 
+    def put(self) -> None:
+        """Take the methods' places."""
+        for item in self._stand_ins:
+            item.put()
+
     def remove(self) -> bool:
         """Put the methods back; whether nobody had wrapped them since."""
         removed = [item.remove() for item in self._stand_ins]

@@ -42,6 +42,7 @@ class Progress:
     weights: str = ""
     accumulated: tuple[int, ...] = ()
     moves: WeightFacts | None = None
+    state: str = ""
     witness: StepFacts | None = None
     commitment: Commitment | None = None
     clip_count: ClipCountFacts | None = None

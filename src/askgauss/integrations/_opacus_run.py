@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -382,8 +384,19 @@ class OutsideParameters:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Those that could train when the audit was made; None where nobody looked."""
-        return self._could_train if self._looked else None
+        """Those that could train when the audit was made, or can now; None where nobody looked."""
+        if not self._looked:
+            return None
+        able = (name for name, item in self._outside.items() if item.requires_grad)
+        return tuple(dict.fromkeys((*self._could_train, *able)))
+
+    @contextlib.contextmanager
+    def declared(self) -> Iterator[None]:
+        """What changes in here is postprocessing, by the user's word."""
+        moved = self.moved()
+        yield
+        kept = {name: item for name, item in self._outside.items() if name not in moved}
+        self._before |= {name: _sample(item) for name, item in kept.items()}
 
     def moved(self) -> tuple[str, ...]:
         """Those that are no longer what they were, frozen ones too: something trains them."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
-from askgauss.diagnostics.shipped import moved_by_the_release
+from askgauss.diagnostics.shipped import loaded_state, moved_by_the_release
 from askgauss.exceptions import PrivacyAlarm, RecordingError
 from askgauss.integrations import _opacus_run as run
 from askgauss.integrations._clip_count import ClipCountWatch
@@ -131,8 +131,8 @@ class RecordedSteps(Restartable):
             if self._seeds is None or found.found:
                 self._seeds = found
 
-    def _listen_to_noise(self) -> StandIn | NoiseByParameter:
-        """Stand where the optimizer adds its noise."""
+    def _noise_stand_in(self) -> StandIn | NoiseByParameter:
+        """What is to stand where the optimizer adds its noise."""
         if run.noise_by_parameter(self._optimizer):
             return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
         return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)
@@ -276,10 +276,12 @@ class RecordedSteps(Restartable):
             # In nearly every step; words would cost more than all else that is told.
             self._monitor.check_weights(0.0, 0.0)
             return
-        found = moved_by_the_release(self._shadow.moves)
-        if found.status is Status.FAIL and found.consequence is Consequence.BREACH:
-            self._monitor.breach("weights", found.summary)
-        elif found.status is not Status.NOT_RUN:
+        found = [check(self._shadow.moves) for check in (moved_by_the_release, loaded_state)]
+        failed = [item for item in found if item.status is Status.FAIL]
+        breach = next((item for item in failed if item.consequence is Consequence.BREACH), None)
+        if breach is not None:
+            self._monitor.breach("weights", breach.summary)
+        elif found[0].status is not Status.NOT_RUN:
             self._monitor.check_weights(0.0, 0.0)
 
     def _record_step(self, arguments: Any, options: Any) -> None:

@@ -42,6 +42,8 @@ class RecordedRun(RecordedSteps):
     _outside: run.OutsideParameters
     _watched_all: bool
     _commitment: Commitment | None
+    # How the user of this audit declares postprocessing, for what is advised.
+    _declare = "audit.postprocessing()"
 
     def transcript(self) -> Transcript:
         """The transcript of the steps recorded so far.
@@ -68,7 +70,9 @@ class RecordedRun(RecordedSteps):
             outside=self._outside.names,
             outside_moved=self._outside.moved(),
             watch_background="known" if self._watched_all else None,
-            weights=None if self._shadow is None else self._shadow.facts,
+            weights=None
+            if self._shadow is None
+            else replace(self._shadow.facts, declare=self._declare),
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
             commitment=self._commitment,
@@ -153,6 +157,7 @@ class RecordedRun(RecordedSteps):
             weights=digest(self._places, self._parameters),
             accumulated=tuple(sorted(self._accumulated)),
             moves=None if self._shadow is None else self._shadow.facts,
+            state="" if self._shadow is None else self._shadow.state,
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
@@ -191,7 +196,7 @@ class RecordedRun(RecordedSteps):
         self._unnoised, self._discarded = progress.unnoised, progress.discarded
         self._ledger.load(progress.ledger)
         if self._shadow is not None:
-            self._shadow.load(progress.moves)
+            self._shadow.load(progress.moves, progress.state)
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
         self._commitment = progress.commitment

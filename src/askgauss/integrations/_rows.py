@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._coordinates import CanaryCoordinates
 
 __all__ = ["send_through_clipping"]
@@ -31,7 +32,13 @@ def send_through_clipping(
     parameters = list(optimizer.params)
     place = {id(parameter): index for index, parameter in enumerate(audited)}
     saved = [parameter.grad_sample for parameter in parameters]
-    try:
+
+    def restore() -> None:
+        for parameter, sample in zip(parameters, saved, strict=True):
+            parameter.grad_sample = sample
+
+    with Attachment() as attachment:
+        attachment.undo(restore)
         together = min(max(_NUMBERS // sum(item.numel() for item in parameters), 1), _ROWS)
         for start in range(0, planted.size, together):
             chunk = planted[start : start + together]
@@ -43,6 +50,3 @@ def send_through_clipping(
             ours = [rows[index] for index in range(len(audited))]
             coordinates.fill_rows(ours, chunk, _FAR_ABOVE * clip_norm)
             optimizer.clip_and_accumulate()
-    finally:
-        for parameter, sample in zip(parameters, saved, strict=True):
-            parameter.grad_sample = sample

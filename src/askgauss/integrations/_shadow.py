@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
@@ -31,6 +33,9 @@ _ELEMENTWISE = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
+# States that are remembered, and how far the last bits may put two of them apart.
+_MOST_KNOWN = 4096
+_STATE_OFF = 1e-4
 # Entries of a parameter that are compared to tell whether it moved.
 _SAMPLED = 64
 # What a foreign class may keep beside its groups and state, if it is to be copied safely.
@@ -50,6 +55,7 @@ class _Pending:
     expected: Tensor
     read: Tensor
     applied: Tensor
+    loaded: bool
 
 
 @dataclass(slots=True)
@@ -68,6 +74,9 @@ class Shadow:
     So the few are kept as small parameters of an optimizer of the same class, with the options the
     real one has in that step; it is fed the gradient that was observed, and must end where the real
     weights are. Its state is its own: only the weights are taken from the run before each step.
+
+    A state that is loaded is taken over if it is the one that the releases led to, or one that this
+    run had when it was saved. Of any other nobody knows what it was made from.
 
     Numbers are compared when the next step begins, so that nothing waits for a device.
 
@@ -117,7 +126,10 @@ class Shadow:
         self._moved: Tensor | None = None
         self._reached: Tensor | None = None
         self._pending: _Pending | None = None
-        self._hooks: list[Any] = []
+        # Whether the optimizer's state must be a known one as its next step begins; and the digests
+        # of those it had whenever it was saved, the oldest first.
+        self._doubted = self._loaded = False
+        self._known: dict[str, None] = {}
         self._steps: Callable[[], int] = int
 
     @property
@@ -145,44 +157,66 @@ class Shadow:
         self._judge()
         return self._witness.all_alike
 
-    def load(self, facts: WeightFacts | None) -> None:
-        """Go on from the facts of a checkpoint."""
+    def load(self, facts: WeightFacts | None, state: str) -> None:
+        """Go on from the facts of a checkpoint, and from the optimizer's `state` in it."""
         self._forget()
         self._after = None
         if facts is not None:
             self._witness.load(facts)
+        if state:
+            self._know(state)
+            self._doubted = True
 
-    def attach(self, steps: Callable[[], int], *, elsewhere: bool = False) -> None:
+    @property
+    def state(self) -> str:
+        """A digest of the optimizer's state at the followed places; empty where it is not read.
+
+        Ranks that share parameters out could only read it together, and do not.
+        """
+        found = self._kept()
+        return "" if found is None else _digest(found)
+
+    def _kept(self) -> dict[str, Tensor] | None:
+        """What the optimizer keeps at the followed places; None where it is not read."""
+        if self._witness.unchecked or self._places.collective:
+            return None
+        return _state(_joined(self._optimizer, self._parameters, self._places))
+
+    def attach(
+        self, attachment: Attachment, steps: Callable[[], int], *, elsewhere: bool = False
+    ) -> None:
         """Begin to follow.
 
         Args:
+            attachment: Where to register what ends it.
             steps: Says how many steps were released.
-            elsewhere: Whether steps were taken since `detach`, and moved the weights. Without any,
-                they must be as they were then.
+            elsewhere: Whether steps were taken since it was last attached, and moved the weights.
+                Without any, they must be as they were then.
         """
         self._steps = steps
         self._forget()
         if elsewhere:
             self._after = None
+        # What was loaded since then is looked at; what was trained elsewhere is not known here.
+        self._doubted = self._doubted or (self._witness.begun and not elsewhere)
         optimizer = self._optimizer
-        self._hooks = [
-            optimizer.register_step_post_hook(self._follow),
-            optimizer.register_load_state_dict_post_hook(lambda *_: self._forget()),
-        ]
+        attachment.undo(self._leave)
+        attachment.hook(optimizer.register_step_post_hook, self._follow)
+        attachment.hook(optimizer.register_state_dict_post_hook, lambda *_: self._saved())
+        attachment.hook(
+            optimizer.register_load_state_dict_post_hook,
+            lambda *_: setattr(self, "_doubted", True),
+        )
 
-    def detach(self, *, finished: bool = True) -> None:
-        """Follow no more; at the end of a run, weights must be as its last step left them.
+    def finish(self) -> None:
+        """At the end of a run, weights must be as its last step left them.
 
         Ranks that share parameters out could only look together, and do not.
         """
         self._judge()
-        if finished and self._after is not None and not self._places.collective:
+        if self._after is not None and not self._places.collective:
             now = self._places.read(self._parameters)
             self._witness.between(_host(self._after), _host(now), self._steps() + 1)
-        self._forget()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
@@ -190,13 +224,42 @@ class Shadow:
         Where the last step left the weights stays known: to load a state writes none.
         """
         self._twin = self._before = self._read = None
+        self._loaded = False
+
+    def _saved(self) -> None:
+        """The optimizer's state is being saved: it may come back, if it is the releases' own."""
+        found = None if self._doubted else self._kept()
+        if found is not None and (self._twin is None or _near(_state(self._parts), found)):
+            self._know(_digest(found))
+
+    def _leave(self) -> None:
+        self._saved()
+        self._forget()
+
+    def _know(self, state: str) -> None:
+        self._known[state] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _look_at_state(self) -> None:
+        """A state was loaded: take it over where it is known, and say so where it is not."""
+        self._doubted, found = False, self._kept()
+        explained = not found or not self._witness.begun or _digest(found) in self._known
+        own = self._twin is not None and found and _near(_state(self._parts), found)
+        if explained or own:
+            self._twin = None
+            return
+        # The twin goes on with what was released for one step more, to tell how far the other goes.
+        self._witness.loaded(self._steps() + 1)
+        self._loaded = self._twin is not None
 
     @contextlib.contextmanager
     def declared(self) -> Iterator[None]:
-        """Changes to the weights in here are postprocessing, by the user's word."""
+        """Changes to weights and state in here are postprocessing, by the user's word."""
         self._judge()
         yield
-        self._after = None
+        self._after = self._twin = None
+        self._doubted = False
         self._witness.declare()
 
     def begin(
@@ -223,15 +286,18 @@ class Shadow:
             return
         self._read = released
         if released is None:
-            self._twin = None
+            self._twin, self._doubted = None, False
             return
+        if self._doubted:
+            self._look_at_state()
         if self._twin is None:
             self._make_twin()
 
     def _make_twin(self) -> None:
         self._parts = _joined(self._optimizer, self._parameters, self._places)
         self._twin = _copied(self._optimizer)
-        self._twin.state.update({part.small: part.state for part in self._parts if part.state})
+        # Also an empty one, which the twin then fills.
+        self._twin.state.update({part.small: part.state for part in self._parts})
 
     def _equal(self, one: Tensor, other: Tensor) -> bool:
         """Whether two readings are the same, where that can be told without waiting for a device.
@@ -244,6 +310,7 @@ class Shadow:
     def _follow(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
         before, read, self._read = self._before, self._read, None
+        loaded, self._loaded = self._loaded, False
         self._after = self._places.read(self._parameters)
         if before is not None:
             changed = before != self._after
@@ -253,7 +320,7 @@ class Shadow:
         with torch.no_grad():
             self._step_twin(before, read)
         expected = torch.cat([part.small.detach().to(read) for part in self._parts])
-        if self._equal(expected, self._after):
+        if not loaded and self._equal(expected, self._after):
             self._witness.moved_alike()
             return
         self._pending = _Pending(
@@ -263,7 +330,10 @@ class Shadow:
             expected=expected,
             read=read,
             applied=self._applied(),
+            loaded=loaded,
         )
+        if loaded:
+            self._twin = None
 
     def _applied(self) -> Tensor:
         """The gradient as it stands after the step."""
@@ -302,7 +372,9 @@ class Shadow:
             read=_host(pending.read),
             applied=_host(pending.applied),
         )
-        if not self._witness.move(move, pending.step):
+        if pending.loaded:
+            self._witness.loaded_move(move)
+        elif not self._witness.move(move, pending.step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
 
@@ -415,6 +487,42 @@ def _alike(one: _Part, other: _Part, by_entry: set[str]) -> bool:
     if (one.small.device, one.small.dtype) != (other.small.device, other.small.dtype):
         return False
     return all(_same(one.state[n], other.state[n]) for n in one.state if n not in by_entry)
+
+
+def _state(parts: Sequence[_Part]) -> dict[str, Tensor]:
+    """What an optimizer keeps, one number a followed place; empty where it keeps nothing."""
+    names = sorted({name for part in parts for name in part.state})
+    return {name: torch.cat([_column(part, name) for part in parts]) for name in names}
+
+
+def _column(part: _Part, name: str) -> Tensor:
+    value, size = part.state.get(name), part.small.numel()
+    if not isinstance(value, (Tensor, int, float)):
+        return torch.full((size,), torch.nan, dtype=torch.float64)
+    column = torch.as_tensor(value).detach().cpu().double().reshape(-1)
+    return column if column.numel() == size else column[:1].expand(size)
+
+
+def _near(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two states are the same but for the last bits."""
+    return one.keys() == other.keys() and all(
+        torch.allclose(
+            one[name],
+            other[name],
+            rtol=_STATE_OFF,
+            atol=_STATE_OFF * float(other[name].abs().nan_to_num().mean()),
+            equal_nan=True,
+        )
+        for name in one
+    )
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, column in state.items():
+        found.update(name.encode())
+        found.update(column.contiguous().numpy().tobytes())
+    return found.hexdigest()[:32]
 
 
 def _same(one: Any, other: Any) -> bool:

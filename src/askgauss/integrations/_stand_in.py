@@ -21,8 +21,7 @@ class StandIn:
         self._owner, self._name, self._call = owner, name, call
         self._previous = vars(owner).get(name)
         self.original: Callable[..., Any] = getattr(owner, name)
-        self._active = True
-        setattr(owner, name, self.__call__)
+        self._active = False
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """What the owner's callers reach."""
@@ -30,12 +29,19 @@ class StandIn:
             return self.original(*arguments, **options)
         return self._call(self.original, *arguments, **options)
 
+    def put(self) -> None:
+        """Take the method's place."""
+        self._active = True
+        setattr(self._owner, self._name, self.__call__)
+
     def remove(self) -> bool:
-        """Put the method back; whether it could be, and nobody had wrapped it since."""
+        """Put the method back, if it is not back; whether nobody had wrapped it since."""
         self._active = False
-        mine = bool(vars(self._owner).get(self._name) == self.__call__)
-        if mine:
-            delattr(self._owner, self._name)
-            if self._previous is not None:
+        now = vars(self._owner).get(self._name)
+        if now == self.__call__:
+            if self._previous is None:
+                delattr(self._owner, self._name)
+            else:
                 setattr(self._owner, self._name, self._previous)
-        return mine
+            return True
+        return now is self._previous

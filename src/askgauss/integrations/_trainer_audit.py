@@ -115,10 +115,13 @@ class TrainerAudit:
         self._own_loggers = tuple(loggers)
         self._loggers: tuple[Logger, ...] = ()
         self._audit: CanaryAudit | None = None
-        self._attached = False
         self._first_rank = True
         self._result: AuditResult | None = None
         self._pending: dict[str, Any] | None = None
+
+    @property
+    def _attached(self) -> bool:
+        return self._audit is not None and self._audit._entered
 
     @property
     def audit(self) -> CanaryAudit | None:
@@ -184,8 +187,9 @@ class TrainerAudit:
                 AskGaussWarning,
                 stacklevel=4,
             )
+        audit._declare = "callback.audit.postprocessing()"
+        self._audit = audit
         audit.__enter__()
-        self._audit, self._attached = audit, True
         if resumed and training.done != audit.steps:
             # Not an error: the trainer may count otherwise, and weights and accountant are held
             # against the checkpoint in the first step.
@@ -251,7 +255,6 @@ class TrainerAudit:
 
     def _leave(self, error: BaseException | None) -> None:
         if self._audit is not None and self._attached:
-            self._attached = False
             self._audit.__exit__(None if error is None else type(error), error, None)
 
     def finish(self, error: BaseException | None = None) -> None:

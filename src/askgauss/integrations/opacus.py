@@ -17,13 +17,13 @@ touched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from askgauss import _validate
@@ -49,6 +49,7 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._attachment import Attachment, Leaving
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
@@ -297,8 +298,8 @@ class CanaryAudit(RecordedRun):
         self._discarded = 0
         self._seeds, self._unprobed = None, True
         self._entered = False
+        self._attachment = Attachment()
         self._add_noise: StandIn | NoiseByParameter | None = None
-        self._hook: Any = None
         if self._checkpoint is not None and self._checkpoint.exists():
             self.load(self._checkpoint)
 
@@ -364,35 +365,57 @@ class CanaryAudit(RecordedRun):
         facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
         agree(facts, self._world, self._parameters[0].device)
         self._ledger.check_total(self.steps, now=False)
+        try:
+            self._attach(self._attachment)
+            return self
+        except BaseException:
+            self._attachment.__exit__(*sys.exc_info())
+            raise
+
+    def _attach(self, attachment: Attachment) -> None:
+        """Begin to plant and to watch; each part registers first what ends it."""
+        optimizer = self._optimizer
+        attachment.undo(self._let_go_of_files)
         self._hold_files()
         self._commit()
+        attachment.undo(self._ledger.close)
+        attachment.undo(self._ledger.deafen)
         self._ledger.listen()
-        self._hook = optimizer.original_optimizer.register_step_pre_hook(self._observe)
-        self._add_noise = self._listen_to_noise()
+        attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._observe)
+        attachment.undo(self._stop_planting)
+        self._add_noise = self._noise_stand_in()
+        self._add_noise.put()
+        attachment.undo(functools.partial(_attached.discard, optimizer))
         _attached.add(optimizer)
         if self._shadow is not None:
-            self._shadow.attach(lambda: self.steps, elsewhere=self._ledger.went_on)
-        self._witness.attach(self.steps)
+            self._shadow.attach(attachment, lambda: self.steps, elsewhere=self._ledger.went_on)
+        self._witness.attach(attachment, self.steps)
+        attachment.undo(self._clip_count.detach)
         self._clip_count.attach()
+        attachment.undo(self._loader.deafen)
         self._loader.listen()
         if self._probe is not None:
+            attachment.undo(self._probe.stop)
             self._probe.listen()
+        attachment.undo(functools.partial(setattr, self, "_step", None))
+        attachment.undo(functools.partial(setattr, self, "_entered", False))
+        attachment.push(self._close_monitor)
+        attachment.push(self._finish)
         self._entered = True
-        return self
+
+    def _stop_planting(self) -> None:
+        if self._add_noise is not None and self._add_noise.remove():
+            self._add_noise = None
 
     def _hold_files(self) -> None:
         """Keep even other audits of this process out, and notice what went on meanwhile."""
         if self._rank != 0:
             return
-        try:
-            if self._checkpoint is not None:
-                self._checkpoints.holds.take(self._checkpoint, alone=True)
-                self._checkpoints.check(self._checkpoint)
-            self._checkpoints.check_last()
-            self._recorder.hold()
-        except RecordingError:
-            self._let_go_of_files()
-            raise
+        if self._checkpoint is not None:
+            self._checkpoints.holds.take(self._checkpoint, alone=True)
+            self._checkpoints.check(self._checkpoint)
+        self._checkpoints.check_last()
+        self._recorder.hold()
 
     def _let_go_of_files(self) -> None:
         """Whoever comes next may go on from here; entered again, this audit notices."""
@@ -421,36 +444,21 @@ class CanaryAudit(RecordedRun):
         """The digest of seed, coins and claim, fixed before the first step."""
         return None if self._commitment is None else self._commitment.digest
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        optimizer = self._optimizer
+    __exit__ = Leaving()
+
+    def _finish(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """The block ended: look once more, and write the checkpoint."""
         self._entered = False
-        self._step = None
-        _attached.discard(optimizer)
-        if self._probe is not None:
-            self._probe.stop()
+        if kind is not None:
+            return
         if self._shadow is not None:
-            self._shadow.detach(finished=kind is None)
-        self._witness.detach()
-        self._clip_count.detach()
-        self._loader.deafen()
-        self._hook.remove()
-        if self._add_noise is not None and self._add_noise.remove():
-            self._add_noise = None
-        self._ledger.deafen()
-        self._ledger.close()
-        try:
-            if kind is None and self._checkpoint is not None:
-                self.save(self._checkpoint)
-        finally:
-            self._let_go_of_files()
+            self._shadow.finish()
+        if self._checkpoint is not None:
+            self.save(self._checkpoint)
+        self._tell_of_weights()
+
+    def _close_monitor(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._monitor is not None:
-            if kind is None:
-                self._tell_of_weights()
             self._monitor.close(failed=kind is not None)
 
     @contextlib.contextmanager
@@ -465,10 +473,8 @@ class CanaryAudit(RecordedRun):
 
         The result says how often that was declared.
         """
-        if self._shadow is None:
-            yield
-            return
-        with self._shadow.declared():
+        followed = contextlib.nullcontext() if self._shadow is None else self._shadow.declared()
+        with self._outside.declared(), followed:
             yield
 
 

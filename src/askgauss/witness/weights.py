@@ -19,6 +19,8 @@ _SHARE_OF_MOVE = 1e-4
 _MOVE_ULPS = 16.0
 # A gradient this near to a multiple of the one that was read has been scaled, and no more.
 _SCALED = 1e-3
+# The largest excess that is told.
+_MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,13 @@ class WeightFacts:
         between: How often weights had changed since the step before.
         between_first: The step before which they first had; 0 if never.
         between_tensor: A tensor they had changed in.
+        loaded: How often a state was loaded into the optimizer that neither the releases nor a
+            checkpoint of this run explain.
+        loaded_first: The step before which that first happened; 0 if never.
+        loaded_excess: The most by which the weights' move in the step after differs from the one
+            that the releases explain, in units of that.
         declared: How often a change between steps was declared to be postprocessing.
+        declare: The call that does so.
         bare: Trained tensors in which no canary lies, since they began to train later.
         bare_moved: Those of them that moved.
         tensors: Tensors with coordinates that are compared.
@@ -65,7 +73,11 @@ class WeightFacts:
     between: int = 0
     between_first: int = 0
     between_tensor: str = ""
+    loaded: int = 0
+    loaded_first: int = 0
+    loaded_excess: float = 0.0
     declared: int = 0
+    declare: str = "audit.postprocessing()"
     bare: tuple[str, ...] = ()
     bare_moved: tuple[str, ...] = ()
     tensors: int = 0
@@ -75,7 +87,8 @@ class WeightFacts:
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file."""
         counts = ("places", "steps", "otherwise", "regraded", "scaled", "first", "closures")
-        for name in (*counts, "between", "between_first", "declared", "tensors"):
+        loads = ("loaded", "loaded_first", "loaded_excess")
+        for name in (*counts, "between", "between_first", *loads, "declared", "tensors"):
             if getattr(self, name) < 0:
                 raise FileFormatError(f"Expected facts.weights.{name} >= 0, got it below.")
         if self.otherwise > self.steps or self.regraded > self.otherwise:
@@ -145,7 +158,13 @@ class WeightWitness:
     def all_alike(self) -> bool:
         """Whether every step so far moved as expected; cheaper than the facts."""
         facts = self._facts
-        return facts.otherwise == 0 and facts.steps + self._alike > 0 and not facts.unchecked
+        alike = facts.otherwise == 0 and facts.loaded == 0
+        return alike and self.begun and not facts.unchecked
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step was followed."""
+        return self._facts.steps + self._alike > 0
 
     @property
     def unchecked(self) -> str:
@@ -207,6 +226,24 @@ class WeightWitness:
         )
         return False
 
+    def loaded(self, step: int) -> None:
+        """Before a step, a state was loaded that nothing explains."""
+        facts = self._facts
+        self._facts = replace(
+            facts, loaded=facts.loaded + 1, loaded_first=facts.loaded_first or step
+        )
+
+    def loaded_move(self, move: WeightMove) -> None:
+        """The step after such a state, against where its release should have moved the weights."""
+        facts, size = self._facts, _length(move.expected - move.before)
+        off = _length(move.after - move.expected)
+        excess = off / size if size > 0.0 else float(off > 0.0) * np.inf
+        # Nothing finite is known of what overflowed.
+        excess = min(float(np.nan_to_num(excess, nan=np.inf)), _MOST)
+        self._facts = replace(
+            facts, steps=facts.steps + 1, loaded_excess=max(facts.loaded_excess, excess)
+        )
+
     def moved_alike(self) -> None:
         """A step ended exactly where its release should have moved the weights."""
         self._alike += 1
@@ -240,6 +277,11 @@ class WeightWitness:
             excess=float(off[place]) / size if first and size > 0.0 else facts.excess,
         )
         return False
+
+
+def _length(values: NDArray[np.float64]) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(values))
 
 
 def same_weights(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
