@@ -155,7 +155,7 @@ def _(files):
     return files.other(edit=edit)
 
 
-@forgery("more canaries are written in", command="check-results", says="present")
+@forgery("more canaries are written in", command="check-results", says="canaries")
 def _(files):
     return files.other(edit=lambda content: content.update(present=2000))
 

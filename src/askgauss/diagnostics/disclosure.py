@@ -265,7 +265,7 @@ def _bins(scores: ScoreSummary, moments: GroupMoments) -> tuple[int, int]:
 
 
 def _histogram(counts: Array, width: int, first: int, last: int) -> Array:
-    """Bins of at least this width that enough scores share, evenly; those outside are at the ends."""
+    """Bins of at least this width that enough scores share, evenly; what is outside at the ends."""
     counts = counts.copy()
     for inside, outside in ((first, slice(0, first)), (last - 1, slice(last, None))):
         counts[inside] += counts[outside].sum()
