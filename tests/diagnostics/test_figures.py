@@ -198,10 +198,10 @@ def test_observed_points_are_thresholds_on_the_scores():
     table = figures.score_curves(result)
     false_positives, false_negatives = figures.tradeoff_curves(result).observed
     edges = np.linspace(table.edges[0], table.edges[-1], 65)[1:-1]
-    # What is published are cells that eight scores share, or a bin's width beyond.
+    # What is published are cells that eight scores share, at the ends up to twice as many.
     for cut, alpha, beta in zip(edges, false_positives, false_negatives, strict=True):
-        assert alpha == pytest.approx(np.mean(scores.absent >= cut), abs=10 / 500)
-        assert beta == pytest.approx(np.mean(scores.present < cut), abs=10 / 500)
+        assert alpha == pytest.approx(np.mean(scores.absent >= cut), abs=16 / 500)
+        assert beta == pytest.approx(np.mean(scores.present < cut), abs=16 / 500)
 
 
 def test_the_axis_lists_the_deciding_bound_first():

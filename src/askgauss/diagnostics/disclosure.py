@@ -51,7 +51,9 @@ _MERGED = (1, 2000), (2, 300), (4, 0)
 # Canaries that share a cell of a histogram, a step of the distribution, and a column of the picture
 # by index.
 _FEWEST_IN_CELL = 8
-_MOST_IN_CELL = 15
+# Of few scores those of the most planted canaries stand by themselves at the end.
+_FEWEST_IN_CELL_OF_FEW = 15
+_MANY_SCORES = 100
 _FEWEST_IN_STEP = 8
 _FEWEST_FOR_STEPS = 50
 _FEWEST_IN_COLUMN = 100
@@ -271,8 +273,8 @@ def _histogram(counts: Array, width: int, first: int, last: int) -> Array:
         counts[inside] += counts[outside].sum()
         counts[outside] = 0.0
     edges, held = [first], 0.0
-    # Of few scores half, since those of the most planted canaries stand at the end.
-    shared_by = max(_FEWEST_IN_CELL, min(_MOST_IN_CELL, counts.sum() // 2))
+    few = counts.sum() < _MANY_SCORES
+    shared_by = _FEWEST_IN_CELL_OF_FEW if few else _FEWEST_IN_CELL
     for place in range(first, last, width):
         held += counts[place : place + width].sum()
         if held >= shared_by:
