@@ -6,13 +6,12 @@ import math
 import textwrap
 from collections.abc import Iterator
 
+from askgauss import policy
 from askgauss._text import one_line
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
 
 __all__ = ["measured", "of_the_claim", "scope_line", "scope_rows_of", "sight_of", "text_of"]
 
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
 _WIDTH = 100
 _LABEL = 12
 _MOST_FINDINGS = 5
@@ -105,7 +104,7 @@ def sight_of(result: AuditResult) -> str:
     if result.smallest_leak is not None:
         parts.append(f"a true epsilon of {number(result.smallest_leak)} in 80% of audits")
     if result.power is not None and result.claim is not None:
-        alternative = _ALTERNATIVE * result.claim.epsilon
+        alternative = policy.ALTERNATIVE * result.claim.epsilon
         one = "one" if parts else "a true epsilon"
         parts.append(f"{one} of {alternative:g} in {whole_percent(result.power)}")
     if not parts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import binom, stdtr
 
-from askgauss import _validate
+from askgauss import _validate, policy
 from askgauss._version import __version__
 from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
@@ -37,15 +37,12 @@ from askgauss.results import (
     number,
     whole_percent,
 )
-from askgauss.scope import exercised_in, scope_of, untested
+from askgauss.scope import exercised_in, scope_of
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
 __all__ = ["audit", "derived"]
 
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
-_ENOUGH_POWER = 0.8
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
 _ROUNDING = 1e-14
@@ -283,20 +280,6 @@ def _distribution_free(
     return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
 
 
-def _too_weak(contribution: Finding) -> bool:
-    """Whether canaries add less to the sum than a record may: as they should, or not."""
-    measured, expected = contribution.measured, contribution.claimed
-    if measured is None or expected is None:
-        return False
-    return expected < 0.99 or (contribution.status is Status.WARN and measured < expected)
-
-
-def _fewer(step_count: Finding) -> bool:
-    """Whether steps were accounted for that the audit did not see."""
-    measured, accounted = step_count.measured, step_count.claimed
-    return measured is not None and accounted is not None and measured < accounted
-
-
 def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
     """A failure that a test does not rest on is a warning, not a reason to discard it."""
     harmless = (
@@ -363,24 +346,24 @@ def _decide(
     """
     if claim is None or auditor.assumption is Assumption.ESTIMATE:
         return None, "", None
-    share = gate_error if all(item.p_value is None for item in findings) else gate_error / 2
-    failed = [item for item in findings if item.status is Status.FAIL]
-    breaches = [item for item in failed if item.consequence is Consequence.BREACH]
-    broken = [item for item in failed if item.consequence is Consequence.INVALIDATES]
-    if breaches:
-        return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
-    if broken:
-        return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
+    share = policy.share_of_test(findings, gate_error)
+    breaches = policy.failures(findings, Consequence.BREACH)
+    broken = policy.failures(findings, Consequence.INVALIDATES)
+    if breaches or broken:
+        first = (breaches or broken)[0]
+        verdict = policy.verdict_on(breached=bool(breaches), invalid=bool(broken))
+        return verdict, f"{first.check}: {first.summary}", None
     if evidence is None:
         reason = "there are too few canaries to test the claim without a law of their scores."
         return Verdict.INCONCLUSIVE, reason, None
     if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
+        verdict = policy.verdict_on(contradicted=True)
         gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
         reason = (
             f"the run leaks at least epsilon {number(gate)} at confidence {1.0 - share:g}, more "
             f"than the {claim.epsilon:g} it claims."
         )
-        return Verdict.VIOLATION, reason, None
+        return verdict, reason, None
     nothing = _no_violation(auditor, evidence, claim, bound, confidence, share)
     ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
     if ceiling <= claim.epsilon:
@@ -395,36 +378,35 @@ def _decide(
         power = auditor.power(
             evidence,
             epsilon=claim.epsilon,
-            true_epsilon=_ALTERNATIVE * claim.epsilon,
+            true_epsilon=policy.ALTERNATIVE * claim.epsilon,
             delta=claim.delta,
             error=share,
         )
-    # Power is that of canaries that add a whole clip norm, the most a record may.
-    weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
-    unseen = untested(scope)
-    if power is not None and power >= _ENOUGH_POWER and not weak and not unseen:
-        return Verdict.CONSISTENT, f"{nothing}.", power
-    if weak:
-        reason = (
-            f"{nothing}, but {weak[0].summary[:-1]}: what a record may add beyond that was not "
-            "seen."
-        )
-        return Verdict.INCONCLUSIVE, reason, None
-    missed = [item for item in findings if item.check == "step count" and _fewer(item)]
-    if missed:
-        taken, accounted = missed[0].measured, missed[0].claimed
-        reason = f"{nothing}, but only {taken:,.0f} of {accounted:,.0f} steps were audited."
-        return Verdict.INCONCLUSIVE, reason, power
-    if unseen and power is not None and power >= _ENOUGH_POWER:
-        names = " and ".join(part.name for part in unseen)
-        reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."
-        return Verdict.INCONCLUSIVE, reason, power
+    weak = policy.weakness(findings, scope, power)
+    verdict = policy.verdict_on(strong=weak is None)
+    if weak is None:
+        return verdict, f"{nothing}.", power
+    reason = f"{nothing}, but {_weakness_in_words(weak, claim, power)}."
+    return verdict, reason, None if weak.kind is policy.WeaknessKind.CONTRIBUTION else power
+
+
+def _weakness_in_words(weak: policy.Weakness, claim: PrivacyClaim, power: float | None) -> str:
+    """Why an audit that found nothing does not speak for the claim."""
+    if weak.kind is policy.WeaknessKind.CONTRIBUTION:
+        assert weak.finding is not None
+        return f"{weak.finding.summary[:-1]}: what a record may add beyond that was not seen"
+    if weak.kind is policy.WeaknessKind.STEPS:
+        assert weak.finding is not None
+        taken, accounted = weak.finding.measured, weak.finding.claimed
+        return f"only {taken:,.0f} of {accounted:,.0f} steps were audited"
+    if weak.kind is policy.WeaknessKind.PARTS:
+        names = " and ".join(part.name for part in weak.parts)
+        return f"no check spoke of {names} with power: {weak.parts[0].how_to_test}"
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
-    reason = (
-        f"{nothing}, but this audit had {chance} of noticing a true epsilon of "
-        f"{_ALTERNATIVE * claim.epsilon:g}."
+    return (
+        f"this audit had {chance} of noticing a true epsilon of "
+        f"{policy.ALTERNATIVE * claim.epsilon:g}"
     )
-    return Verdict.INCONCLUSIVE, reason, power
 
 
 def _no_violation(
