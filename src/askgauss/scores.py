@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _files, _plain, _schema, _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
-from askgauss.selection import stream
+from askgauss.selection import fingerprint, stream
 
 __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
@@ -222,7 +222,7 @@ class CanaryScores:
         here a canary that is present with probability p is kept with probability
         ``min(1, (1 - p) / p)`` if it is, and ``min(1, p / (1 - p))`` if it is not. Given who was
         kept, coins are fair and independent, and both groups are records alike, so that every
-        auditor is as valid as with fair coins. Chance is drawn from the scores and members: the
+        auditor is as valid as with fair coins. Chance is drawn from ranks and members: the
         same input keeps the same canaries.
 
         Args:
@@ -251,8 +251,8 @@ class CanaryScores:
             hint = "Leave out canaries that were sure to be present or absent: they show nothing."
             raise _validate.fail("probability", probability, "in (0, 1)", hint)
         odds = chance / (1.0 - chance)
-        seed = np.concatenate((self.score, self.member.astype(np.float64)))
-        drawn = stream(None, "known coins", seed).random(len(self))
+        entropy = fingerprint(self.score, self.member, self.metadata.run)
+        drawn = stream(None, "known coins", entropy).random(len(self))
         kept = drawn < np.where(self.member, np.minimum(1.0, 1.0 / odds), np.minimum(1.0, odds))
         left = int(np.count_nonzero(self.member & kept))
         if min(left, int(np.count_nonzero(kept)) - left) < 2:

@@ -355,7 +355,7 @@ class TestArguments:
             kind(selection=ag.Fixed(guesses=10))
 
     def test_a_selection_is_an_object(self):
-        with pytest.raises(InvalidArgumentError, match="selection to be Fixed"):
+        with pytest.raises(InvalidArgumentError, match="selection to be Ranks, Fixed"):
             ag.ClopperPearson(selection=0.5)
 
     def test_more_candidates_than_canaries(self):
