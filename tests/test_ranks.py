@@ -136,3 +136,32 @@ def test_power_that_is_printed_is_found(name, sizes):
                 evidence, epsilon=4.0, true_epsilon=6.0, delta=DELTA, error=0.0005
             ))  # fmt: skip
     assert abs(np.mean(found) - np.mean(printed)) < 0.05 + 2.0 * np.sqrt(0.25 / 200)
+
+
+@pytest.mark.parametrize("change", [np.exp, lambda x: x**3], ids=["exp", "cube"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_increasing_map_changes_no_verdict(name, change):
+    """Exponentiated scores ended INVALID, "normality of absent scores"."""
+    scores = draw(1200, 4.0, 5, fair_coins=True, noise="gaussian")
+    other = ag.CanaryScores(
+        score=change(scores.score), member=scores.member, metadata=scores.metadata
+    )
+    for epsilon in (0.05, 4.0):
+        claim = ag.PrivacyClaim(epsilon=epsilon, delta=DELTA)
+        first, second = (ag.audit(item, claim=claim, auditor=name) for item in (scores, other))
+        assert first.verdict is second.verdict
+        assert first.epsilon_lower == second.epsilon_lower
+        assert first.verdict is not ag.Verdict.INVALID
+
+
+def test_normality_concerns_the_methods_that_assume_it():
+    draws = np.random.default_rng(0)
+    scores = ag.CanaryScores.from_groups(
+        present=np.exp(draws.normal(1.0, 1.0, 400)), absent=np.exp(draws.standard_normal(400)),
+        noise="gaussian",
+    )  # fmt: skip
+    table = ag.compare(scores, delta=DELTA)
+    warned = {row.name for row in table.rows if row.reason.startswith("INVALID")}
+    assert warned == {"gaussian-shift", "gaussian-rectangle", "gaussian-ellipsoid"}
+    assert "adversary sees" in str(table)
+    assert "mechanism family (mu-GDP)" in str(table)

@@ -72,6 +72,15 @@ class Assumption(enum.Enum):
     """Only that canaries were made present by independent fair coins."""
     INDEPENDENT_CANARIES = "independent canaries"
     """Also that the canaries' scores are independent of each other."""
+    MECHANISM_FAMILY = "mechanism family (mu-GDP)"
+    """Independent fair coins, and that the mechanism's trade-off curve is a Gaussian one. Scores,
+    and how they depend on each other, are arbitrary."""
+    SAMPLED_FAMILY = "mechanism family (DP-SGD)"
+    """The same with the curve of DP-SGD at a known sampling rate and number of steps."""
+    INDEPENDENT_FAMILY = "independent canaries, mechanism family (mu-GDP)"
+    """Also that the canaries' scores are independent of each other; of any distribution."""
+    INDEPENDENT_SAMPLED_FAMILY = "independent canaries, mechanism family (DP-SGD)"
+    """The same with the curve of DP-SGD."""
     GAUSSIAN_SCORES = "Gaussian scores"
     """Also that scores are Gaussian, or follow the law of a subsampled Gaussian sum."""
     SUBSAMPLED_GAUSSIAN_STEPS = "subsampled Gaussian steps"
@@ -80,9 +89,29 @@ class Assumption(enum.Enum):
     """No guarantee at all: a number to look at, never a verdict."""
 
     def rests_on(self, other: Assumption) -> bool:
-        """Whether a bound of this level assumes at least as much as one of the other."""
-        levels = list(Assumption)
-        return levels.index(self) >= levels.index(other)
+        """Whether a bound that assumes this fails where what the other assumes does."""
+        return other in _RESTS_ON[self]
+
+    @property
+    def gaussian_curve(self) -> bool:
+        """Whether one epsilon then makes a whole Gaussian trade-off curve."""
+        return self in _GAUSSIAN_CURVES
+
+
+_FREE, _INDEPENDENT = Assumption.DISTRIBUTION_FREE, Assumption.INDEPENDENT_CANARIES
+_STEPS = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+_RESTS_ON = {
+    _FREE: {_FREE},
+    _INDEPENDENT: {_FREE, _INDEPENDENT},
+    Assumption.MECHANISM_FAMILY: {_FREE},
+    Assumption.SAMPLED_FAMILY: {_FREE, _STEPS},
+    Assumption.INDEPENDENT_FAMILY: {_FREE, _INDEPENDENT},
+    Assumption.INDEPENDENT_SAMPLED_FAMILY: {_FREE, _INDEPENDENT, _STEPS},
+    Assumption.GAUSSIAN_SCORES: {_FREE, _INDEPENDENT, Assumption.GAUSSIAN_SCORES},
+    _STEPS: {_FREE, _INDEPENDENT, Assumption.GAUSSIAN_SCORES, _STEPS},
+    Assumption.ESTIMATE: set(Assumption),
+}
+_GAUSSIAN_CURVES = set(Assumption) - {_FREE, _INDEPENDENT, Assumption.ESTIMATE}
 
 
 class Status(enum.Enum):
@@ -279,9 +308,7 @@ class AuditResult:
         """
         from askgauss.stats.meaning import gaussian_privacy
 
-        if not self.assumption.rests_on(Assumption.GAUSSIAN_SCORES) or (
-            self.assumption is Assumption.ESTIMATE
-        ):
+        if not self.assumption.gaussian_curve:
             raise NotDefinedError(
                 f"{type(self.auditor).__name__} assumes {self.assumption.value}, under which one "
                 "epsilon does not make a Gaussian curve. Ask a method that assumes Gaussian scores."

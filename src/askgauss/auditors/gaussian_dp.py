@@ -68,8 +68,8 @@ class GaussianDP(ConfusionAuditor):
     def assumption(self) -> Assumption:  # type: ignore[override]
         """What the curve takes for granted."""
         if self.steps is None:
-            return Assumption.GAUSSIAN_SCORES
-        return Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+            return Assumption.INDEPENDENT_FAMILY
+        return Assumption.INDEPENDENT_SAMPLED_FAMILY
 
     @property
     def _run(self) -> SampledRun | None:

@@ -25,7 +25,6 @@ from askgauss.auditors.one_run_fdp import (
     EpsilonDeltaFamily,
     GaussianFamily,
     check_family,
-    family_assumption,
     family_findings,
     sampling_findings,
 )
@@ -105,7 +104,9 @@ class OrderStatistics(GuessingAuditor):
     @property
     def assumption(self) -> Assumption:  # type: ignore[override]
         """Independent canaries, and what the family takes for granted."""
-        return family_assumption(self.family, Assumption.INDEPENDENT_CANARIES)
+        if isinstance(self.family, EpsilonDeltaFamily):
+            return Assumption.INDEPENDENT_CANARIES
+        return Assumption.INDEPENDENT_FAMILY
 
     @property
     def _rule(self) -> Selection:

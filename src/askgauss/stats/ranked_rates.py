@@ -3,8 +3,9 @@
 Let the threshold be the k-th highest of ``absent`` scores, and everything above it be guessed
 present. The false positive rate of that threshold, the probability that another absent canary
 scores higher, has the distribution Beta(k, absent + 1 - k) where ties are broken at random. Given
-the threshold, the number of false negatives is binomial. A trade-off curve promises a false negative rate of at least ``curve(false positive
-rate)``, so with independent U ~ Beta(k, absent + 1 - k) and V ~ Beta(missed + 1, present - missed)
+the threshold, the number of false negatives is binomial. A trade-off curve promises a false
+negative rate of at least ``curve(false positive rate)``, so with independent variables
+U ~ Beta(k, absent + 1 - k) and V ~ Beta(missed + 1, present - missed)
 
     P[so few false negatives] <= E[P[Bin(present, curve(U)) <= missed]] = P[V > curve(U)],
 
