@@ -61,10 +61,10 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "method", f"{result.auditor.name}, assuming {result.assumption.value}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free)}"
-        if result.declared:
-            yield "instead", f"{free} by the distribution-free method"
-        else:
-            yield "model-free", f"{free}, whatever the law of the scores"
+        yield "instead", f"{free} by the distribution-free method"
+    if result.if_gaussian is not None:
+        stated = f"epsilon >= {number(result.if_gaussian)}"
+        yield "if Gaussian", f"{stated}, had Gaussian noise been declared"
     if math.isfinite(result.ceiling):
         yield "ceiling", f"this method could report at most {number(result.ceiling)}"
     if result.commitment is not None:
@@ -81,6 +81,8 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
 
 def measured(result: AuditResult) -> str:
     """The bound in words; one that must not be used is called so."""
+    if not result.carries_bound:
+        return "no bound: membership was not randomised"
     if result.verdict is Verdict.INVALID:
         return f"no usable bound; {number(result.epsilon_lower)} rests on an assumption that failed"
     share, claim = "", result.claim

@@ -116,6 +116,14 @@ def _inconclusive(result: AuditResult) -> Advice:
         "Nothing speaks against the claim, but this audit was too weak to have noticed a leak a "
         "quarter above it. Treat the claim as untested."
     )
+    if policy.membership_gap(result.findings) == "unknown":
+        (asked,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
+        return Advice(
+            meaning="Nothing follows for the claim: it is not known whether the two groups of "
+            "canaries were alike before training.",
+            action=asked.remedy,
+            actor=_AUDITOR,
+        )
     weak = policy.weakness(result.findings, result.scope, result.power)
     if weak is not None and weak.kind is policy.WeaknessKind.PARTS:
         unseen = weak.parts
@@ -124,13 +132,6 @@ def _inconclusive(result: AuditResult) -> Advice:
             meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
             "power. Treat the claim as untested.",
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
-            actor=_AUDITOR,
-        )
-    if not result.law_declared:
-        return Advice(
-            meaning=meaning,
-            action='If the mechanism adds Gaussian noise, declare it: noise="gaussian", or steps= '
-            "and sampling_rate= of the scores.",
             actor=_AUDITOR,
         )
     if weak is not None and weak.kind is policy.WeaknessKind.CONTRIBUTION:
@@ -168,6 +169,12 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
                 f"This model has room for {room:,} canaries, one a parameter, and no number of "
                 "them is enough for this claim. Use ExampleCanaries, which are records and take no "
                 "room, or train with a smaller sampling rate, at which fewer canaries do."
+            )
+        elif not result.law_declared:
+            action = (
+                "Thresholds on scores certify little of a large epsilon. Audit from inside the "
+                'training (CanaryAudit), or with auditor="one-run-fdp" where the mechanism is '
+                "close to a Gaussian one."
             )
         elif name in _DEFAULTS:
             action = (

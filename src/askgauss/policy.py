@@ -8,16 +8,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from askgauss.results import Consequence, Finding, Part, Status, Verdict
 
 __all__ = [
     "ALTERNATIVE",
     "ENOUGH_POWER",
+    "MEMBERSHIP",
     "WANTED_POWER",
     "Weakness",
     "WeaknessKind",
     "failures",
+    "membership_gap",
     "share_of_test",
     "untested",
     "verdict_on",
@@ -84,6 +87,24 @@ def verdict_on(
     if contradicted:
         return Verdict.VIOLATION
     return Verdict.CONSISTENT if strong else Verdict.INCONCLUSIVE
+
+
+MEMBERSHIP = "membership"
+"""The check of how it was decided who was present."""
+
+
+def membership_gap(findings: Iterable[Finding]) -> Literal["fixed", "unknown"] | None:
+    """Whether a difference of the two groups need not come from training.
+
+    Scores of groups that nobody randomised carry no bound, and end INVALID. Where nobody says, they
+    end INCONCLUSIVE at best and at worst: neither a VIOLATION nor CONSISTENT follows.
+    """
+    for item in findings:
+        if item.check == MEMBERSHIP and item.status is Status.FAIL:
+            return "fixed"
+        if item.check == MEMBERSHIP and item.status is Status.WARN:
+            return "unknown"
+    return None
 
 
 def share_of_test(findings: Iterable[Finding], gate_error: float) -> float:

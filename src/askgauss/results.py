@@ -224,7 +224,10 @@ class AuditResult:
         version: The askgauss that made the result.
         law_declared: Whether the law of the noise was declared. If not, the verdict rests on a test
             that needs none.
-        judged_evidence: What that test kept, where it is not the result's own method.
+        if_gaussian: The bound that Gaussian noise would mean, had it been declared; None where it
+            was, or where the scores speak against it.
+        gaussian_evidence: What that bound follows from.
+        membership: How it was decided which canaries were present; None where nobody said.
         run: The identity of the run that was audited; None where its data do not say.
         provenance: The file that was audited, its digest, when and with what; None where only
             arrays were.
@@ -255,7 +258,9 @@ class AuditResult:
     version: str = ""
     distribution_free_evidence: Any = None
     law_declared: bool = True
-    judged_evidence: Any = None
+    if_gaussian: float | None = None
+    gaussian_evidence: Any = None
+    membership: Literal["randomised", "declared", "fixed"] | None = None
     run: str | None = field(default=None, compare=False)
     provenance: Provenance | None = field(default=None, compare=False)
     commitment: str | None = field(default=None, compare=False)
@@ -267,9 +272,11 @@ class AuditResult:
         return self.auditor.assumption
 
     @property
-    def declared(self) -> bool:
-        """Whether the law of the noise that the bound assumes was declared, if it assumes one."""
-        return bool(getattr(self.evidence, "declared", True))
+    def carries_bound(self) -> bool:
+        """Whether scores show anything of training: not where nobody randomised membership."""
+        from askgauss.policy import membership_gap
+
+        return membership_gap(self.findings) != "fixed"
 
     def epsilon_at(self, *, delta: float) -> float:
         """The lower bound at another delta, from the same evidence.
@@ -278,6 +285,8 @@ class AuditResult:
             NotDefinedError: The method does not define it.
         """
         self.auditor.check_delta(delta)
+        if not self.carries_bound:
+            return 0.0
         return self.auditor.epsilon_lower(self.evidence, delta=delta, confidence=self.confidence)
 
     def p_value(self, *, epsilon: float) -> float:
@@ -289,6 +298,8 @@ class AuditResult:
             NotDefinedError: The method does not define it.
         """
         _validate.non_negative(epsilon=epsilon)
+        if not self.carries_bound:
+            return 1.0
         return self.auditor.p_value(self.evidence, epsilon=epsilon, delta=self.delta)
 
     def tradeoff(self) -> TradeOff:
@@ -438,7 +449,7 @@ class AuditResult:
 
 def _from_content(content: dict[str, Any]) -> AuditResult:
     """The result that JSON values describe, within the ranges of an audit."""
-    from askgauss.auditors import ClopperPearson, OneRun, auditor_from_options
+    from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
     from askgauss.provenance import Provenance
 
     description = content.get("auditor")
@@ -469,7 +480,9 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "scope": tuple[Part, ...],
         "distribution_free_evidence": OneRun.evidence_type | None,
         "law_declared": bool,
-        "judged_evidence": ClopperPearson.evidence_type | None,
+        "if_gaussian": float | None,
+        "gaussian_evidence": GaussianShift.evidence_type | None,
+        "membership": Literal["randomised", "declared", "fixed"] | None,
         "run": str | None,
         "provenance": Provenance | None,
         "commitment": str | None,

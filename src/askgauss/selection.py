@@ -58,7 +58,7 @@ __all__ = [
 _MOST_TRIALS = 10**4
 # Thresholds that `Ranks` tries, and how many canaries tell where a tenth would be fewer.
 _RANKS = 5
-_FEWEST_TELLING = 25
+_FEWEST_TELLING = 100
 
 
 class Combination(enum.Enum):
@@ -97,14 +97,15 @@ class Combination(enum.Enum):
 class Ranks:
     """The rule depends on the ranks of the scores alone, and nothing is drawn.
 
-    *Guesses.* Of the canaries sorted by score every so-many-th, a tenth of them or a few more,
+    *Guesses.* Of the canaries sorted by score every so-many-th, a tenth of them, or a fifth of few,
     tells its membership; the best number of guesses is read off those, and the others test it.
     Which ones tell depends on the scores alone, so that the others' coins stay as open as they
     were. `OrderStatistics`, which knows the distribution of sorted scores, guesses for three
     quarters of all canaries instead.
 
-    *Thresholds.* Thresholds are scores at stated ranks in the larger of the two groups: the first,
-    and four more up to a fifth of it, each at a fifth of the error. The share of that group's
+    *Thresholds.* Thresholds are scores at stated ranks: in the larger of the two groups the first,
+    and four more up to a fifth of it; in the other one the first, and a twentieth of it. Each has
+    an equal share of the error. The share of that group's
     distribution beyond such a score is Beta distributed whatever the scores are, and given the
     threshold the count of the other group is binomial, so that the p-value of both together is
     exact. Equal scores are put in a random order first, so that all are of different rank.
@@ -127,8 +128,13 @@ class Ranks:
 
     @staticmethod
     def thresholds(size: int) -> NDArray[np.int64]:
-        """Ranks of the thresholds in a group of this size, the first being 1."""
+        """Ranks of the thresholds in the larger group, of this size."""
         return np.unique(np.geomspace(1.0, max(1.0, 0.2 * size), _RANKS).round().astype(np.int64))
+
+    @staticmethod
+    def other_thresholds(size: int) -> NDArray[np.int64]:
+        """Ranks of the thresholds in the smaller group, of this size."""
+        return np.unique([1, max(1, round(0.05 * size))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

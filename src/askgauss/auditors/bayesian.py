@@ -19,7 +19,7 @@ from askgauss.auditors.confusion import (
 )
 from askgauss.exceptions import NotDefinedError, UnsupportedError
 from askgauss.results import Assumption, Finding, Status
-from askgauss.selection import DKW, Combination
+from askgauss.selection import DKW, Combination, Ranks
 from askgauss.stats import confusion
 from askgauss.stats.confusion import bayesian_epsilon as epsilon_from_counts
 from askgauss.stats.ranked_rates import RankedRates
@@ -107,13 +107,17 @@ class Bayesian(ConfusionAuditor):
         trials = [trial for trial in evidence.trials if trial.telling]
         if not trials:
             return None
-        exact, posterior = (1.0, 0.0), (0.5, 0.5)
-        by_absent = trials[0].absent >= trials[0].present
-        first, second = (exact, posterior) if by_absent else (posterior, exact)
-        return RankedRates.of(
-            [(t.false_positive + first[0], t.true_negative + first[1]) for t in trials],
-            [(t.false_negative + second[0], t.true_positive + second[1]) for t in trials],
+        larger = set(
+            evidence.trials[: Ranks.thresholds(max(trials[0].present, trials[0].absent)).size]
         )
+        by_absent = trials[0].absent >= trials[0].present
+        positive, negative = [], []
+        for trial in trials:
+            stated = (trial in larger) is by_absent  # the false positives
+            first, second = (0.0, 0.5) if stated else (0.5, 0.0)
+            positive.append((trial.false_positive + 1.0 - first, trial.true_negative + first))
+            negative.append((trial.false_negative + 1.0 - second, trial.true_positive + second))
+        return RankedRates.of(positive, negative)
 
     def rejects(
         self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float

@@ -448,18 +448,20 @@ def _from_counts(
 
 
 def _at_ranks(ordered: Flags) -> tuple[ConfusionMatrix, ...]:
-    """The matrix of each threshold at a stated rank in the larger group.
+    """The matrix of each threshold at a stated rank, those in the larger group first.
 
     Canaries come sorted by score. Its own canary is on the right side of a threshold.
     """
     ones, zeros = np.flatnonzero(ordered), np.flatnonzero(~ordered)
-    if zeros.size >= ones.size:
-        ranks = Ranks.thresholds(zeros.size)
-        missed = np.searchsorted(ones, zeros[zeros.size - ranks])
-        return _from_counts(missed, ranks - 1, ones.size, zeros.size)
-    ranks = Ranks.thresholds(ones.size)
-    cleared = np.searchsorted(zeros, ones[ranks - 1])
-    return _from_counts(ranks - 1, zeros.size - cleared, ones.size, zeros.size)
+    by_absent = zeros.size >= ones.size
+    larger, smaller = (zeros.size, ones.size) if by_absent else (ones.size, zeros.size)
+    sides = [Ranks.thresholds(larger), Ranks.other_thresholds(smaller)]
+    high, low = sides if by_absent else sides[::-1]
+    missed = np.searchsorted(ones, zeros[zeros.size - high])
+    cleared = np.searchsorted(zeros, ones[low - 1])
+    upper = _from_counts(missed, high - 1, ones.size, zeros.size)
+    lower = _from_counts(low - 1, zeros.size - cleared, ones.size, zeros.size)
+    return (*upper, *lower) if by_absent else (*lower, *upper)
 
 
 def _ranked_power(
@@ -467,10 +469,12 @@ def _ranked_power(
 ) -> float:
     """Chance that a threshold at a stated rank contradicts the curve, in drawn audits.
 
-    Always the same draws: true rates at the ranks, and the other group's counts beyond them.
+    Always the same draws: true rates at the ranks in the larger group, and the other group's counts
+    beyond them. What the two thresholds in the other group add is left out.
     """
     present, absent = trials[0].present, trials[0].absent
     by_absent = absent >= present
+    trials = trials[: Ranks.thresholds(max(present, absent)).size]
     stated = [t.false_positive if by_absent else t.false_negative for t in trials]
     fixed, other = (absent, present) if by_absent else (present, absent)
     most = _most_mistakes(stated, fixed, other, curve, error)

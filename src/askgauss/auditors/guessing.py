@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, betaincinv, logit, ndtr, ndtri
+from scipy.special import bdtr, betainc, betaincinv, logit, ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor
@@ -61,6 +61,8 @@ _ONE_SIGMA = 0.16
 _FEWEST = 16
 _NODES = (np.arange(64) + 0.5) / 64
 _HALVINGS = 40
+# Canaries that tell are unlike two Gaussians where so few right guesses are so improbable.
+_UNLIKE = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +293,8 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def _share_by_shift(self, ordered: Flags, canaries: int, error: float) -> float:
         """The share of guesses that promises most, were scores two Gaussians of one shift.
 
-        Few canaries tell one shift better than the accuracy of every share. Where scores are of
-        another kind the choice is worse, and the test of it as valid.
+        Few canaries tell one shift better than the accuracy of every share. Where they contradict
+        it, as those of heavy tails do, the accuracies that they show decide.
         """
         present = int(np.count_nonzero(ordered))
         pairs = present * (ordered.size - present)
@@ -306,8 +308,11 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         fraction = counts / canaries
         accuracy = accuracies(math.sqrt(2.0) * float(ndtri(order)), fraction, self.two_sided)
         guesses = fraction * canaries
-        promise = self._promise(fraction, guesses, accuracy * guesses, error)
-        return float(fraction[np.argmax(promise)])
+        best = int(np.argmax(self._promise(fraction, guesses, accuracy * guesses, error)))
+        shown = self._trial(ordered, max(1, round(float(fraction[best]) * ordered.size)))
+        if bdtr(shown.correct, shown.guesses, float(accuracy[best])) < _UNLIKE:
+            return self._choose(ordered, canaries, error)
+        return float(fraction[best])
 
     def _sides(self, guesses: Integers) -> tuple[Integers, Integers]:
         """How many are guessed present, and how many absent."""
