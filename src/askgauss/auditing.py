@@ -219,7 +219,7 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
             share = 0.5 * gate_error
             if _IF_GAUSSIAN.rejects(gaussian, epsilon=claim.epsilon, delta=delta, error=share):
                 verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
-    if gap == "unknown" and verdict not in (None, Verdict.INVALID):
+    if gap == "unknown" and verdict in (Verdict.VIOLATION, Verdict.CONSISTENT):
         verdict, reason = Verdict.INCONCLUSIVE, _UNKNOWN_MEMBERSHIP
     result = replace(
         result,
