@@ -165,3 +165,13 @@ def test_normality_concerns_the_methods_that_assume_it():
     assert warned == {"gaussian-shift", "gaussian-rectangle", "gaussian-ellipsoid"}
     assert "adversary sees" in str(table)
     assert "mechanism family (mu-GDP)" in str(table)
+
+
+def test_perfect_scores_reach_the_ceiling_and_no_more():
+    for size in (5, 60, 2000):
+        scores = ag.CanaryScores.from_groups(
+            present=np.arange(size) + 5000.0, absent=np.arange(float(size)), membership="declared"
+        )
+        for name in ("clopper-pearson", "gaussian-dp"):
+            result = ag.audit(scores, delta=DELTA, auditor=name, diagnostics=False)
+            assert 0.8 * result.ceiling < result.epsilon_lower <= result.ceiling * (1 + 1e-6)

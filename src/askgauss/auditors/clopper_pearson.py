@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,6 +56,17 @@ class ClopperPearson(ConfusionAuditor):
         rates = np.array(evidence.limits(1.0 - confidence))
         bounds = self._promise(rates[:, 0], rates[:, 1], delta)
         return max(0.0, evidence.combination.largest(bounds.tolist()))
+
+    def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
+        """The bound had every canary fallen on its side of the threshold."""
+        if evidence.combination is not Combination.RANKS:
+            return ConfusionAuditor.ceiling(self, evidence, delta=delta, confidence=confidence)
+        # Without a mistake both rates are above a with probability (1 - a)^canaries, and the curve
+        # of log((1 - delta) / a) is then not contradicted.
+        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
+        canaries = evidence.trials[0].present + evidence.trials[0].absent
+        rate = -math.expm1(math.log(share) / canaries)
+        return max(0.0, math.log((1.0 - delta) / rate))
 
     def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
         return epsilon_of_rates(positive, negative, delta)
