@@ -174,9 +174,7 @@ def audit(
         membership=given.metadata.membership if isinstance(given, CanaryScores) else None,
         run=_run(given),
         commitment=_commitment(given),
-        private=tells_of_single(
-            given, by_counts=getattr(evidence, "counts", None) is not None
-        ),
+        private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 
