@@ -67,9 +67,9 @@ class TestRows:
             auditors=[ag.GaussianShift(), ag.OrderStatistics(), ag.GaussianDP(), ag.OneRun()],
         )
         reasons = {row.name: row.reason for row in table.rows}
-        for name in ("gaussian-shift", "order-statistics", "gaussian-dp"):
-            assert reasons[name].startswith("INVALID: normality")
-        assert reasons["one-run"] == ""
+        assert reasons["gaussian-shift"].startswith("INVALID: normality")
+        for name in ("order-statistics", "gaussian-dp", "one-run"):
+            assert reasons[name] == ""
 
     def test_options_tell_two_of_a_kind_apart(self):
         table = compare(
@@ -126,7 +126,7 @@ class TestRendering:
         assert lines[2].startswith("| method | epsilon >= |")
         body = [line for line in lines[4:] if line.startswith("|")]
         assert len(body) == len(TABLE.rows)
-        assert {line.count("|") for line in body} == {7}
+        assert {line.count("|") for line in body} == {8}
 
     def test_json_is_strict(self):
         content = json.loads(TABLE.to_json(), parse_constant=pytest.fail)

@@ -52,6 +52,7 @@ LAYERS = {
     "tables": 3,
     "results": 3,
     "provenance": 4,
+    "policy": 4,
     "gate": 4,
     "advice": 5,
     "_result_text": 4,

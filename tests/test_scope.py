@@ -11,8 +11,9 @@ import pytest
 import askgauss as ag
 from askgauss import _plain
 from askgauss.exceptions import FileFormatError
+from askgauss.policy import untested
 from askgauss.results import AuditResult, Finding, Status, Verdict
-from askgauss.scope import scope_of, untested
+from askgauss.scope import scope_of
 
 CLAIM = ag.PrivacyClaim(
     epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400

@@ -13,6 +13,7 @@ from askgauss.selection import (
     Split,
     UnionBound,
     choosing_parts,
+    fingerprint,
     random_order,
     stream,
 )
@@ -59,15 +60,14 @@ class TestParts:
     @pytest.mark.parametrize("selection", [Split(), Split(fraction=0.999), Split(fraction=1e-6)])
     def test_a_split_leaves_something_on_both_sides(self, selection):
         for canaries in (2, 3, 10, 1001):
-            (chosen,) = choosing_parts(selection, canaries, np.arange(canaries, dtype=float))
+            (chosen,) = choosing_parts(selection, canaries, 0)
             expected = min(max(round(selection.fraction * canaries), 1), canaries - 1)
             assert chosen.sum() == expected
 
     def test_splits_differ_and_repeat_with_the_seed(self):
-        scores = np.random.default_rng(0).standard_normal(50)
-        first = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, scores))
-        again = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, scores))
-        other = list(choosing_parts(MultiSplit(splits=3, seed=5), 50, scores))
+        first = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, 7))
+        again = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, 7))
+        other = list(choosing_parts(MultiSplit(splits=3, seed=5), 50, 7))
         assert len(first) == 3
         assert not (first[0] == first[1]).all()
         assert all((a == b).all() for a, b in zip(first, again, strict=True))
@@ -76,17 +76,31 @@ class TestParts:
     def test_other_scores_are_split_at_other_ranks(self):
         """One split for every audit of a size would make all of them lucky or unlucky at once."""
         scores = np.random.default_rng(0).standard_normal((2, 50))
-        (first,), (other,) = (choosing_parts(Split(), 50, np.sort(row)) for row in scores)
+        member = np.arange(50) < 25
+        seeds = [fingerprint(row, member) for row in scores]
+        (first,), (other,) = (choosing_parts(Split(), 50, seed) for seed in seeds)
         assert not (first == other).all()
 
+    def test_neither_unit_nor_order_decide(self):
+        draw = np.random.default_rng(1)
+        scores, member = draw.integers(0, 30, 60).astype(float), draw.random(60) < 0.5
+        order = draw.permutation(60)
+        seeds = {
+            fingerprint(scores, member), fingerprint(np.exp(scores), member),
+            fingerprint(scores * (1 + 1e-6), member), fingerprint(scores[order], member[order]),
+        }  # fmt: skip
+        assert len(seeds) == 1
+        assert fingerprint(scores, ~member) not in seeds
+        assert fingerprint(scores, member, "another run") not in seeds
+
     def test_folds_take_every_canary_once(self):
-        parts = np.array(list(choosing_parts(CrossFit(folds=4), 10, np.arange(10.0))))
+        parts = np.array(list(choosing_parts(CrossFit(folds=4), 10, 0)))
         assert (parts.sum(axis=0) == 1).all()
         assert sorted(parts.sum(axis=1)) == [2, 2, 3, 3]
 
     def test_too_few_canaries(self):
         with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
-            list(choosing_parts(CrossFit(), 4, np.arange(4.0)))
+            list(choosing_parts(CrossFit(), 4, 0))
 
 
 class TestOrder:
@@ -102,11 +116,11 @@ class TestOrder:
         # 125 are expected of either half; seven standard errors.
         assert abs(int((order[:250] < 250).sum()) - 125) < 7 * np.sqrt(250 / 8)
 
-    def test_different_scores_have_different_orders(self):
+    def test_different_ties_have_different_orders(self):
         """The input order and the seed are the same for many audits, and must not decide."""
-        first = stream(Split(), "ties", np.array([1.0, 2.0])).permutation(20)
-        again = stream(Split(), "ties", np.array([1.0, 2.0])).permutation(20)
-        other = stream(Split(), "ties", np.array([1.0, 2.5])).permutation(20)
+        first = stream(Split(), "ties", fingerprint(np.array([1.0, 2.0, 2.0]))).permutation(20)
+        again = stream(Split(), "ties", fingerprint(np.array([1.0, 7.0, 7.0]))).permutation(20)
+        other = stream(Split(), "ties", fingerprint(np.array([1.0, 1.0, 2.0]))).permutation(20)
         assert (first == again).all()
         assert (first != other).any()
 

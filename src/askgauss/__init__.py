@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from askgauss.replay import replay
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
-    from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Split, UnionBound
+    from askgauss.selection import DKW, CrossFit, Fixed, MultiSplit, Ranks, Split, UnionBound
     from askgauss.simulation import simulate_dpftrl, simulate_dpsgd
     from askgauss.stats import gaussian
     from askgauss.stats.score_law import ScoreLaw
@@ -75,6 +75,7 @@ __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "OneRunFDP",
     "OrderStatistics",
     "PrivacyClaim",
+    "Ranks",
     "Recorder",
     "ScoreLaw",
     "Split",
@@ -120,7 +121,15 @@ _NAMES_OF = {
     "askgauss.replay": ("replay",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),
-    "askgauss.selection": ("DKW", "CrossFit", "Fixed", "MultiSplit", "Split", "UnionBound"),
+    "askgauss.selection": (
+        "DKW",
+        "CrossFit",
+        "Fixed",
+        "MultiSplit",
+        "Ranks",
+        "Split",
+        "UnionBound",
+    ),
     "askgauss.simulation": ("simulate_dpftrl", "simulate_dpsgd"),
     "askgauss.stats.score_law": ("ScoreLaw",),
     "askgauss.transcript": ("Transcript",),

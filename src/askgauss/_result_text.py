@@ -6,13 +6,12 @@ import math
 import textwrap
 from collections.abc import Iterator
 
+from askgauss import policy
 from askgauss._text import one_line
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
 
 __all__ = ["measured", "of_the_claim", "scope_line", "scope_rows_of", "sight_of", "text_of"]
 
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
 _WIDTH = 100
 _LABEL = 12
 _MOST_FINDINGS = 5
@@ -62,10 +61,10 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "method", f"{result.auditor.name}, assuming {result.assumption.value}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free)}"
-        if result.declared:
-            yield "instead", f"{free} by the distribution-free method"
-        else:
-            yield "model-free", f"{free}, whatever the law of the scores"
+        yield "instead", f"{free} by the distribution-free method"
+    if result.if_gaussian is not None:
+        stated = f"epsilon >= {number(result.if_gaussian)}"
+        yield "if Gaussian", f"{stated}, had Gaussian noise been declared"
     if math.isfinite(result.ceiling):
         yield "ceiling", f"this method could report at most {number(result.ceiling)}"
     if result.commitment is not None:
@@ -82,6 +81,8 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
 
 def measured(result: AuditResult) -> str:
     """The bound in words; one that must not be used is called so."""
+    if not result.carries_bound:
+        return "no bound: membership was not randomised"
     if result.verdict is Verdict.INVALID:
         return f"no usable bound; {number(result.epsilon_lower)} rests on an assumption that failed"
     share, claim = "", result.claim
@@ -105,7 +106,7 @@ def sight_of(result: AuditResult) -> str:
     if result.smallest_leak is not None:
         parts.append(f"a true epsilon of {number(result.smallest_leak)} in 80% of audits")
     if result.power is not None and result.claim is not None:
-        alternative = _ALTERNATIVE * result.claim.epsilon
+        alternative = policy.ALTERNATIVE * result.claim.epsilon
         one = "one" if parts else "a true epsilon"
         parts.append(f"{one} of {alternative:g} in {whole_percent(result.power)}")
     if not parts:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from askgauss import power
+from askgauss import policy, power
 from askgauss.claims import PrivacyClaim
-from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
+from askgauss.results import AuditResult, Consequence, Finding, Verdict, number
 
 __all__ = ["Advice", "advice"]
 
-# Canaries are drawn by coins: asked for a little more than enough, enough is what comes out.
-_WANTED = 0.9
-_ALTERNATIVE = 1.25
-# Canaries that add less than this, in clip norms, are not what a record may be at worst.
-_WHOLE = 0.99
+# Methods that an audit takes where none is asked for.
+_DEFAULTS = ("gaussian-shift", "subsampled-gaussian")
 
 _MAINTAINER = "whoever maintains the training code"
 _AUDITOR = "whoever runs the audit"
@@ -77,12 +74,7 @@ def advice(result: AuditResult) -> Advice:
 
 
 def _failed(result: AuditResult, consequence: Consequence) -> Finding | None:
-    found = (
-        item
-        for item in result.findings
-        if item.status is Status.FAIL and item.consequence is consequence
-    )
-    return next(found, None)
+    return next(iter(policy.failures(result.findings, consequence)), None)
 
 
 def _violation(result: AuditResult) -> Advice:
@@ -124,9 +116,17 @@ def _inconclusive(result: AuditResult) -> Advice:
         "Nothing speaks against the claim, but this audit was too weak to have noticed a leak a "
         "quarter above it. Treat the claim as untested."
     )
-    enough = result.power is not None and result.power >= power.ENOUGH
-    unseen = [part for part in result.scope if part.status == "not tested" and part.met]
-    if enough and unseen:
+    if policy.membership_gap(result.findings) == "unknown":
+        (asked,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
+        return Advice(
+            meaning="Nothing follows for the claim: it is not known whether the two groups of "
+            "canaries were alike before training.",
+            action=asked.remedy,
+            actor=_AUDITOR,
+        )
+    weak = policy.weakness(result.findings, result.scope, result.power)
+    if weak is not None and weak.kind is policy.WeaknessKind.PARTS:
+        unseen = weak.parts
         names = " and ".join(part.name for part in unseen)
         return Advice(
             meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
@@ -134,42 +134,52 @@ def _inconclusive(result: AuditResult) -> Advice:
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
             actor=_AUDITOR,
         )
-    if not result.law_declared:
-        return Advice(
-            meaning=meaning,
-            action='If the mechanism adds Gaussian noise, declare it: noise="gaussian", or steps= '
-            "and sampling_rate= of the scores.",
-            actor=_AUDITOR,
-        )
-    weak = next((item for item in result.findings if _too_weak(item)), None)
-    if result.power is None and weak is not None:
+    if weak is not None and weak.kind is policy.WeaknessKind.CONTRIBUTION:
+        assert weak.finding is not None
         return Advice(
             meaning="Nothing speaks against the claim, but canaries added less to a step than a "
             "record may. Treat the claim as untested.",
-            action=f"{weak.remedy} Or plant canaries of a whole clip norm: "
+            action=f"{weak.finding.remedy} Or plant canaries of a whole clip norm: "
             "CanaryAudit(optimizer, ...) without ExampleCanaries does.".strip(),
+            actor=_AUDITOR,
+        )
+    if weak is not None and weak.kind is policy.WeaknessKind.STEPS:
+        assert weak.finding is not None
+        return Advice(
+            meaning="Nothing speaks against the claim, but not all steps that it accounts for were "
+            "audited. Treat the claim as untested.",
+            action=weak.finding.remedy or "Audit the whole run, from its first step to its last.",
             actor=_AUDITOR,
         )
     return _more_canaries(result, claim, meaning)
 
 
-def _too_weak(finding: Finding) -> bool:
-    return finding.check == "contribution" and (finding.measured or 1.0) < _WHOLE
-
-
 def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Advice:
     """How many canaries would be enough; where no number is, what would."""
     run = result.metadata.get("run", {})
-    needed = power.needed_canaries(result, power=_WANTED)
+    needed = power.needed_canaries(result, power=policy.WANTED_POWER)
     if needed is None:
         room, name = run.get("places"), result.auditor.name
-        if result.power is None:
+        if name in _DEFAULTS and result.power is None:
+            action = "Audit a claim at a delta above 0, against which power can be computed."
+        elif result.power is None:
             action = f"{name} does not say what it would notice: audit with the default method."
         elif room is not None and name == "subsampled-gaussian":
             action = (
                 f"This model has room for {room:,} canaries, one a parameter, and no number of "
                 "them is enough for this claim. Use ExampleCanaries, which are records and take no "
                 "room, or train with a smaller sampling rate, at which fewer canaries do."
+            )
+        elif not result.law_declared:
+            action = (
+                "Thresholds on scores certify little of a large epsilon. Audit from inside the "
+                'training (CanaryAudit), or with auditor="one-run-fdp" where the mechanism is '
+                "close to a Gaussian one."
+            )
+        elif name in _DEFAULTS:
+            action = (
+                f"No number of canaries is enough for {name} at this claim: audit the transcript "
+                "rather than scores, over more of the steps."
             )
         else:
             action = (
@@ -192,7 +202,7 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
     return Advice(
         meaning=meaning,
         action=f"Train again with {said}: such an audit notices a true epsilon of "
-        f"{number(_ALTERNATIVE * claim.epsilon)} nine times in ten.",
+        f"{number(policy.ALTERNATIVE * claim.epsilon)} nine times in ten.",
         actor=_AUDITOR,
         present=present,
         absent=absent,

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from askgauss import policy
 from askgauss._result_text import measured, scope_line
 from askgauss._text import one_line
 from askgauss.advice import advice
@@ -257,7 +258,12 @@ def _metrics(result: AuditResult) -> list[dict[str, Any]]:
     if result.claim is not None:
         rows.append({"type": "claimed epsilon", "value": f"{result.claim.epsilon:g}"})
     if result.power is not None:
-        rows.append({"type": "power at 1.25 times the claim", "value": f"{result.power:.4f}"})
+        rows.append(
+            {
+                "type": f"power at {policy.ALTERNATIVE:g} times the claim",
+                "value": f"{result.power:.4f}",
+            }
+        )
     if result.smallest_leak is not None:
         rows.append(
             {"type": "smallest epsilon noticed in 80%", "value": number(result.smallest_leak)}

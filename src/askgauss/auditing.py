@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import binom, stdtr
 
-from askgauss import _validate
+from askgauss import _validate, policy
 from askgauss._version import __version__
 from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
@@ -37,29 +37,33 @@ from askgauss.results import (
     number,
     whole_percent,
 )
-from askgauss.scope import exercised_in, scope_of, untested
+from askgauss.scope import exercised_in, scope_of
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
 __all__ = ["audit", "derived"]
 
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
-_ENOUGH_POWER = 0.8
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
 _ROUNDING = 1e-14
 # The test that needs no law of the scores.
 _LAWLESS = ClopperPearson()
+# The bound that Gaussian noise would mean, where nobody declared it.
+_IF_GAUSSIAN = GaussianShift()
 # Where the verdict depends on what nobody said.
 _AMBIGUOUS = (
-    "were the noise Gaussian, these scores would contradict the claim; without a law of them there "
-    "is no evidence against it."
+    "were the noise Gaussian, these scores would contradict the claim; without a distribution of "
+    "them there is no evidence against it."
 )
-# What makes an audit of scores of unknown noise sharper.
-_DECLARE = (
-    'If the mechanism adds Gaussian noise, declare it (noise="gaussian", or steps= and '
-    "sampling_rate= of the scores): the audit then sees far more."
+_STATE_IT = (
+    'State how membership was decided: membership="randomised", "declared" or "fixed" '
+    "(--membership on the command line). If the scores are sums of noisy gradients, declare the "
+    "noise instead: "
+    'noise="gaussian", or steps= and sampling_rate=.'
+)
+_UNKNOWN_MEMBERSHIP = (
+    "nobody stated how it was decided which canaries were present, and without random membership a "
+    "difference between the two groups need not come from training."
 )
 
 
@@ -82,9 +86,9 @@ def audit(
         auditor: The method, or its name such as ``"one-run"``; if not given, `SubsampledGaussian`
             for transcripts of DP-SGD and `GaussianShift` for scores and for transcripts of DP-FTRL,
             whose scores say it all.
-            Without one, scores that do not say that their noise is Gaussian are judged by
-            `ClopperPearson`, which needs no law of them; where they visibly are not, the bound is
-            its too.
+            Without one, scores that do not say that their noise is Gaussian are audited with
+            `ClopperPearson`, which needs no distribution of them; what Gaussian noise would mean
+            is shown beside it.
         confidence: The bound is above the truth in at most 1 - confidence of audits.
         gate_error: A correct run ends in VIOLATION or INVALID at most this often.
         diagnostics: Also test the assumptions the bound rests on.
@@ -100,7 +104,8 @@ def audit(
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(
-        ...     present=rng.normal(3, 1, 400), absent=rng.normal(0, 1, 400))
+        ...     present=rng.normal(3, 1, 400), absent=rng.normal(0, 1, 400),
+        ...     membership="randomised")
         >>> ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5)).verdict
         <Verdict.VIOLATION: 'VIOLATION'>
     """
@@ -114,11 +119,13 @@ def audit(
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    method = as_auditor(auditor) if auditor is not None else _default(data, claim)
+    declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
+    method: Auditor[Any] = _LAWLESS if not declared else _default(data, claim)
+    if auditor is not None:
+        method = as_auditor(auditor)
     method.check_delta(level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
     given = data
     if isinstance(data, LinearTranscript) or (
         isinstance(data, Transcript) and method.reads == "scores"
@@ -126,23 +133,21 @@ def audit(
         data = data.scores()
     _check_direction(data)
     evidence = method.gather(data, delta=level, confidence=confidence)
-    judged = None
-    if not declared:
-        assert isinstance(data, CanaryScores)
-        evidence = replace(evidence, declared=False)
-        judged = _gathered(_LAWLESS, data, level, confidence)
-    findings = method.findings(evidence, delta=level, confidence=confidence)
+    findings = (
+        *_membership(given, method),
+        *(() if declared else (_undeclared(),)),
+        *method.findings(evidence, delta=level, confidence=confidence),
+    )
     checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
-    if diagnostics and judged is not None and _doubtful(checks, method, evidence, 1.0 - confidence):
-        method, evidence, judged = _LAWLESS, judged, None
-        findings = (
-            *(item for item in findings if item.check == "noise model"),
-            *method.findings(evidence, delta=level, confidence=confidence),
-        )
+    gaussian = None
+    if not declared and level > 0.0 and policy.membership_gap(findings) != "fixed":
+        assert isinstance(data, CanaryScores)
+        gaussian = _gathered(_IF_GAUSSIAN, data, level, confidence)
+        if diagnostics and _doubtful(checks, gaussian, 1.0 - confidence):
+            gaussian = None
     named = {item.check for item in findings}
-    judge, heard = (method, evidence) if declared else (_LAWLESS, judged)
     findings += tuple(
-        _as_it_concerns(item, judge, heard) for item in checks if item.check not in named
+        _as_it_concerns(item, method, evidence) for item in checks if item.check not in named
     )
     present = int(np.count_nonzero(data.member))
     # What is published is what the scope follows from, so that a file can be held to it.
@@ -165,7 +170,8 @@ def audit(
         metadata=metadata,
         version=__version__,
         law_declared=declared,
-        judged_evidence=judged,
+        gaussian_evidence=gaussian,
+        membership=given.metadata.membership if isinstance(given, CanaryScores) else None,
         run=_run(given),
         commitment=_commitment(given),
         private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
@@ -183,18 +189,19 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
     """
     method, evidence, claim = result.auditor, result.evidence, result.claim
     delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
+    gap = policy.membership_gap(result.findings)
+    if gap == "fixed":
+        return _without_bound(result)
     bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)
-    judge, heard, free_bound = method, evidence, None
-    if not result.law_declared and method != _LAWLESS:
-        judge, heard = _LAWLESS, result.judged_evidence
-        if heard is not None:
-            free_bound = judge.epsilon_lower(heard, delta=delta, confidence=confidence)
-    shown = bound if free_bound is None else free_bound
     verdict, reason, power = _decide(
-        judge, heard, claim, shown, confidence, gate_error, result.findings, result.scope
+        method, evidence, claim, bound, confidence, gate_error, result.findings, result.scope
     )
-    free = None
-    if verdict is Verdict.INVALID and judge.assumption is not Assumption.DISTRIBUTION_FREE:
+    free, free_bound = None, None
+    if (
+        verdict is Verdict.INVALID
+        and gap is None
+        and method.assumption is not Assumption.DISTRIBUTION_FREE
+    ):
         assert claim is not None
         free = free_evidence()
         if free is not None:
@@ -202,12 +209,16 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
             if contradicted:
                 verdict = Verdict.VIOLATION
                 reason = f"by the distribution-free bound; and {reason}"
-    if not result.law_declared and verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-        assert claim is not None
-        if method.rejects(evidence, epsilon=claim.epsilon, delta=delta, error=0.5 * gate_error):
-            verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
-        if verdict is Verdict.INCONCLUSIVE:
-            reason = f"{reason} {_DECLARE}"
+    gaussian, if_gaussian = result.gaussian_evidence, None
+    if gaussian is not None:
+        if_gaussian = _IF_GAUSSIAN.epsilon_lower(gaussian, delta=delta, confidence=confidence)
+        if verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
+            assert claim is not None
+            share = 0.5 * gate_error
+            if _IF_GAUSSIAN.rejects(gaussian, epsilon=claim.epsilon, delta=delta, error=share):
+                verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
+    if gap == "unknown" and verdict in (Verdict.VIOLATION, Verdict.CONSISTENT):
+        verdict, reason = Verdict.INCONCLUSIVE, _UNKNOWN_MEMBERSHIP
     result = replace(
         result,
         epsilon_lower=bound,
@@ -215,6 +226,7 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
         ceiling=method.ceiling(evidence, delta=delta, confidence=confidence),
         distribution_free=free_bound,
         distribution_free_evidence=free,
+        if_gaussian=if_gaussian,
         verdict=verdict,
         reason=reason,
         power=power,
@@ -222,16 +234,90 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
     return replace(result, smallest_leak=smallest_leak(result))
 
 
-def _doubtful(checks: Sequence[Finding], method: Auditor[Any], evidence: Any, error: float) -> bool:
-    """Whether scores speak against a law that nobody declared, or are too few to speak for it.
+def _without_bound(result: AuditResult) -> AuditResult:
+    """A result of scores that show nothing of training, whatever they are."""
+    judged = result.claim is not None and result.assumption is not Assumption.ESTIMATE
+    (broken,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
+    return replace(
+        result,
+        epsilon_lower=0.0,
+        epsilon_point=None,
+        ceiling=0.0,
+        distribution_free=None,
+        distribution_free_evidence=None,
+        if_gaussian=None,
+        verdict=policy.verdict_on(invalid=True) if judged else None,
+        reason=f"{broken.check}: {broken.summary}" if judged else "",
+        power=None,
+        smallest_leak=None,
+    )
 
-    At the error of the bound, which is far sooner than they would invalidate one whose law was
+
+def _membership(
+    data: CanaryScores | Transcript | LinearTranscript, method: Auditor[Any]
+) -> tuple[Finding, ...]:
+    """Whether the two groups differ by chance and training alone.
+
+    Held-out canaries of noisy sums are pure noise by construction; of any other scores, groups that
+    nobody randomised may differ without a leak.
+    """
+    if not isinstance(data, CanaryScores) or data.metadata.gaussian:
+        return ()
+    known = data.metadata.membership
+    if known == "fixed":
+        return (
+            Finding(
+                check=policy.MEMBERSHIP,
+                status=Status.FAIL,
+                summary="members and non-members were not assigned at random: their scores may "
+                "differ without any leak, so that there is no bound.",
+                consequence=Consequence.INVALIDATES,
+                remedy="Draw at random which records are trained on, before training, and score "
+                'those: membership="randomised".',
+            ),
+        )
+    assumed = Assumption.GAUSSIAN_SCORES, Assumption.ESTIMATE
+    if known is None and method.assumption not in assumed:
+        return (
+            Finding(
+                check=policy.MEMBERSHIP,
+                status=Status.WARN,
+                summary="nobody stated how it was decided which canaries were present: the bound "
+                "holds only if that was random.",
+                remedy=_STATE_IT,
+            ),
+        )
+    if known == "declared":
+        return (
+            Finding(
+                check=policy.MEMBERSHIP,
+                status=Status.INFO,
+                summary="randomised (declared, not verified).",
+            ),
+        )
+    return ()
+
+
+def _undeclared() -> Finding:
+    """That nobody said what the noise is."""
+    return Finding(
+        check="noise model",
+        status=Status.INFO,
+        summary="not declared, so that bound and verdict rest on a test that needs no distribution "
+        "of the scores.",
+    )
+
+
+def _doubtful(checks: Sequence[Finding], evidence: Any, error: float) -> bool:
+    """Whether scores speak against Gaussian noise, or are too few to speak for it.
+
+    At the error of the bound, which is far sooner than they would invalidate one whose noise was
     declared.
     """
     tests = [
         item
         for item in checks
-        if item.consequence is Consequence.INVALIDATES and method.concerns(evidence, item)
+        if item.consequence is Consequence.INVALIDATES and _IF_GAUSSIAN.concerns(evidence, item)
     ]
     told = [item.p_value for item in tests if item.p_value is not None]
     if not told or any(item.status is Status.FAIL for item in tests):
@@ -279,20 +365,6 @@ def _distribution_free(
     method = OneRun()
     bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
     return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
-
-
-def _too_weak(contribution: Finding) -> bool:
-    """Whether canaries add less to the sum than a record may: as they should, or not."""
-    measured, expected = contribution.measured, contribution.claimed
-    if measured is None or expected is None:
-        return False
-    return expected < 0.99 or (contribution.status is Status.WARN and measured < expected)
-
-
-def _fewer(step_count: Finding) -> bool:
-    """Whether steps were accounted for that the audit did not see."""
-    measured, accounted = step_count.measured, step_count.claimed
-    return measured is not None and accounted is not None and measured < accounted
 
 
 def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
@@ -361,24 +433,21 @@ def _decide(
     """
     if claim is None or auditor.assumption is Assumption.ESTIMATE:
         return None, "", None
-    share = gate_error if all(item.p_value is None for item in findings) else gate_error / 2
-    failed = [item for item in findings if item.status is Status.FAIL]
-    breaches = [item for item in failed if item.consequence is Consequence.BREACH]
-    broken = [item for item in failed if item.consequence is Consequence.INVALIDATES]
-    if breaches:
-        return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
-    if broken:
-        return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
-    if evidence is None:
-        reason = "there are too few canaries to test the claim without a law of their scores."
-        return Verdict.INCONCLUSIVE, reason, None
+    share = policy.share_of_test(findings, gate_error)
+    breaches = policy.failures(findings, Consequence.BREACH)
+    broken = policy.failures(findings, Consequence.INVALIDATES)
+    if breaches or broken:
+        first = (breaches or broken)[0]
+        verdict = policy.verdict_on(breached=bool(breaches), invalid=bool(broken))
+        return verdict, f"{first.check}: {first.summary}", None
     if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
+        verdict = policy.verdict_on(contradicted=True)
         gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
         reason = (
             f"the run leaks at least epsilon {number(gate)} at confidence {1.0 - share:g}, more "
             f"than the {claim.epsilon:g} it claims."
         )
-        return Verdict.VIOLATION, reason, None
+        return verdict, reason, None
     nothing = _no_violation(auditor, evidence, claim, bound, confidence, share)
     ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
     if ceiling <= claim.epsilon:
@@ -393,36 +462,35 @@ def _decide(
         power = auditor.power(
             evidence,
             epsilon=claim.epsilon,
-            true_epsilon=_ALTERNATIVE * claim.epsilon,
+            true_epsilon=policy.ALTERNATIVE * claim.epsilon,
             delta=claim.delta,
             error=share,
         )
-    # Power is that of canaries that add a whole clip norm, the most a record may.
-    weak = [item for item in findings if item.check == "contribution" and _too_weak(item)]
-    unseen = untested(scope)
-    if power is not None and power >= _ENOUGH_POWER and not weak and not unseen:
-        return Verdict.CONSISTENT, f"{nothing}.", power
-    if weak:
-        reason = (
-            f"{nothing}, but {weak[0].summary[:-1]}: what a record may add beyond that was not "
-            "seen."
-        )
-        return Verdict.INCONCLUSIVE, reason, None
-    missed = [item for item in findings if item.check == "step count" and _fewer(item)]
-    if missed:
-        taken, accounted = missed[0].measured, missed[0].claimed
-        reason = f"{nothing}, but only {taken:,.0f} of {accounted:,.0f} steps were audited."
-        return Verdict.INCONCLUSIVE, reason, power
-    if unseen and power is not None and power >= _ENOUGH_POWER:
-        names = " and ".join(part.name for part in unseen)
-        reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."
-        return Verdict.INCONCLUSIVE, reason, power
+    weak = policy.weakness(findings, scope, power)
+    verdict = policy.verdict_on(strong=weak is None)
+    if weak is None:
+        return verdict, f"{nothing}.", power
+    reason = f"{nothing}, but {_weakness_in_words(weak, claim, power)}."
+    return verdict, reason, None if weak.kind is policy.WeaknessKind.CONTRIBUTION else power
+
+
+def _weakness_in_words(weak: policy.Weakness, claim: PrivacyClaim, power: float | None) -> str:
+    """Why an audit that found nothing does not speak for the claim."""
+    if weak.kind is policy.WeaknessKind.CONTRIBUTION:
+        assert weak.finding is not None
+        return f"{weak.finding.summary[:-1]}: what a record may add beyond that was not seen"
+    if weak.kind is policy.WeaknessKind.STEPS:
+        assert weak.finding is not None
+        taken, accounted = weak.finding.measured, weak.finding.claimed
+        return f"only {taken:,.0f} of {accounted:,.0f} steps were audited"
+    if weak.kind is policy.WeaknessKind.PARTS:
+        names = " and ".join(part.name for part in weak.parts)
+        return f"no check spoke of {names} with power: {weak.parts[0].how_to_test}"
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
-    reason = (
-        f"{nothing}, but this audit had {chance} of noticing a true epsilon of "
-        f"{_ALTERNATIVE * claim.epsilon:g}."
+    return (
+        f"this audit had {chance} of noticing a true epsilon of "
+        f"{policy.ALTERNATIVE * claim.epsilon:g}"
     )
-    return Verdict.INCONCLUSIVE, reason, power
 
 
 def _no_violation(

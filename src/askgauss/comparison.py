@@ -63,6 +63,7 @@ class ComparisonRow:
         estimate: The method's estimate of epsilon, where it has one.
         share: The bound as a share of the claimed epsilon.
         assumption: What the bound rests on.
+        adversary: What the adversary sees whose success the bound is about.
         ceiling: The most the method could report from these canaries.
         seconds: How long it took.
         reason: Why there is no bound, or why it must not be used.
@@ -77,6 +78,7 @@ class ComparisonRow:
     ceiling: float | None
     seconds: float
     reason: str = ""
+    adversary: str = ""
 
     @property
     def label(self) -> str:
@@ -110,8 +112,8 @@ class Comparison:
     private: bool = False
 
     def _cells(self) -> list[tuple[str, ...]]:
-        head = ("method", "epsilon >=", "of claim", "ceiling", "seconds", "assuming")
-        cells: list[tuple[str, ...]] = [head]
+        numbers = ("epsilon >=", "of claim", "ceiling", "seconds")
+        cells: list[tuple[str, ...]] = [("method", *numbers, "adversary sees", "assuming")]
         for row in self.rows:
             cells.append(
                 (
@@ -120,6 +122,7 @@ class Comparison:
                     "-" if row.share is None else whole_percent(row.share),
                     "-" if row.ceiling is None else number(row.ceiling),
                     f"{row.seconds:.3f}",
+                    row.adversary or "-",
                     row.assumption.value,
                 )
             )
@@ -369,6 +372,7 @@ def _row(
         ceiling=ceiling,
         seconds=seconds,
         reason=reason,
+        adversary=method.adversary,
     )
 
 

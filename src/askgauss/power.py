@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from askgauss import _validate, accounting
+from askgauss import _validate, accounting, policy
 from askgauss._rounded import FEWEST_TOLD
 from askgauss.auditors import as_auditor
 from askgauss.auditors.base import Auditor
@@ -32,7 +32,6 @@ from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
 __all__ = [
-    "ENOUGH",
     "LARGEST_NEEDED",
     "LARGEST_SIMULATED",
     "Plan",
@@ -41,8 +40,6 @@ __all__ = [
     "solve",
 ]
 
-ENOUGH = 0.8
-"""An audit with this power against 1.25 times the claim is strong enough for CONSISTENT."""
 # Audits simulated for the power of a method that has no law of its own.
 _AUDITS = 200
 # What no run will ever have. Beyond it more of the same does not help, and the answer is an error.
@@ -56,8 +53,6 @@ LARGEST_NEEDED = 10**7
 LARGEST_SIMULATED = 20_000
 # Simulated audits of one size, of which the weakest counts.
 _GATHERED = 4
-# Had the run a true epsilon this many times the claim, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
 # Chances closer to 0 or 1 are taken for this, which has a probit.
 _NEVER = 1e-12
 
@@ -116,7 +111,7 @@ def solve(
     sampling_rate: float,
     alternative: float | None,
     confidence: float | None = None,
-    power: float | None = ENOUGH,
+    power: float | None = policy.ENOUGH_POWER,
     auditor: Auditor[Any] | str | None = None,
     gate_error: float = 0.001,
 ) -> Plan:
@@ -209,7 +204,7 @@ def solve(
     return replace(complete, power=_power(complete))
 
 
-def smallest_leak(result: AuditResult, *, power: float = ENOUGH) -> float | None:
+def smallest_leak(result: AuditResult, *, power: float = policy.ENOUGH_POWER) -> float | None:
     """The smallest true epsilon that this audit would have called a VIOLATION, with this power.
 
     Args:
@@ -224,18 +219,19 @@ def smallest_leak(result: AuditResult, *, power: float = ENOUGH) -> float | None
     silent = result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
     if claim is None or not silent or result.power is None:
         return None
-    tested = any(finding.p_value is not None for finding in result.findings)
     found: float | None = auditor.smallest_leak(
         result.evidence,
         epsilon=claim.epsilon,
         delta=claim.delta,
-        error=result.gate_error / 2 if tested else result.gate_error,
+        error=policy.share_of_test(result.findings, result.gate_error),
         power=power,
     )
     return found if found is not None and math.isfinite(found) else None
 
 
-def needed_canaries(result: AuditResult, *, power: float = ENOUGH) -> tuple[int, int] | None:
+def needed_canaries(
+    result: AuditResult, *, power: float = policy.ENOUGH_POWER
+) -> tuple[int, int] | None:
     """The fewest canaries with which an audit like this one notices 1.25 times the claim.
 
     The smaller group grows first, then both alike, within the room that the model has. For methods
@@ -253,7 +249,6 @@ def needed_canaries(result: AuditResult, *, power: float = ENOUGH) -> tuple[int,
     claim = result.claim
     if claim is None or result.power is None or min(result.present, result.absent) < 1:
         return None
-    tested = any(finding.p_value is not None for finding in result.findings)
     run = result.metadata.get("run", {})
     like = _Like(
         auditor=result.auditor,
@@ -262,7 +257,7 @@ def needed_canaries(result: AuditResult, *, power: float = ENOUGH) -> tuple[int,
         absent=result.absent,
         epsilon=claim.epsilon,
         delta=claim.delta,
-        error=result.gate_error / 2 if tested else result.gate_error,
+        error=policy.share_of_test(result.findings, result.gate_error),
         confidence=result.confidence,
         room=run.get("places"),
         fair_coins=run.get("fair_coins"),
@@ -314,7 +309,7 @@ class _Like:
         found = auditor.power(
             evidence,
             epsilon=epsilon,
-            true_epsilon=_ALTERNATIVE * epsilon,
+            true_epsilon=policy.ALTERNATIVE * epsilon,
             delta=delta,
             error=self.error,
         )
@@ -334,7 +329,7 @@ class _Like:
         )
         member = np.arange(present + absent) < present
         for index, generator in enumerate(np.random.default_rng(0).spawn(audits)):
-            true = self.epsilon * (_ALTERNATIVE if index % 2 else 1.0)
+            true = self.epsilon * (policy.ALTERNATIVE if index % 2 else 1.0)
             pair = pair_of_mechanism(carrier, true, self.delta)
             score = generator.standard_normal(member.size)
             score[member] += pair.added(present, generator)
@@ -452,7 +447,7 @@ def _least_leak(chance: Callable[[float], float], claim: float, power: float) ->
         return float(ndtri(found) - ndtri(power)) + _NEVER
 
     # In units of the claim, and from the noticed end, so that what is returned is noticed.
-    low, high = 1.0, 1.25
+    low, high = 1.0, policy.ALTERNATIVE
     at_low = margin(low)
     if at_low > 0.0:
         return claim

@@ -72,6 +72,15 @@ class Assumption(enum.Enum):
     """Only that canaries were made present by independent fair coins."""
     INDEPENDENT_CANARIES = "independent canaries"
     """Also that the canaries' scores are independent of each other."""
+    MECHANISM_FAMILY = "mechanism family (mu-GDP)"
+    """Independent fair coins, and that the mechanism's trade-off curve is a Gaussian one. Scores,
+    and how they depend on each other, are arbitrary."""
+    SAMPLED_FAMILY = "mechanism family (DP-SGD)"
+    """The same with the curve of DP-SGD at a known sampling rate and number of steps."""
+    INDEPENDENT_FAMILY = "independent canaries, mechanism family (mu-GDP)"
+    """Also that the canaries' scores are independent of each other; of any distribution."""
+    INDEPENDENT_SAMPLED_FAMILY = "independent canaries, mechanism family (DP-SGD)"
+    """The same with the curve of DP-SGD."""
     GAUSSIAN_SCORES = "Gaussian scores"
     """Also that scores are Gaussian, or follow the law of a subsampled Gaussian sum."""
     SUBSAMPLED_GAUSSIAN_STEPS = "subsampled Gaussian steps"
@@ -80,9 +89,29 @@ class Assumption(enum.Enum):
     """No guarantee at all: a number to look at, never a verdict."""
 
     def rests_on(self, other: Assumption) -> bool:
-        """Whether a bound of this level assumes at least as much as one of the other."""
-        levels = list(Assumption)
-        return levels.index(self) >= levels.index(other)
+        """Whether a bound that assumes this fails where what the other assumes does."""
+        return other in _RESTS_ON[self]
+
+    @property
+    def gaussian_curve(self) -> bool:
+        """Whether one epsilon then makes a whole Gaussian trade-off curve."""
+        return self in _GAUSSIAN_CURVES
+
+
+_FREE, _INDEPENDENT = Assumption.DISTRIBUTION_FREE, Assumption.INDEPENDENT_CANARIES
+_STEPS = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+_RESTS_ON = {
+    _FREE: {_FREE},
+    _INDEPENDENT: {_FREE, _INDEPENDENT},
+    Assumption.MECHANISM_FAMILY: {_FREE},
+    Assumption.SAMPLED_FAMILY: {_FREE, _STEPS},
+    Assumption.INDEPENDENT_FAMILY: {_FREE, _INDEPENDENT},
+    Assumption.INDEPENDENT_SAMPLED_FAMILY: {_FREE, _INDEPENDENT, _STEPS},
+    Assumption.GAUSSIAN_SCORES: {_FREE, _INDEPENDENT, Assumption.GAUSSIAN_SCORES},
+    _STEPS: {_FREE, _INDEPENDENT, Assumption.GAUSSIAN_SCORES, _STEPS},
+    Assumption.ESTIMATE: set(Assumption),
+}
+_GAUSSIAN_CURVES = set(Assumption) - {_FREE, _INDEPENDENT, Assumption.ESTIMATE}
 
 
 class Status(enum.Enum):
@@ -195,7 +224,10 @@ class AuditResult:
         version: The askgauss that made the result.
         law_declared: Whether the law of the noise was declared. If not, the verdict rests on a test
             that needs none.
-        judged_evidence: What that test kept, where it is not the result's own method.
+        if_gaussian: The bound that Gaussian noise would mean, had it been declared; None where it
+            was, or where the scores speak against it.
+        gaussian_evidence: What that bound follows from.
+        membership: How it was decided which canaries were present; None where nobody said.
         run: The identity of the run that was audited; None where its data do not say.
         provenance: The file that was audited, its digest, when and with what; None where only
             arrays were.
@@ -226,7 +258,9 @@ class AuditResult:
     version: str = ""
     distribution_free_evidence: Any = None
     law_declared: bool = True
-    judged_evidence: Any = None
+    if_gaussian: float | None = None
+    gaussian_evidence: Any = None
+    membership: Literal["randomised", "declared", "fixed"] | None = None
     run: str | None = field(default=None, compare=False)
     provenance: Provenance | None = field(default=None, compare=False)
     commitment: str | None = field(default=None, compare=False)
@@ -238,9 +272,11 @@ class AuditResult:
         return self.auditor.assumption
 
     @property
-    def declared(self) -> bool:
-        """Whether the law of the noise that the bound assumes was declared, if it assumes one."""
-        return bool(getattr(self.evidence, "declared", True))
+    def carries_bound(self) -> bool:
+        """Whether scores show anything of training: not where nobody randomised membership."""
+        from askgauss.policy import membership_gap
+
+        return membership_gap(self.findings) != "fixed"
 
     def epsilon_at(self, *, delta: float) -> float:
         """The lower bound at another delta, from the same evidence.
@@ -249,6 +285,8 @@ class AuditResult:
             NotDefinedError: The method does not define it.
         """
         self.auditor.check_delta(delta)
+        if not self.carries_bound:
+            return 0.0
         return self.auditor.epsilon_lower(self.evidence, delta=delta, confidence=self.confidence)
 
     def p_value(self, *, epsilon: float) -> float:
@@ -260,6 +298,8 @@ class AuditResult:
             NotDefinedError: The method does not define it.
         """
         _validate.non_negative(epsilon=epsilon)
+        if not self.carries_bound:
+            return 1.0
         return self.auditor.p_value(self.evidence, epsilon=epsilon, delta=self.delta)
 
     def tradeoff(self) -> TradeOff:
@@ -279,9 +319,7 @@ class AuditResult:
         """
         from askgauss.stats.meaning import gaussian_privacy
 
-        if not self.assumption.rests_on(Assumption.GAUSSIAN_SCORES) or (
-            self.assumption is Assumption.ESTIMATE
-        ):
+        if not self.assumption.gaussian_curve:
             raise NotDefinedError(
                 f"{type(self.auditor).__name__} assumes {self.assumption.value}, under which one "
                 "epsilon does not make a Gaussian curve. Ask a method that assumes Gaussian scores."
@@ -411,7 +449,7 @@ class AuditResult:
 
 def _from_content(content: dict[str, Any]) -> AuditResult:
     """The result that JSON values describe, within the ranges of an audit."""
-    from askgauss.auditors import ClopperPearson, OneRun, auditor_from_options
+    from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
     from askgauss.provenance import Provenance
 
     description = content.get("auditor")
@@ -442,7 +480,9 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
         "scope": tuple[Part, ...],
         "distribution_free_evidence": OneRun.evidence_type | None,
         "law_declared": bool,
-        "judged_evidence": ClopperPearson.evidence_type | None,
+        "if_gaussian": float | None,
+        "gaussian_evidence": GaussianShift.evidence_type | None,
+        "membership": Literal["randomised", "declared", "fixed"] | None,
         "run": str | None,
         "provenance": Provenance | None,
         "commitment": str | None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from askgauss.results import Finding, Part, Status
 
-__all__ = ["exercised_in", "scope_of", "untested"]
+__all__ = ["exercised_in", "scope_of"]
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
@@ -222,8 +222,3 @@ def _how_to_test(kind: _Kind, weak: Sequence[Finding], exercised: Sequence[str])
 def _with_power(finding: Finding) -> bool:
     """Whether a check that ran would have seen a fault that matters."""
     return finding.visible is None or finding.visible <= _WITH_POWER
-
-
-def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts that the run has and no check spoke of with power: no green is earned."""
-    return tuple(part for part in scope if part.status == "not tested" and part.met)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _files, _plain, _schema, _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
-from askgauss.selection import stream
+from askgauss.selection import fingerprint, stream
 
 __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
@@ -24,6 +24,9 @@ _KIND = "askgauss-scores"
 _SCHEMA = 2
 # Groups are summed in pieces of this many scores, so that ten million need no second copy.
 _CHUNK = 1 << 20
+
+Membership = Literal["randomised", "declared", "fixed"]
+MEMBERSHIPS: tuple[Membership, ...] = ("randomised", "declared", "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,11 @@ class ScoreMetadata:
             multiplier say so too; where nothing does, a default audit's verdict rests on a test
             that needs no law of the noise.
         run: The identity of the run, drawn when it was begun; no part of what is compared.
+        membership: How it was decided which canaries were present. "randomised": by chance, before
+            training, on record. "declared": by chance, by your word. "fixed": by anything else, as
+            where members and non-members are natural groups. None where nobody says; fair coins
+            are "randomised". Scores whose noise is not declared show a leak only if membership was
+            randomised.
     """
 
     steps: int | None = None
@@ -54,6 +62,7 @@ class ScoreMetadata:
     carried_shift: float | None = None
     noise: Literal["gaussian"] | None = None
     run: str | None = field(default=None, compare=False)
+    membership: Membership | None = None
 
     @property
     def gaussian(self) -> bool:
@@ -63,6 +72,15 @@ class ScoreMetadata:
     def __post_init__(self) -> None:
         if self.noise is not None:
             _validate.one_of(("gaussian",), noise=self.noise)
+        if self.membership is not None:
+            _validate.one_of(MEMBERSHIPS, membership=self.membership)
+            if self.membership == "fixed" and self.fair_coins:
+                raise InvalidArgumentError(
+                    'Expected membership "randomised" where fair coins decided it, got "fixed". '
+                    "Leave one of the two out."
+                )
+        elif self.fair_coins:
+            object.__setattr__(self, "membership", "randomised")
         if self.steps is not None:
             _validate.count(steps=self.steps)
         if self.sampling_rate is not None:
@@ -110,6 +128,8 @@ class CanaryScores:
             of any record, in (0, 1]; 1 for all if not given. Canaries of a mechanism with
             correlated noise differ in it.
         metadata: What is known about the run.
+        membership: How it was decided who was present ("randomised", "declared" or "fixed"; see
+            `ScoreMetadata`); that of the metadata if not given.
 
     Raises:
         ScoresError: Fewer than two canaries in a group, nan or infinite scores, lengths that
@@ -126,9 +146,14 @@ class CanaryScores:
     ids: NDArray[Any] | None = None
     relative_shift: NDArray[np.float64] | None = None
     metadata: ScoreMetadata = ScoreMetadata()
+    membership: Membership | None = None
     _moments: tuple[GroupMoments, GroupMoments] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.membership is not None:
+            stated = replace(self.metadata, membership=self.membership)
+            object.__setattr__(self, "metadata", stated)
+        object.__setattr__(self, "membership", self.metadata.membership)
         score = _validate.finite_vector("score", self.score)
         member = np.asarray(self.member)
         if member.dtype != np.bool_:
@@ -176,6 +201,7 @@ class CanaryScores:
         background: Literal["known", "unknown"] | None = None,
         fair_coins: bool | None = None,
         noise: Literal["gaussian"] | None = None,
+        membership: Membership | None = None,
     ) -> CanaryScores:
         """Scores given as two arrays, one a group.
 
@@ -189,6 +215,7 @@ class CanaryScores:
             background: Whether the other records' clean sum was subtracted.
             fair_coins: Whether every canary was made present by a fair coin of its own.
             noise: "gaussian" where the mechanism is known to add Gaussian noise.
+            membership: How it was decided who was present; see `ScoreMetadata`.
         """
         groups = (
             _validate.finite_vector("present", present),
@@ -210,8 +237,23 @@ class CanaryScores:
                 background=background,
                 fair_coins=fair_coins,
                 noise=noise,
+                membership=membership,
             ),
         )
+
+    def with_membership(self, membership: Membership) -> CanaryScores:
+        """The same scores, with how it was decided who was present.
+
+        Raises:
+            ScoresError: The scores say otherwise.
+        """
+        known = self.metadata.membership
+        if known not in (None, membership):
+            raise ScoresError(
+                f'Expected membership "{known}", as the scores say, got "{membership}". Leave it '
+                "out, or correct what wrote the scores."
+            )
+        return replace(self, membership=membership)
 
     def with_fair_coins(self, probability: ArrayLike) -> CanaryScores:
         """The canaries left when each counts as if a fair coin had made it present.
@@ -222,7 +264,7 @@ class CanaryScores:
         here a canary that is present with probability p is kept with probability
         ``min(1, (1 - p) / p)`` if it is, and ``min(1, p / (1 - p))`` if it is not. Given who was
         kept, coins are fair and independent, and both groups are records alike, so that every
-        auditor is as valid as with fair coins. Chance is drawn from the scores and members: the
+        auditor is as valid as with fair coins. Chance is drawn from ranks and members: the
         same input keeps the same canaries.
 
         Args:
@@ -240,7 +282,7 @@ class CanaryScores:
         Examples:
             >>> scores = CanaryScores.from_groups(present=np.arange(100.0), absent=np.arange(900.0))
             >>> scores.with_fair_coins(0.1)
-            CanaryScores(present=100, absent=105)
+            CanaryScores(present=100, absent=107)
         """
         chance = np.asarray(probability, dtype=np.float64)
         if chance.shape not in ((), self.score.shape):
@@ -251,8 +293,8 @@ class CanaryScores:
             hint = "Leave out canaries that were sure to be present or absent: they show nothing."
             raise _validate.fail("probability", probability, "in (0, 1)", hint)
         odds = chance / (1.0 - chance)
-        seed = np.concatenate((self.score, self.member.astype(np.float64)))
-        drawn = stream(None, "known coins", seed).random(len(self))
+        entropy = fingerprint(self.score, self.member, self.metadata.run)
+        drawn = stream(None, "known coins", entropy).random(len(self))
         kept = drawn < np.where(self.member, np.minimum(1.0, 1.0 / odds), np.minimum(1.0, odds))
         left = int(np.count_nonzero(self.member & kept))
         if min(left, int(np.count_nonzero(kept)) - left) < 2:
@@ -376,8 +418,11 @@ class CanaryScores:
             array.setflags(write=False)
         try:
             return cls(
+                score=arrays["score"],
+                member=arrays["member"],
+                ids=arrays.get("ids"),
+                relative_shift=arrays.get("relative_shift"),
                 metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
-                **arrays,
             )
         except ScoresError as error:
             raise FileFormatError(f"Expected scores that can be audited: {error}") from error
@@ -432,6 +477,7 @@ class CanaryScores:
             clip_norm=hyperparameters.get("max_grad_norm"),
             noise_multiplier=hyperparameters.get("noise_multiplier"),
             background="unknown",
+            noise="gaussian",  # sums of noisy gradients
         )
 
 

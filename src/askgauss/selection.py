@@ -4,6 +4,7 @@ A rule chosen on the canaries it is tested with makes the bound too high. Each c
 honest way to choose, with its price built in; there is none without a price:
 
 ================  ================================================================================
+`Ranks`           the default: by ranks alone, without a random draw (see there)
 `Fixed`           stated in advance: no price
 `Split`           chosen on some canaries, tested on the others: the price is fewer canaries
 `MultiSplit`      many such splits at half the error each, the median bound (Meinshausen et al.,
@@ -13,9 +14,12 @@ honest way to choose, with its price built in; there is none without a price:
 `DKW`             all thresholds at once, in a simultaneous band; for confusion matrices only
 ================  ================================================================================
 
-Ties: equal scores are put in a random order first, by a generator seeded with the seed and the
-scores. The order in which canaries were given must not break them, since present ones are often
-given first.
+Every random draw is seeded with the seed, the purpose and the *ranks* of the scores, never with
+their values: another unit, or any other increasing map of the scores, changes nothing. Neither does
+the order in which canaries were given, but for ties.
+
+Ties: equal scores are put in a random order first. The order in which canaries were given must not
+break them, since present ones are often given first.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +43,22 @@ __all__ = [
     "CrossFit",
     "Fixed",
     "MultiSplit",
+    "Ranks",
     "Selection",
     "Split",
     "UnionBound",
     "choosing_parts",
+    "digest",
+    "fingerprint",
     "random_order",
     "stream",
 ]
 
 # Of a rule: more take minutes, and each leaves the others less.
 _MOST_TRIALS = 10**4
+# Thresholds that `Ranks` tries, and how many canaries tell where a tenth would be fewer.
+_RANKS = 5
+_FEWEST_TELLING = 100
 
 
 class Combination(enum.Enum):
@@ -60,10 +70,13 @@ class Combination(enum.Enum):
     """Each at half the error; counts what at least half of them reach."""
     BAND = "band"
     """All at the whole error, because they hold together; the best counts."""
+    RANKS = "ranks"
+    """Each at an equal share of the error, one of its two counts stated in advance; the best
+    counts."""
 
     def share(self, error: float, trials: int) -> float:
         """The error at which each of so many trials is read."""
-        if self is Combination.BEST:
+        if self in (Combination.BEST, Combination.RANKS):
             return error / trials
         return error / 2.0 if self is Combination.MEDIAN else error
 
@@ -77,7 +90,51 @@ class Combination(enum.Enum):
         ordered = sorted(values)
         if self is Combination.MEDIAN:
             return min(1.0, 2.0 * ordered[(len(ordered) - 1) // 2])
-        return min(1.0, ordered[0] * (len(ordered) if self is Combination.BEST else 1))
+        return min(1.0, ordered[0] * (1 if self is Combination.BAND else len(ordered)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The rule depends on the ranks of the scores alone, and nothing is drawn.
+
+    *Guesses.* Of the canaries sorted by score every so-many-th, a tenth of them, or a fifth of few,
+    tells its membership; the best number of guesses is read off those, and the others test it.
+    Which ones tell depends on the scores alone, so that the others' coins stay as open as they
+    were. `OrderStatistics`, which knows the distribution of sorted scores, guesses for three
+    quarters of all canaries instead.
+
+    *Thresholds.* Thresholds are scores at stated ranks: in the larger of the two groups the first,
+    and four more up to a fifth of it; in the other one the first, and a twentieth of it. Each has
+    an equal share of the error. The share of that group's
+    distribution beyond such a score is Beta distributed whatever the scores are, and given the
+    threshold the count of the other group is binomial, so that the p-value of both together is
+    exact. Equal scores are put in a random order first, so that all are of different rank.
+    """
+
+    kind: Literal["ranks"] = field(default="ranks", repr=False)
+
+    @staticmethod
+    def telling(canaries: int) -> NDArray[np.bool_]:
+        """Which of so many sorted canaries tell their membership: equally spaced ones."""
+        if canaries < 2:
+            raise ScoresError(
+                f"Expected at least 2 canaries to choose on some and test on others, got "
+                f"{canaries}. Plant more."
+            )
+        size = max(round(0.1 * canaries), min(round(0.2 * canaries), _FEWEST_TELLING), 1)
+        told = np.zeros(canaries, dtype=np.bool_)
+        told[((np.arange(size) + 0.5) * canaries / size).astype(np.intp)] = True
+        return told
+
+    @staticmethod
+    def thresholds(size: int) -> NDArray[np.int64]:
+        """Ranks of the thresholds in the larger group, of this size."""
+        return np.unique(np.geomspace(1.0, max(1.0, 0.2 * size), _RANKS).round().astype(np.int64))
+
+    @staticmethod
+    def other_thresholds(size: int) -> NDArray[np.int64]:
+        """Ranks of the thresholds in the smaller group, of this size."""
+        return np.unique([1, max(1, round(0.05 * size))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,23 +264,50 @@ class DKW:
         return math.sqrt(math.log(2.0 / error) / (2.0 * trials))
 
 
-Selection = Fixed | Split | MultiSplit | UnionBound | CrossFit | DKW
+Selection = Ranks | Fixed | Split | MultiSplit | UnionBound | CrossFit | DKW
+
+
+def digest(array: NDArray[Any]) -> int:
+    """A number that tells one array from another, to seed draws with."""
+    found = hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16)
+    return int.from_bytes(found.digest())
+
+
+def fingerprint(
+    scores: NDArray[np.float64],
+    member: NDArray[np.bool_] | None = None,
+    run: str | None = None,
+) -> int:
+    """A number that seeds draws: of the ranks, whatever the unit of the scores and their order.
+
+    Args:
+        scores: The scores.
+        member: Who is present, where a draw may depend on it: with one draw for all audits of a
+            size, an unlucky one would leave out the same ranks again and again. Guesses are tested
+            against open coins, and must not depend on them.
+        run: The identity of the run.
+    """
+    order = np.argsort(scores) if member is None else np.lexsort((member, scores))
+    ranked = scores[order]
+    found = hashlib.blake2b((ranked[1:] == ranked[:-1]).tobytes(), digest_size=16)
+    if member is not None:
+        found.update(member[order].tobytes())
+    found.update((run or "").encode())
+    return int.from_bytes(found.digest())
 
 
 def stream(
-    selection: Selection | None, purpose: str, scores: NDArray[np.float64] | None = None
+    selection: Selection | None, purpose: str, entropy: int | None = None
 ) -> np.random.Generator:
     """The random generator of a selection for one purpose; no two purposes share one.
 
-    Where canaries are put in random order by their index, the scores belong to the seed. With one
-    order for all audits, an unlucky one would favour the same canaries, often the present ones,
-    again and again.
+    Args:
+        selection: Whose seed it has, if any.
+        purpose: What it is for.
+        entropy: The `fingerprint` of the scores.
     """
-    entropy = [getattr(selection, "seed", 0), *purpose.encode()]
-    if scores is not None:
-        digest = hashlib.blake2b(np.ascontiguousarray(scores).data, digest_size=16).digest()
-        entropy.append(int.from_bytes(digest))
-    return np.random.default_rng(entropy)
+    seeds = [getattr(selection, "seed", 0), *purpose.encode()]
+    return np.random.default_rng(seeds if entropy is None else [*seeds, entropy])
 
 
 def random_order(
@@ -239,17 +323,20 @@ def random_order(
     ranked = scores[order]
     if not (ranked[1:] == ranked[:-1]).any():
         return order
-    shuffled = stream(selection, "ties", scores).permutation(scores.size)
+    shuffled = stream(selection, "ties", fingerprint(scores)).permutation(scores.size)
     return shuffled[np.argsort(scores[shuffled], kind="stable")]
 
 
 def choosing_parts(
-    selection: Split | MultiSplit | CrossFit, canaries: int, scores: NDArray[np.float64]
+    selection: Split | MultiSplit | CrossFit, canaries: int, entropy: int
 ) -> Iterator[NDArray[np.bool_]]:
     """For each trial, which canaries the rule is chosen on; the others test it.
 
-    Canaries come sorted by their scores, so that one draw for all audits of a size would leave out
-    the same ranks again and again: the sorted scores belong to the seed.
+    Args:
+        selection: How many trials, and how many canaries each is chosen on.
+        canaries: How many there are.
+        entropy: The `fingerprint` of the scores. Canaries come sorted by their scores, so that one
+            draw for all audits of a size would leave out the same ranks again and again.
 
     Raises:
         ScoresError: There are too few canaries to choose on some and test on others.
@@ -260,7 +347,7 @@ def choosing_parts(
             f"Expected at least {needed} canaries of a kind for {selection}, got {canaries}. Plant "
             "more, or state the rule in advance with Fixed()."
         )
-    generator = stream(selection, "parts", scores)
+    generator = stream(selection, "parts", entropy)
     if isinstance(selection, CrossFit):
         fold = generator.permutation(canaries) % selection.folds
         for index in range(selection.folds):

@@ -6,7 +6,10 @@ Either one line a canary, with a score and whether it was present::
     2.31,1
     0.07,0
 
-or two columns of scores, ``present`` and ``absent``, which may differ in length (JSON and npz).
+or two columns of scores, ``present`` and ``absent``, which may differ in length (JSON and npz). A
+column, or one value, ``membership`` may say how it was decided who was present ("randomised",
+"declared" or "fixed"), ``noise``, ``steps`` and ``sampling_rate`` what is known of the noise. A
+column of runs or of ids is read to refuse scores of several runs.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from askgauss.exceptions import (
     MissingExtraError,
     ScoresError,
 )
-from askgauss.scores import CanaryScores
+from askgauss.scores import MEMBERSHIPS, CanaryScores
 
 __all__ = ["looks_like", "read_table"]
 
@@ -38,10 +41,12 @@ _MEMBER = ("member", "membership", "is_member", "in", "is_present", "in_training
 _PRESENT = ("present", "in_scores", "members", "present_scores", "scores_in", "in_canary_scores")
 _ABSENT = ("absent", "out_scores", "non_members", "absent_scores", "scores_out", "nonmembers",
            "out_canary_scores")  # fmt: skip
-_SETTINGS = ("steps", "sampling_rate", "noise")
+_SETTINGS = ("steps", "sampling_rate", "noise", "membership")
+_RUN = ("run", "run_id", "run_name")
+_IDS = ("id", "ids", "canary", "canary_id", "record", "record_id")
 _WORDS = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False,
           "present": True, "absent": False, "in": True, "out": False}  # fmt: skip
-_KNOWN = frozenset((*_SCORE, *_MEMBER, *_PRESENT, *_ABSENT, *_SETTINGS))
+_KNOWN = frozenset((*_SCORE, *_MEMBER, *_PRESENT, *_ABSENT, *_SETTINGS, *_RUN, *_IDS))
 _MOST_BYTES = 1 << 31
 # A cell that is no plain number, as an object.
 _CELL_BYTES = 64
@@ -181,7 +186,15 @@ def _column(column: Any, name: str) -> Column:
 
 
 def _scores(columns: Mapping[str, Any]) -> CanaryScores:
-    settings = {name: _setting(name, columns[name]) for name in _SETTINGS if name in columns}
+    columns = dict(columns)
+    _check_one_run(columns)
+    settings = {
+        name: _setting(name, columns[name])
+        for name in _SETTINGS
+        if name in columns and (name != "membership" or _says_how(columns[name]))
+    }
+    if "membership" in settings:
+        del columns["membership"]  # else it says who was present
     score, member = _one_of(columns, _SCORE), _one_of(columns, _MEMBER)
     present, absent = _one_of(columns, _PRESENT), _one_of(columns, _ABSENT)
     if score is not None and member is None and present is not None and absent is None:
@@ -205,6 +218,33 @@ def _scores(columns: Mapping[str, Any]) -> CanaryScores:
         f"expected the columns {_SCORE[0]!r} and {_MEMBER[0]!r} (whether a canary was present), or "
         f"{_PRESENT[0]!r} and {_ABSENT[0]!r}, found {found}. Rename them."
     )
+
+
+def _check_one_run(columns: Mapping[str, Any]) -> None:
+    """Refuse scores of several runs, and canaries that occur twice."""
+    run, ids = _one_of(columns, _RUN), _one_of(columns, _IDS)
+    for name, most in ((run, 1), (ids, None)):
+        if name is None or not isinstance(columns[name], (list, tuple, np.ndarray)):
+            continue
+        cells = [str(cell) for cell in columns[name]]
+        if most is not None and len({*cells}) > most:
+            raise FileFormatError(
+                f"{name!r} names {len({*cells})} runs. An audit is of one: write a file for each."
+            )
+        if most is None and len({*cells}) < len(cells):
+            twice = next(cell for cell in cells if cells.count(cell) > 1)
+            raise FileFormatError(
+                f"{name!r} holds {twice[:40]!r} more than once. A canary has one score: write a "
+                "file for each run, and drop copies."
+            )
+
+
+def _says_how(column: Any) -> bool:
+    """Whether a column named membership says how it was decided, and not who was present."""
+    first = column
+    if isinstance(column, (list, tuple, np.ndarray)) and np.ndim(column) == 1 and len(column):
+        first = column[0]
+    return str(first).strip().lower() in MEMBERSHIPS
 
 
 def _one_of(columns: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
@@ -266,8 +306,8 @@ def _setting(name: str, column: Any) -> Any:
         if not cells or any(cell != cells[0] for cell in cells):
             raise FileFormatError(f"{name!r} differs from line to line; a run has one.")
         cells = cells[0]
-    if name == "noise":
-        return str(cells)
+    if name in ("noise", "membership"):
+        return str(cells).strip().lower()
     value = _number(cells, name)
     if name == "steps" and (not math.isfinite(value) or value != int(value)):
         raise FileFormatError(f"{name!r} is {value:g}, which is no number of steps.")

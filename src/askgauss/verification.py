@@ -42,7 +42,9 @@ _COMPARED = {
         "ceiling",
         "distribution_free",
         "distribution_free_evidence",
-        "judged_evidence",
+        "if_gaussian",
+        "gaussian_evidence",
+        "membership",
     ),
     "verdict": ("claim", "verdict", "reason", "power", "smallest_leak"),
     "checks": ("findings",),
@@ -167,6 +169,9 @@ def _computed_again(
 ) -> tuple[VerifiedPart, ...]:
     """Every field of the result, held to the audit of the same data."""
     try:
+        # Where the scores do not record it, it is the word of whoever audited them.
+        if isinstance(data, CanaryScores) and result.membership is not None:
+            data = data.with_membership(result.membership)
         wanted = _audited(result, data, standard)
         own = wanted
         if _plain_of(result, _OPTIONS) != _plain_of(wanted, _OPTIONS):

@@ -220,7 +220,7 @@ class TestQuestions:
 
     def test_a_violation_is_found(self):
         result = ag.audit(
-            draw(2500, 2500, 3.0),
+            draw(2500, 2500, 3.0).with_membership("randomised"),
             claim=ag.PrivacyClaim(epsilon=2.0, delta=1e-5),
             auditor=ag.ClopperPearson(),
             diagnostics=False,
@@ -337,7 +337,7 @@ class TestSubsampledCurve:
         expected = accounting.dpsgd_epsilon_lower(signal_to_noise=1 / high, delta=1e-5, **self.RUN)
         bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=0.95)
         assert bound == pytest.approx(expected, rel=3e-3)
-        assert auditor.assumption is ag.Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+        assert auditor.assumption is ag.Assumption.INDEPENDENT_SAMPLED_FAMILY
         p_values = [
             auditor.p_value(evidence, epsilon=factor * bound, delta=1e-5) for factor in (0.99, 1.01)
         ]
@@ -355,7 +355,7 @@ class TestArguments:
             kind(selection=ag.Fixed(guesses=10))
 
     def test_a_selection_is_an_object(self):
-        with pytest.raises(InvalidArgumentError, match="selection to be Fixed"):
+        with pytest.raises(InvalidArgumentError, match="selection to be Ranks, Fixed"):
             ag.ClopperPearson(selection=0.5)
 
     def test_more_candidates_than_canaries(self):

@@ -7,7 +7,8 @@ import pytest
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily, SubsampledFamily
-from askgauss.auditors.order_statistics import _accuracies, epsilon_from_counts
+from askgauss.auditors.guessing import accuracies
+from askgauss.auditors.order_statistics import epsilon_from_counts
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.stats.gaussian import gdp_mu
@@ -116,7 +117,7 @@ def test_expected_accuracies_are_those_of_draws(two_sided):
     member = generator.random(400_000) < 0.5
     order = np.argsort(generator.standard_normal(member.size) + 1.5 * member)
     ordered, fraction = member[order], np.array([0.01, 0.2, 0.6])
-    expected = _accuracies(1.5, fraction, two_sided)
+    expected = accuracies(1.5, fraction, two_sided)
     for share, value in zip(fraction, expected, strict=True):
         high = round(share * member.size * (0.5 if two_sided else 1.0))
         right = [ordered[-high:], ~ordered[:high]] if two_sided else [ordered[-high:]]

@@ -136,9 +136,7 @@ def count(cell: PowerCell, audits: int, leaks: int, seed: int = 0) -> PowerCount
 
 def _judge(result: AuditResult) -> tuple[Auditor[Any], Any]:
     """Whose test the verdict rests on, and what it read."""
-    if result.declared:
-        return result.auditor, result.evidence
-    return ag.ClopperPearson(), result.judged_evidence or result.evidence
+    return result.auditor, result.evidence
 
 
 _LONG = {"steps": 2500, "sampling_rate": 0.08192}

@@ -307,7 +307,7 @@ def tally(
             if again.verdict in ALARMS:
                 found.strict_causes.update(causes(again))
         # Of noise that nobody declared, the bound that needs no law is the one to rely on.
-        bound = (result.epsilon_lower if result.declared else result.distribution_free) or 0.0
+        bound = result.epsilon_lower
         found.above += bound > truth and result.verdict is not Verdict.INVALID
         found.mean_bound += bound / audits
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from askgauss import accounting, power
+from askgauss import accounting, policy, power
 from askgauss.integrations._canary_choice import default_numbers
 
 # Parameters, records, batch size, steps, claim: runs of a few hundred steps as people have them.
@@ -34,6 +34,6 @@ def test_a_default_audit_of_a_few_hundred_steps_has_enough_power(run, told):
         epsilon=epsilon, delta=1e-5, present=present, absent=absent, steps=steps,
         sampling_rate=rate, alternative=1.25 * epsilon, power=None,
     )  # fmt: skip
-    assert planned.power >= power.ENOUGH
+    assert planned.power >= policy.ENOUGH_POWER
     # No more of them than a training can carry.
     assert present <= min(records // 4, parameters // 6)

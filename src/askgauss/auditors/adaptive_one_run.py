@@ -37,7 +37,18 @@ from askgauss.auditors.guessing import (
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
-from askgauss.selection import Combination, Fixed, MultiSplit, UnionBound, choosing_parts, stream
+from askgauss.selection import (
+    Combination,
+    Fixed,
+    MultiSplit,
+    Ranks,
+    Selection,
+    Split,
+    UnionBound,
+    choosing_parts,
+    fingerprint,
+    stream,
+)
 from askgauss.stats import one_run
 from askgauss.stats.binomial import check_guesses
 from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
@@ -119,9 +130,10 @@ def epsilon_from_counts(
 class AdaptiveOneRun(GuessingAuditor):
     """Guesses by posterior odds, told every coin once it is passed.
 
-    The noise and the contribution of a canary are fitted on the canaries that the number of guesses
-    is chosen on too. Without ``groups`` the odds depend on one score each, and the audit is
-    `OneRun` with the most confident guesses on either side.
+    Without ``groups`` the odds grow with the one score of a canary, and the audit is `OneRun`'s.
+    With them the noise and the contribution of a canary are fitted, on the canaries that the number
+    of guesses is chosen on too: the bound then depends on the values of the scores, not on their
+    ranks alone, and stays valid whatever they are.
 
     Assumes:
         Every canary was made present by a fair coin of its own, independent of the groups. Nothing
@@ -132,7 +144,8 @@ class AdaptiveOneRun(GuessingAuditor):
         ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits.
 
     Args:
-        selection: Where the rule is learnt and tested: `Split`, `MultiSplit` or `CrossFit`.
+        selection: Where the rule is learnt and tested: `Split`, `MultiSplit` or `CrossFit`; `Ranks`
+            is `Split` where canaries share a coordinate.
         two_sided: Guess absent too.
         groups: One label a canary, equal for those that share a coordinate and so a score; None if
             none do.
@@ -161,7 +174,7 @@ class AdaptiveOneRun(GuessingAuditor):
         if isinstance(self.selection, Fixed | UnionBound):
             raise UnsupportedError(
                 "AdaptiveOneRun learns the noise on canaries it does not test, so its rule cannot "
-                "be stated in advance. Use Split(), MultiSplit() or CrossFit()."
+                "be stated in advance. Use Ranks(), Split(), MultiSplit() or CrossFit()."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", _labels(self.groups))
@@ -172,36 +185,40 @@ class AdaptiveOneRun(GuessingAuditor):
         return self.groups is None
 
     @property
+    def _rule(self) -> Selection:
+        # Odds given the coins of others are learnt from values, so that ranks do not serve.
+        return Split() if self._told and isinstance(self.selection, Ranks) else self.selection
+
+    @property
     def _told(self) -> bool:
         """Whether being told a coin can help."""
         return self.groups is not None and len(set(self.groups)) < len(self.groups)
 
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> GuessEvidence:
         """Guess, and count."""
+        if not self._told:
+            return GuessingAuditor.gather(self, data, delta=delta, confidence=confidence)
         score, member, coins = fair_coins(data)
-        if self._told:
-            assert self.groups is not None
-            if len(self.groups) != len(data):
-                raise InvalidArgumentError(
-                    f"Expected one of groups a canary, got {len(self.groups)} for {len(data)} "
-                    "canaries."
-                )
-            if coins.origin == "drawn":
-                raise UnsupportedError(
-                    "Groups need canaries that fair coins made present, got groups of fixed sizes. "
-                    "Drawing fair ones would take the groups apart: leave groups out."
-                )
-            groups = _Groups.of(score, member, np.array(self.groups))
-        else:
-            groups = _Groups.of(score, member, np.arange(score.size))
-        assert not isinstance(self.selection, Fixed | UnionBound)
-        median = isinstance(self.selection, MultiSplit)
+        assert self.groups is not None
+        if len(self.groups) != len(data):
+            raise InvalidArgumentError(
+                f"Expected one of groups a canary, got {len(self.groups)} for {len(data)} canaries."
+            )
+        if coins.origin == "drawn":
+            raise UnsupportedError(
+                "Groups need canaries that fair coins made present, got groups of fixed sizes. "
+                "Drawing fair ones would take the groups apart: leave groups out."
+            )
+        groups = _Groups.of(score, member, np.array(self.groups))
+        selection = self._rule
+        median = isinstance(selection, MultiSplit)
         combination = Combination.MEDIAN if median else Combination.BEST
+        entropy = fingerprint(score)
         parts = list(
-            choosing_parts(self.selection, groups.size.size, score)  # type: ignore[arg-type]
+            choosing_parts(selection, groups.size.size, entropy)  # type: ignore[arg-type]
         )
         error = combination.share(1.0 - confidence, len(parts))
-        generator = stream(self.selection, "order", score)
+        generator = stream(selection, "order", entropy)
         trials = tuple(self._trial_of(groups, part, error, generator) for part in parts)
         return GuessEvidence(
             trials=trials,
@@ -226,12 +243,9 @@ class AdaptiveOneRun(GuessingAuditor):
         threshold = confidence[order][-max(1, round(fraction * ranked.size))]
         confidence, right = tested.guess(model, self.two_sided)
         guesses = max(1, round(fraction * canaries))
-        if self._told:
-            # Fewer than expected, so that the canaries hardly ever run out before the guesses do.
-            guesses = max(1, round(guesses - 2.0 * math.sqrt(guesses)))
-            made = _in_order(confidence >= threshold, guesses)
-        else:
-            made = np.lexsort((generator.random(confidence.size), confidence))[-guesses:]
+        # Fewer than expected, so that the canaries hardly ever run out before the guesses do.
+        guesses = max(1, round(guesses - 2.0 * math.sqrt(guesses)))
+        made = _in_order(confidence >= threshold, guesses)
         correct = int(np.count_nonzero(right[made]))
         return GuessTrial(canaries=canaries, guesses=guesses, correct=correct)
 

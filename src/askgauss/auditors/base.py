@@ -18,8 +18,6 @@ __all__ = ["Auditor", "Evidence"]
 
 Evidence = TypeVar("Evidence")
 
-# Assumptions under which one epsilon pins a whole Gaussian trade-off curve.
-_GAUSSIAN = (Assumption.GAUSSIAN_SCORES, Assumption.SUBSAMPLED_GAUSSIAN_STEPS)
 # A curve of a larger epsilon has no float between it and the axes.
 _STEEPEST = 700.0
 
@@ -48,6 +46,11 @@ class Auditor(abc.ABC, Generic[Evidence]):
     def name(self) -> str:
         """Name on the command line: the class name in kebab-case."""
         return self.kebab_name()
+
+    @property
+    def adversary(self) -> str:
+        """What the adversary sees whose success the bound is about."""
+        return "every noisy gradient" if self.reads == "transcript" else "one score a canary"
 
     @property
     def any_size(self) -> bool:
@@ -95,7 +98,7 @@ class Auditor(abc.ABC, Generic[Evidence]):
         that (epsilon, delta) allows.
         """
         epsilon = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
-        if self.assumption not in _GAUSSIAN:
+        if not self.assumption.gaussian_curve:
             return TradeOff.epsilon_delta(min(epsilon, _STEEPEST), delta)
         if math.isinf(epsilon):
             return TradeOff.epsilon_delta(0.0, 1.0)

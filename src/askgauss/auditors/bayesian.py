@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betaincinv, lambertw
 
-from askgauss.auditors.clopper_pearson import epsilon_of_rates
-from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence, ConfusionMatrix
+from askgauss.auditors.confusion import (
+    ConfusionAuditor,
+    ConfusionEvidence,
+    ConfusionMatrix,
+    epsilon_of_rates,
+)
 from askgauss.exceptions import NotDefinedError, UnsupportedError
 from askgauss.results import Assumption, Finding, Status
-from askgauss.selection import DKW
+from askgauss.selection import DKW, Combination, Ranks
 from askgauss.stats import confusion
 from askgauss.stats.confusion import bayesian_epsilon as epsilon_from_counts
+from askgauss.stats.ranked_rates import RankedRates
 from askgauss.stats.search import largest_rejected
 from askgauss.stats.tradeoff import TradeOff
 
@@ -28,6 +33,7 @@ Integers = NDArray[np.int64]
 
 _NODES = (np.arange(200) + 0.5) / 200
 _NEGLIGIBLE = 1e-9
+_ONE_SIGMA = 0.16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +72,27 @@ class Bayesian(ConfusionAuditor):
         if isinstance(self.selection, DKW):
             raise UnsupportedError(
                 "Bayesian has one posterior for each threshold and no band over all of them. Use "
-                "Split(), CrossFit(), UnionBound() or Fixed(threshold=...)."
+                "Ranks(), Split(), CrossFit(), UnionBound() or Fixed(threshold=...)."
             )
 
     def epsilon_lower(
         self, evidence: ConfusionEvidence, *, delta: float, confidence: float
     ) -> float:
         """The lower credible bound on epsilon."""
+        if evidence.combination is Combination.RANKS:
+            return self._ranked_epsilon(evidence, delta, 1.0 - confidence)
         share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
         return self._quantile(evidence, delta, _level(share))
 
     def epsilon_point(self, evidence: ConfusionEvidence, *, delta: float) -> float:
-        """The posterior median."""
+        """The posterior median; of thresholds at stated ranks, that of the most telling one."""
+        if evidence.combination is Combination.RANKS:
+            bounds = [
+                self._ranked_epsilon(replace(evidence, trials=(trial,)), delta, _ONE_SIGMA)
+                for trial in evidence.trials
+            ]
+            best = evidence.trials[int(np.argmax(bounds))]
+            return self._ranked_epsilon(replace(evidence, trials=(best,)), delta, 0.5)
         return self._quantile(evidence, delta, 0.5)
 
     def _quantile(self, evidence: ConfusionEvidence, delta: float, probability: float) -> float:
@@ -86,6 +101,33 @@ class Bayesian(ConfusionAuditor):
             for trial in dict.fromkeys(evidence.trials)
         }
         return evidence.combination.largest([bounds[trial] for trial in evidence.trials])
+
+    def _rates(self, evidence: ConfusionEvidence) -> RankedRates | None:
+        """The exact distribution of the stated rate, and the posterior of the other one."""
+        trials = [trial for trial in evidence.trials if trial.telling]
+        if not trials:
+            return None
+        larger = set(
+            evidence.trials[: Ranks.thresholds(max(trials[0].present, trials[0].absent)).size]
+        )
+        by_absent = trials[0].absent >= trials[0].present
+        positive, negative = [], []
+        for trial in trials:
+            stated = (trial in larger) is by_absent  # the false positives
+            first, second = (0.0, 0.5) if stated else (0.5, 0.0)
+            positive.append((trial.false_positive + 1.0 - first, trial.true_negative + first))
+            negative.append((trial.false_negative + 1.0 - second, trial.true_positive + second))
+        return RankedRates.of(positive, negative)
+
+    def rejects(
+        self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
+    ) -> bool:
+        """Whether the posterior leaves the claim less than this error."""
+        if evidence.combination is not Combination.RANKS:
+            return ConfusionAuditor.rejects(
+                self, evidence, epsilon=epsilon, delta=delta, error=error
+            )
+        return ConfusionAuditor.p_value(self, evidence, epsilon=epsilon, delta=delta) < error
 
     def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
         """There are none."""

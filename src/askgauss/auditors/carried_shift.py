@@ -123,6 +123,11 @@ class ScorePair:
         means, weights, width = self._components()
         return np.asarray(ndtr((scores[..., np.newaxis] - means) / width) @ weights)
 
+    def absent_above(self, share: Array) -> Array:
+        """Probability that an absent canary is above the lowest share of the present ones."""
+        scores, _, present = self._table()
+        return np.asarray(ndtr(-np.interp(share, present, scores)))
+
     def added(self, count: int, generator: np.random.Generator) -> Array:
         """What being present adds to the scores of so many canaries, drawn."""
         means, weights, width = self._components()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence
+from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence, epsilon_of_rates
 from askgauss.results import Assumption
+from askgauss.selection import Combination
 from askgauss.stats.confusion import clopper_pearson_epsilon as epsilon_from_counts
 from askgauss.stats.tradeoff import TradeOff
 
@@ -49,20 +51,25 @@ class ClopperPearson(ConfusionAuditor):
         self, evidence: ConfusionEvidence, *, delta: float, confidence: float
     ) -> float:
         """The lower bound on epsilon."""
+        if evidence.combination is Combination.RANKS:
+            return self._ranked_epsilon(evidence, delta, 1.0 - confidence)
         rates = np.array(evidence.limits(1.0 - confidence))
         bounds = self._promise(rates[:, 0], rates[:, 1], delta)
         return max(0.0, evidence.combination.largest(bounds.tolist()))
+
+    def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
+        """The bound had every canary fallen on its side of the threshold."""
+        if evidence.combination is not Combination.RANKS:
+            return ConfusionAuditor.ceiling(self, evidence, delta=delta, confidence=confidence)
+        # Without a mistake both rates are above a with probability (1 - a)^canaries, and the curve
+        # of log((1 - delta) / a) is then not contradicted.
+        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
+        canaries = evidence.trials[0].present + evidence.trials[0].absent
+        rate = -math.expm1(math.log(share) / canaries)
+        return max(0.0, math.log((1.0 - delta) / rate))
 
     def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
         return epsilon_of_rates(positive, negative, delta)
 
     def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
         return TradeOff.epsilon_delta(epsilon, delta)
-
-
-def epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
-    """The epsilon that limits of the two error rates contradict, below 0 where there is none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        first = np.log(np.maximum(1.0 - delta - negative, 0.0) / positive)
-        second = np.log(np.maximum(1.0 - delta - positive, 0.0) / negative)
-    return np.asarray(np.maximum(first, second))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrik, betainccinv, ndtri
 
 from askgauss.auditors.base import Auditor
-from askgauss.auditors.carried_shift import pair_of_mechanism
+from askgauss.auditors.carried_shift import ScorePair, pair_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -22,18 +23,20 @@ from askgauss.selection import (
     CrossFit,
     Fixed,
     MultiSplit,
+    Ranks,
     Selection,
-    Split,
     UnionBound,
     choosing_parts,
+    fingerprint,
     random_order,
     stream,
 )
 from askgauss.stats import confusion
+from askgauss.stats.ranked_rates import Curve, RankedRates, beta_nodes, strongest_contradicted
 from askgauss.stats.search import smallest_error
 from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["ConfusionAuditor", "ConfusionEvidence", "ConfusionMatrix"]
+__all__ = ["ConfusionAuditor", "ConfusionEvidence", "ConfusionMatrix", "epsilon_of_rates"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -44,6 +47,8 @@ _TRIED = 64
 _ONE_SIGMA = 0.16
 # Equally likely numbers of false positives that power is averaged over.
 _NODES = (np.arange(48) + 0.5) / 48
+# Audits drawn for the power of thresholds at stated ranks.
+_DRAWN = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,11 @@ class ConfusionMatrix:
     def absent(self) -> int:
         """Number of absent canaries."""
         return self.true_negative + self.false_positive
+
+    @property
+    def telling(self) -> bool:
+        """Whether neither group is wrong as a whole."""
+        return self.true_positive > 0 and self.true_negative > 0
 
     def perfect(self) -> ConfusionMatrix:
         """The same canaries without a mistake."""
@@ -120,19 +130,19 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
 
     evidence_type: ClassVar[type] = ConfusionEvidence
 
-    selection: Selection = field(default_factory=Split)
+    selection: Selection = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         selection = self.selection
         if not isinstance(selection, Selection):
             raise InvalidArgumentError(
-                "Expected selection to be Fixed, Split, MultiSplit, UnionBound, CrossFit or DKW, "
-                f"got {selection!r}."
+                "Expected selection to be Ranks, Fixed, Split, MultiSplit, UnionBound, CrossFit or "
+                f"DKW, got {selection!r}."
             )
         if isinstance(selection, Fixed) and selection.threshold is None:
             raise UnsupportedError(
                 f"{type(self).__name__} needs a threshold: a number of guesses leaves it to the "
-                "scores it is tested with. Use Fixed(threshold=...), or Split()."
+                "scores it is tested with. Use Fixed(threshold=...), or Ranks()."
             )
 
     @abc.abstractmethod
@@ -158,12 +168,15 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         self, data: CanaryScores, delta: float, error: float
     ) -> tuple[tuple[ConfusionMatrix, ...], Combination]:
         selection = self.selection
+        if isinstance(selection, Ranks):
+            ordered = data.member[random_order(data.score, selection)]
+            return _at_ranks(ordered), Combination.RANKS
         if isinstance(selection, Fixed):
             assert selection.threshold is not None
             threshold = np.array([selection.threshold])
             return _matrices(data.score, data.member, threshold), Combination.BEST
         if isinstance(selection, UnionBound):
-            left_out = _drawn(selection, data.score)
+            left_out = _drawn(selection, data)
             thresholds = np.unique(data.score[left_out])
             score, member = data.score[~left_out], data.member[~left_out]
             return _matrices(score, member, thresholds), Combination.BEST
@@ -177,9 +190,10 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         level = combination.share(error, shares)
         trials: list[ConfusionMatrix] = []
         # Of either group its share, so that a part is never left without one of them.
+        entropy = fingerprint(data.score, data.member)
         sides = [
-            choosing_parts(selection, int(np.count_nonzero(group)), score[group])
-            for group in (member, ~member)
+            choosing_parts(selection, int(np.count_nonzero(group)), entropy + index)
+            for index, group in enumerate((member, ~member))
         ]
         for of_present, of_absent in zip(*sides, strict=True):
             chosen = np.zeros(score.size, dtype=np.bool_)
@@ -210,6 +224,10 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
     def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
         """The smallest error at which the limits of the error rates contradict the claim."""
         curve = self._curve(evidence, epsilon, delta).beta_at
+        if evidence.combination is Combination.RANKS:
+            rates = self._rates(evidence)
+            values = [1.0] if rates is None else rates.p_values(curve).tolist()
+            return min(1.0, len(evidence.trials) * min(values))
         if evidence.combination is Combination.BAND:
             return smallest_error(
                 lambda error: any(
@@ -226,14 +244,21 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
     ) -> bool:
         """Whether the trials contradict ``epsilon``; faster than searching the bound."""
+        if evidence.combination is Combination.RANKS:
+            return self.p_value(evidence, epsilon=epsilon, delta=delta) < error
         share = evidence.combination.share(error, len(evidence.trials))
         test = self._test(evidence, epsilon, delta, share)
         return evidence.combination.largest([float(test(item)) for item in evidence.trials]) > 0.0
 
     def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every canary fallen on its side of the threshold."""
+        ranked = evidence.combination is Combination.RANKS
+        # At the first rank all others are outdone; as many shares of the error stay.
+        trials = evidence.trials[:1] if ranked else evidence.trials
+        if ranked:
+            confidence = 1.0 - (1.0 - confidence) / len(evidence.trials)
         perfect = ConfusionEvidence(
-            trials=tuple(trial.perfect() for trial in evidence.trials),
+            trials=tuple(trial.perfect() for trial in trials),
             combination=evidence.combination,
             steps=evidence.steps,
             sampling_rate=evidence.sampling_rate,
@@ -257,6 +282,9 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         """
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
         share = evidence.combination.share(error, len(evidence.trials))
+        if evidence.combination is Combination.RANKS:
+            curve = self._curve(evidence, epsilon, delta).beta_at
+            return _ranked_power(evidence.trials, pair, curve, share)
         chances = {}
         for trial in dict.fromkeys(evidence.trials):
             rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
@@ -267,6 +295,29 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             chance = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, chance))
             chances[trial] = float(chance.mean())
         return evidence.combination.largest([chances[trial] for trial in evidence.trials])
+
+    def _ranked_epsilon(self, evidence: ConfusionEvidence, delta: float, error: float) -> float:
+        """The (epsilon, delta) curve that thresholds at stated ranks contradict."""
+        rates = self._rates(evidence)
+        if rates is None:
+            return 0.0
+        found = strongest_contradicted(
+            rates,
+            lambda epsilon: _epsilon_delta(epsilon, delta),
+            lambda positive, negative: epsilon_of_rates(positive, negative, delta),
+            evidence.combination.share(error, len(evidence.trials)),
+        )
+        return max(0.0, found)
+
+    def _rates(self, evidence: ConfusionEvidence) -> RankedRates | None:
+        """Both rates of the thresholds at stated ranks; None where none says anything."""
+        trials = [trial for trial in evidence.trials if trial.telling]
+        if not trials:
+            return None
+        return RankedRates.of(
+            [(trial.false_positive + 1.0, trial.true_negative) for trial in trials],
+            [(trial.false_negative + 1.0, trial.true_positive) for trial in trials],
+        )
 
     def _most_missed(
         self,
@@ -331,6 +382,24 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         )
 
 
+def epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
+    """The epsilon that limits of the two error rates contradict, below 0 where there is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = np.log(np.maximum(1.0 - delta - negative, 0.0) / positive)
+        second = np.log(np.maximum(1.0 - delta - positive, 0.0) / negative)
+    return np.asarray(np.maximum(first, second))
+
+
+def _epsilon_delta(epsilon: float, delta: float) -> Curve:
+    """The trade-off curve of (epsilon, delta), on arrays."""
+    grow, shrink = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+
+    def curve(rate: Array) -> Array:
+        return np.maximum(1.0 - delta - grow * rate, shrink * (1.0 - delta - rate))
+
+    return curve
+
+
 def _expected_limit(mistakes: Integers, trials: int, more: float, error: float) -> Array:
     """The upper limit of an error rate to expect from more trials, after so many mistakes.
 
@@ -378,16 +447,80 @@ def _from_counts(
     )
 
 
-def _drawn(selection: UnionBound, score: Array) -> Flags:
+def _at_ranks(ordered: Flags) -> tuple[ConfusionMatrix, ...]:
+    """The matrix of each threshold at a stated rank, those in the larger group first.
+
+    Canaries come sorted by score. Its own canary is on the right side of a threshold.
+    """
+    ones, zeros = np.flatnonzero(ordered), np.flatnonzero(~ordered)
+    by_absent = zeros.size >= ones.size
+    larger, smaller = (zeros.size, ones.size) if by_absent else (ones.size, zeros.size)
+    sides = [Ranks.thresholds(larger), Ranks.other_thresholds(smaller)]
+    high, low = sides if by_absent else sides[::-1]
+    missed = np.searchsorted(ones, zeros[zeros.size - high])
+    cleared = np.searchsorted(zeros, ones[low - 1])
+    upper = _from_counts(missed, high - 1, ones.size, zeros.size)
+    lower = _from_counts(low - 1, zeros.size - cleared, ones.size, zeros.size)
+    return (*upper, *lower) if by_absent else (*lower, *upper)
+
+
+def _ranked_power(
+    trials: tuple[ConfusionMatrix, ...], pair: ScorePair, curve: Curve, error: float
+) -> float:
+    """Chance that a threshold at a stated rank contradicts the curve, in drawn audits.
+
+    Always the same draws: true rates at the ranks in the larger group, and the other group's counts
+    beyond them. What the two thresholds in the other group add is left out.
+    """
+    present, absent = trials[0].present, trials[0].absent
+    by_absent = absent >= present
+    trials = trials[: Ranks.thresholds(max(present, absent)).size]
+    stated = [t.false_positive if by_absent else t.false_negative for t in trials]
+    fixed, other = (absent, present) if by_absent else (present, absent)
+    most = _most_mistakes(stated, fixed, other, curve, error)
+    generator = np.random.default_rng(0)
+    steps = np.diff([0, *(count + 1 for count in stated), fixed + 1])
+    sums = np.cumsum(generator.standard_gamma(steps, size=(_DRAWN, steps.size)), axis=1)
+    rates = np.clip(sums[:, :-1] / sums[:, -1:], 1e-300, 1.0 - 1e-16)
+    beyond = pair.present_below(-ndtri(rates)) if by_absent else pair.absent_above(rates)
+    noticed, left = np.zeros(_DRAWN, dtype=np.bool_), np.full(_DRAWN, other)
+    before = np.ones(_DRAWN)
+    for index, limit in enumerate(most):
+        if limit < 0:
+            continue
+        chance = np.clip(beyond[:, index] / np.maximum(before, 1e-300), 0.0, 1.0)
+        left, before = generator.binomial(left, chance), beyond[:, index]
+        noticed |= left <= limit
+    return float(noticed.mean())
+
+
+def _most_mistakes(
+    stated: list[int], fixed: int, other: int, curve: Curve, error: float
+) -> Integers:
+    """The most mistakes in the other group that contradict the curve, beside so many stated ones.
+
+    Below 0 where not even none do. Curves are their own inverse, so that roles do not matter.
+    """
+    rates, weights = beta_nodes([(count + 1.0, float(fixed - count)) for count in stated])
+    least = np.clip(curve(rates), 0.0, 1.0)
+    low, high = np.full(len(stated), -1), np.full(len(stated), other)
+    while (high - low > 1).any():
+        middle = np.clip((low + high) // 2, 0, other - 1)
+        contradicts = (weights * bdtr(middle[:, np.newaxis], other, least)).sum(axis=1) < error
+        low, high = np.where(contradicts, middle, low), np.where(contradicts, high, middle)
+    return low
+
+
+def _drawn(selection: UnionBound, data: CanaryScores) -> Flags:
     """The canaries whose scores become thresholds."""
-    canaries = score.size
+    canaries = len(data)
     if selection.candidates > canaries - 2:
         raise ScoresError(
             f"Expected more canaries than {selection.candidates} candidates and two to test on, "
             f"got {canaries}. Take fewer candidates, or plant more canaries."
         )
     left_out = np.zeros(canaries, dtype=np.bool_)
-    generator = stream(selection, "candidates", score)
+    generator = stream(selection, "candidates", fingerprint(data.score, data.member))
     left_out[generator.permutation(canaries)[: selection.candidates]] = True
     return left_out
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence
 from askgauss.auditors.one_run_fdp import SampledRun, sampling_findings
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Assumption, Finding
+from askgauss.selection import Combination
 from askgauss.stats import gaussian
 from askgauss.stats.confusion import gaussian_dp_epsilon as epsilon_from_counts
+from askgauss.stats.ranked_rates import strongest_contradicted
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["GaussianDP", "epsilon_from_counts"]
@@ -66,8 +68,8 @@ class GaussianDP(ConfusionAuditor):
     def assumption(self) -> Assumption:  # type: ignore[override]
         """What the curve takes for granted."""
         if self.steps is None:
-            return Assumption.GAUSSIAN_SCORES
-        return Assumption.SUBSAMPLED_GAUSSIAN_STEPS
+            return Assumption.INDEPENDENT_FAMILY
+        return Assumption.INDEPENDENT_SAMPLED_FAMILY
 
     @property
     def _run(self) -> SampledRun | None:
@@ -80,6 +82,8 @@ class GaussianDP(ConfusionAuditor):
     ) -> float:
         """The lower bound on epsilon."""
         _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
+        if evidence.combination is Combination.RANKS:
+            return self._ranked_bound(evidence, delta, 1.0 - confidence)
         points = evidence.limits(1.0 - confidence)
         rates = np.array(points)
         distances = self._promise(rates[:, 0], rates[:, 1], delta)
@@ -91,6 +95,27 @@ class GaussianDP(ConfusionAuditor):
         def margin(curve: TradeOff) -> float:
             margins = [curve.beta_at(positive) - negative for positive, negative in points]
             return evidence.combination.largest(margins)
+
+        return run.epsilon(run.strongest(margin, mu), delta)
+
+    def _ranked_bound(self, evidence: ConfusionEvidence, delta: float, error: float) -> float:
+        """The strongest curve that thresholds at stated ranks contradict."""
+        rates = self._rates(evidence)
+        if rates is None:
+            return 0.0
+        share = evidence.combination.share(error, len(evidence.trials))
+        mu = strongest_contradicted(
+            rates,
+            lambda mu: lambda rate: np.asarray(ndtr(-ndtri(rate) - mu)),
+            lambda positive, negative: self._promise(positive, negative, delta),
+            share,
+        )
+        run = self._run
+        if run is None or mu <= 0.0:
+            return gaussian.gdp_epsilon(delta, max(mu, 0.0))
+
+        def margin(curve: TradeOff) -> float:
+            return share - float(rates.p_values(curve.beta_at).min())
 
         return run.epsilon(run.strongest(margin, mu), delta)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -72,8 +72,6 @@ class PairEvidence:
         slope: The fit against the canaries' relative shifts, where those differ.
         carried_shift: Share of the mechanism's shift that scores carry, where stated.
         tied: Whether absent scores are all one number that some present score does not exceed.
-        declared: Whether anybody said that the noise is Gaussian. If not, the bound stands on its
-            assumption, and no verdict or power on the bound.
     """
 
     present: GroupMoments
@@ -83,7 +81,6 @@ class PairEvidence:
     slope: SlopeTest | None = None
     carried_shift: float | None = None
     tied: bool = False
-    declared: bool = True
 
     @classmethod
     def of(cls, scores: CanaryScores) -> PairEvidence:
@@ -184,27 +181,6 @@ def _carried(evidence: PairEvidence) -> tuple[Finding, ...]:
             ),
         ),
     )
-
-
-def _undeclared() -> Finding:
-    """That nobody said what the noise is."""
-    return Finding(
-        check="noise model",
-        status=Status.INFO,
-        summary=(
-            "not declared, so the bound is what Gaussian noise would mean, and the verdict rests "
-            "on a test that needs no law of the scores."
-        ),
-        remedy=(
-            'If the mechanism adds Gaussian noise, say so: noise="gaussian" in the metadata of the '
-            "scores, or steps= and sampling_rate=."
-        ),
-    )
-
-
-def _as_warning(finding: Finding) -> Finding:
-    """What fails only if noise is Gaussian is a warning where nobody said that it is."""
-    return replace(finding, status=Status.WARN) if finding.status is Status.FAIL else finding
 
 
 def _constant_scores(evidence: PairEvidence) -> tuple[Finding, ...]:
@@ -316,8 +292,6 @@ class GaussianShift(Auditor[PairEvidence]):
         self, evidence: PairEvidence, *, epsilon: float, delta: float, error: float, power: float
     ) -> float:
         """The smallest epsilon of a mechanism that is noticed with this power."""
-        if not evidence.declared:
-            return math.inf
         claimed = evidence.shift_of_epsilon(epsilon, delta)
         shift = least_noticed(evidence.test(), shift=claimed, error=error, power=power)
         return math.inf if math.isinf(shift) else epsilon_of_scores(evidence, shift, delta)
@@ -326,8 +300,7 @@ class GaussianShift(Auditor[PairEvidence]):
         self, evidence: PairEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
         """Whether there is any noise to measure against, and what power takes for granted."""
-        found = _constant_scores(evidence) + _carried(evidence)
-        return found if evidence.declared else (_undeclared(), *map(_as_warning, found))
+        return _constant_scores(evidence) + _carried(evidence)
 
     @staticmethod
     def _check_delta(evidence: PairEvidence, delta: float) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, betaincinv, logit
+from scipy.special import bdtr, betainc, betaincinv, logit, ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor
@@ -29,10 +29,11 @@ from askgauss.selection import (
     CrossFit,
     Fixed,
     MultiSplit,
+    Ranks,
     Selection,
-    Split,
     UnionBound,
     choosing_parts,
+    fingerprint,
     random_order,
     stream,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "GuessEvidence",
     "GuessTrial",
     "GuessingAuditor",
+    "accuracies",
     "accuracy_lower",
     "fair_coins",
     "tried",
@@ -58,6 +60,9 @@ _ONE_SIGMA = 0.16
 # A fixed grid starts here: fewer guesses hardly reject anything.
 _FEWEST = 16
 _NODES = (np.arange(64) + 0.5) / 64
+_HALVINGS = 40
+# Canaries that tell are unlike two Gaussians where so few right guesses are so improbable.
+_UNLIKE = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
     # Up to one group's size no draw can fail.
     margin = math.sqrt(math.log(2.0 / _OVERDRAWN) / 2.0)
     size = max(smaller, int((math.sqrt(margin**2 + 2.0 * smaller) - margin) ** 2))
-    generator = stream(None, "fair coins", score)
+    generator = stream(None, "fair coins", fingerprint(score, member, scores.metadata.run))
     drawn = min(max(int(generator.binomial(size, 0.5)), size - (total - present)), present)
     kept = np.concatenate(
         (
@@ -180,20 +185,25 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     evidence_type: ClassVar[type] = GuessEvidence
 
-    selection: Selection = field(default_factory=Split)
+    selection: Selection = field(default_factory=Ranks)
     two_sided: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.selection, DKW):
             raise UnsupportedError(
                 f"{type(self).__name__} counts guesses, and DKW() is a band around error rates. "
-                "Use Split(), CrossFit(), UnionBound() or Fixed(guesses=...)."
+                "Use Ranks(), Split(), CrossFit(), UnionBound() or Fixed(guesses=...)."
             )
         if not isinstance(self.selection, Selection):
             raise InvalidArgumentError(
-                f"Expected selection to be Fixed, Split, MultiSplit, UnionBound or CrossFit, got "
-                f"{self.selection!r}."
+                "Expected selection to be Ranks, Fixed, Split, MultiSplit, UnionBound or CrossFit, "
+                f"got {self.selection!r}."
             )
+
+    @property
+    def _rule(self) -> Selection:
+        """How this method, with its options, chooses the number of guesses."""
+        return self.selection
 
     @property
     def _by_threshold(self) -> bool:
@@ -221,9 +231,8 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
         """The bound from this many canaries and the best number of guesses, all right."""
-        perfect = GuessTrial(
-            canaries=trial.canaries, guesses=trial.canaries, correct=trial.canaries
-        )
+        most = self._tested(trial)
+        perfect = GuessTrial(canaries=trial.canaries, guesses=most, correct=most)
         return self._bound(perfect, evidence, delta, error)
 
     def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
@@ -246,7 +255,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def _trials(
         self, score: Array, member: Flags, error: float
     ) -> tuple[tuple[GuessTrial, ...], Combination]:
-        selection = self.selection
+        selection = self._rule
         if isinstance(selection, Fixed) and selection.threshold is not None:
             return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
         order = random_order(score, selection)
@@ -255,17 +264,55 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         if isinstance(selection, Fixed | UnionBound):
             counts = _stated(selection, size)
             return tuple(self._trial(ordered, count) for count in counts), Combination.BEST
+        if isinstance(selection, Ranks):
+            return (self._trial_by_ranks(ordered, error),), Combination.BEST
         assert not isinstance(selection, DKW)
         median = isinstance(selection, MultiSplit)
         combination = Combination.MEDIAN if median else Combination.BEST
         shares = selection.folds if isinstance(selection, CrossFit) else 1
         level = combination.share(error, shares)
         trials = []
-        for chosen in choosing_parts(selection, size, score[order]):
+        for chosen in choosing_parts(selection, size, fingerprint(score)):
             rest = ordered[~chosen]
             fraction = self._choose(ordered[chosen], rest.size, level)
             trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
         return tuple(trials), combination
+
+    def _trial_by_ranks(self, ordered: Flags, error: float) -> GuessTrial:
+        """The number of guesses from the canaries that tell, tested on the others.
+
+        Which canaries tell depends on the mechanism's output, as abstentions do, and so like those
+        they count among the canaries whose coins were open.
+        """
+        told = Ranks.telling(ordered.size)
+        rest = ordered[~told]
+        fraction = self._share_by_shift(ordered[told], rest.size, error)
+        trial = self._trial(rest, max(1, round(fraction * rest.size)))
+        return GuessTrial(canaries=ordered.size, guesses=trial.guesses, correct=trial.correct)
+
+    def _share_by_shift(self, ordered: Flags, canaries: int, error: float) -> float:
+        """The share of guesses that promises most, were scores two Gaussians of one shift.
+
+        Few canaries tell one shift better than the accuracy of every share. Where they contradict
+        it, as those of heavy tails do, the accuracies that they show decide.
+        """
+        present = int(np.count_nonzero(ordered))
+        pairs = present * (ordered.size - present)
+        if pairs == 0:
+            return 0.5
+        wins = int(np.flatnonzero(ordered).sum()) - present * (present - 1) // 2
+        # Neither no shift at all nor an infinite one, where so few pairs cannot tell.
+        slack = 1.0 / math.sqrt(pairs)
+        order = min(max(wins / pairs, 0.5 + 0.3 * slack), 1.0 - 0.25 * slack)
+        counts = tried(canaries)
+        fraction = counts / canaries
+        accuracy = accuracies(math.sqrt(2.0) * float(ndtri(order)), fraction, self.two_sided)
+        guesses = fraction * canaries
+        best = int(np.argmax(self._promise(fraction, guesses, accuracy * guesses, error)))
+        shown = self._trial(ordered, max(1, round(float(fraction[best]) * ordered.size)))
+        if bdtr(shown.correct, shown.guesses, float(accuracy[best])) < _UNLIKE:
+            return self._choose(ordered, canaries, error)
+        return float(fraction[best])
 
     def _sides(self, guesses: Integers) -> tuple[Integers, Integers]:
         """How many are guessed present, and how many absent."""
@@ -320,7 +367,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every guess been right."""
         error = 1.0 - confidence
-        stated = isinstance(self.selection, Fixed | UnionBound) and not self._by_threshold
+        stated = isinstance(self._rule, Fixed | UnionBound) and not self._by_threshold
 
         def most(trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float) -> float:
             if not stated:
@@ -374,11 +421,18 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if rejected(middle) else (middle, high)
-            accuracy = _accuracy(trial, pair, self.two_sided and not self._by_threshold)
+            both = self.two_sided and not self._by_threshold
+            accuracy = _accuracy(trial, self._tested(trial), pair, both)
             return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
 
         value = _each((_typical(trial) for trial in evidence.trials), chance)
         return evidence.combination.largest([value[_typical(t)] for t in evidence.trials])
+
+    def _tested(self, trial: GuessTrial) -> int:
+        """How many canaries the guesses were chosen from."""
+        if not isinstance(self._rule, Ranks):
+            return trial.canaries
+        return trial.canaries - int(np.count_nonzero(Ranks.telling(trial.canaries)))
 
     def findings(
         self, evidence: GuessEvidence, *, delta: float, confidence: float
@@ -457,9 +511,20 @@ def _stated(selection: Fixed | UnionBound, canaries: int) -> list[int]:
     return [max(1, round(selection.fraction * canaries))]
 
 
-def _accuracy(trial: GuessTrial, pair: ScorePair, two_sided: bool) -> Array:
+def accuracies(shift: float, fraction: Array, two_sided: bool) -> Array:
+    """How often the most confident shares of guesses are right, of a Gaussian channel."""
+    tail = 0.5 * fraction if two_sided else fraction
+    low, high = np.full(tail.shape, -40.0), np.full(tail.shape, 40.0)
+    for _ in range(_HALVINGS):
+        cut = 0.5 * (low + high)
+        above = 0.5 * (ndtr(0.5 * shift - cut) + ndtr(-0.5 * shift - cut)) > tail
+        low, high = np.where(above, cut, low), np.where(above, high, cut)
+    return np.asarray(np.clip(0.5 * ndtr(0.5 * shift - low) / tail, 0.5, 1.0))
+
+
+def _accuracy(trial: GuessTrial, tested: int, pair: ScorePair, two_sided: bool) -> Array:
     """Accuracy of the guesses at equally likely positions of the best withheld score."""
-    withheld = trial.canaries - trial.guesses
+    withheld = tested - trial.guesses
     kept = np.ones(1)
     if withheld:
         kept = np.asarray(betaincinv(trial.guesses + 1.0, float(withheld), _NODES))

@@ -190,7 +190,11 @@ class OneRunFDP(GuessingAuditor):
     @property
     def assumption(self) -> Assumption:  # type: ignore[override]
         """What the family takes for granted."""
-        return family_assumption(self.family, Assumption.DISTRIBUTION_FREE)
+        if isinstance(self.family, EpsilonDeltaFamily):
+            return Assumption.DISTRIBUTION_FREE
+        if isinstance(self.family, GaussianFamily):
+            return Assumption.MECHANISM_FAMILY
+        return Assumption.SAMPLED_FAMILY
 
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> GuessEvidence:
         """Guess, and count."""
@@ -275,15 +279,6 @@ def check_family(family: object) -> None:
             "Expected family to be GaussianFamily, SubsampledFamily or EpsilonDeltaFamily, got "
             f"{family!r}."
         )
-
-
-def family_assumption(family: Family, free: Assumption) -> Assumption:
-    """What a bound from this family rests on, if it would rest on ``free`` without one."""
-    if isinstance(family, EpsilonDeltaFamily):
-        return free
-    if isinstance(family, GaussianFamily):
-        return Assumption.GAUSSIAN_SCORES
-    return Assumption.SUBSAMPLED_GAUSSIAN_STEPS
 
 
 def family_findings(family: Family) -> tuple[Finding, ...]:

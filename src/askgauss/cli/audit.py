@@ -16,6 +16,7 @@ from askgauss.cli.shared import (
     Epsilon,
     GateError,
     Lenient,
+    Membership,
     NoiseMultiplier,
     SamplingRate,
     Source,
@@ -47,6 +48,7 @@ def audit(
             autocompletion=complete_auditor,
         ),
     ] = None,
+    membership: Membership = None,
     confidence: Confidence = 0.95,
     gate_error: GateError = 0.001,
     noise_multiplier: NoiseMultiplier = None,
@@ -66,7 +68,7 @@ def audit(
     """
     outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
-    given = read_input(source)
+    given = read_input(source, membership)
     claim = make_claim(
         epsilon,
         delta,
@@ -106,6 +108,7 @@ def compare(
             autocompletion=complete_auditor,
         ),
     ] = None,
+    membership: Membership = None,
     confidence: Confidence = 0.95,
     json: Json = None,
     markdown: Markdown = None,
@@ -113,7 +116,7 @@ def compare(
     """Show what several methods say about the same data; it decides nothing."""
     Outputs(json=json, markdown=markdown)  # at most one of them on standard output
     methods = [auditor_named(name) for name in auditor or ()]
-    given = read_input(source)
+    given = read_input(source, membership)
     claim = make_claim(epsilon, delta, found=given.claim)
     from askgauss.comparison import compare as run_comparison
 

@@ -18,7 +18,6 @@ __all__ = ["selftest"]
 
 # A correct installation fails one of the comparisons this rarely.
 _ERROR = 1e-6
-_ENOUGH_POWER = 0.8
 _TRANSCRIPTS = 3
 _MOST_AUDITS = 10**4
 
@@ -54,6 +53,7 @@ def selftest(
     from askgauss import _validate, accounting
     from askgauss.auditing import audit
     from askgauss.claims import PrivacyClaim
+    from askgauss.policy import ENOUGH_POWER
     from askgauss.scores import CanaryScores
     from askgauss.simulation import simulate_dpsgd, simulate_scores
     from askgauss.simulation.simulate import check_canaries
@@ -147,12 +147,12 @@ def selftest(
         _promise("alarm on correct runs", correct + clean_runs, _alarm, 1.0 - gate_error),
     ]
     kept = all(row[-1] == "ok" for row in rows[1:])
-    strong = caught >= _ENOUGH_POWER * audits and all(_alarm(result) for result in leaky_runs)
+    strong = caught >= ENOUGH_POWER * audits and all(_alarm(result) for result in leaky_runs)
     for name, found, tried in (
         ("half the noise caught, scores", caught, audits),
         ("half the noise caught, transcripts", sum(map(_alarm, leaky_runs)), _TRANSCRIPTS),
     ):
-        enough = found >= _ENOUGH_POWER * tried
+        enough = found >= ENOUGH_POWER * tried
         rows.append((name, f"{found}/{tried}", "most", "ok" if enough else "too weak"))
     say(as_table(rows))
     if not kept:

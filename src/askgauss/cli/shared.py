@@ -6,7 +6,7 @@ import difflib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
@@ -29,6 +29,7 @@ __all__ = [
     "GateError",
     "Input",
     "Lenient",
+    "Membership",
     "NoiseMultiplier",
     "SamplingRate",
     "Seed",
@@ -51,6 +52,13 @@ Source = Annotated[
 Epsilon = Annotated[float | None, typer.Option(help="Claimed epsilon.")]
 Delta = Annotated[
     float | None, typer.Option(help="Claimed delta; without --epsilon, where to state the bound.")
+]
+Membership = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="How it was decided which canaries were present: randomised, declared or fixed.",
+    ),
 ]
 NoiseMultiplier = Annotated[
     float | None, typer.Option(help="Claimed noise multiplier, for the findings.")
@@ -202,13 +210,38 @@ class Input:
         return provenance(file=self.file, sha256=self.sha256, command=command)
 
 
-def read_input(source: str) -> Input:
+def read_input(source: str, membership: str | None = None) -> Input:
     """The data behind a source, and the claim it brings if it is a run.
 
+    Args:
+        source: A file, a folder, or "-".
+        membership: How it was decided which canaries were present, where the source does not say.
+
     Raises:
+        InvalidArgumentError: The membership is none of those there are, or the source records it.
         FileFormatError: The source is not what an audit reads.
         RecordingError: The run is not finished.
     """
+    found = _read_source(source)
+    return found if membership is None else replace(found, data=_stated(found.data, membership))
+
+
+def _stated(data: AuditInput, membership: str) -> AuditInput:
+    """The scores with how membership was decided; a transcript records it."""
+    from askgauss.scores import MEMBERSHIPS, CanaryScores
+
+    if membership not in MEMBERSHIPS:
+        raise InvalidArgumentError(
+            f"Expected --membership to be one of {', '.join(MEMBERSHIPS)}, got {membership!r}."
+        )
+    if not isinstance(data, CanaryScores):
+        raise InvalidArgumentError(
+            "Expected --membership with scores only: a transcript records who was present and why."
+        )
+    return data.with_membership(cast(Any, membership))
+
+
+def _read_source(source: str) -> Input:
     from askgauss.inputs import choose_in_folder, load_audit_input
     from askgauss.provenance import DigestingStream
 

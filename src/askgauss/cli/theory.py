@@ -190,6 +190,9 @@ def plan(
         return
     if fault:
         raise InvalidArgumentError("Expected --fault with --monitor only.")
+    from askgauss import policy
+    from askgauss.power import solve
+
     given: dict[str, Any] = {
         "present": present,
         "absent": absent,
@@ -205,14 +208,12 @@ def plan(
         "present": 1000,
         "absent": 4000,
         "steps": 2500,
-        "alternative": 1.25 * epsilon,
-        "power": 0.8,
+        "alternative": policy.ALTERNATIVE * epsilon,
+        "power": policy.ENOUGH_POWER,
     }
     for name, value in usual.items():
         if name != find and given[name] is None:
             given[name] = value
-    from askgauss.power import solve
-
     answer = solve(
         epsilon=epsilon,
         delta=delta,

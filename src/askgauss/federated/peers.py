@@ -103,7 +103,9 @@ class PeerRecord:
         final = self._inner / float(np.linalg.norm(self._total))
         first, second = (
             CanaryScores(
-                score=score, member=self._member, metadata=ScoreMetadata(background="unknown")
+                score=score,
+                member=self._member,
+                metadata=ScoreMetadata(background="unknown", membership="randomised"),
             )
             for score in (final, self._largest)
         )

@@ -261,7 +261,9 @@ def trained_scores(
     ]
     found = list(pool(_sampled, parts))
     return CanaryScores.from_groups(
-        present=np.concatenate(found[: len(sizes)]), absent=np.concatenate(found[len(sizes) :])
+        present=np.concatenate(found[: len(sizes)]),
+        absent=np.concatenate(found[len(sizes) :]),
+        membership="randomised",  # models of either data set are trained anew
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from askgauss import _validate
+from askgauss import _validate, policy
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
@@ -23,9 +23,6 @@ from askgauss.stats import betting
 
 __all__ = ["audit_mechanism"]
 
-# Had the event leaked this many times as much, an audit should be likely to notice.
-_ALTERNATIVE = 1.25
-_ENOUGH_POWER = 0.8
 # What an event leaks is taken for as much as it may be, this many standard errors up.
 _LIKELY = 1.645
 # The first batch only teaches; every later one is this share of all before it.
@@ -282,15 +279,16 @@ def _decide(
     """The verdict, why, and the power behind it."""
     if claim is None:
         return None, coins, None
-    if coins:
-        return Verdict.INVALID, coins, None
-    if contradicted:
+    verdict = policy.verdict_on(invalid=bool(coins), contradicted=contradicted)
+    if verdict is Verdict.INVALID:
+        return verdict, coins, None
+    if verdict is Verdict.VIOLATION:
         gate = evidence.epsilon_lower(claim.delta, 1.0 - share)
         reason = (
             f"on this pair the mechanism leaks at least epsilon {number(gate)} at confidence "
             f"{1.0 - share:g}, more than the {claim.epsilon:g} it claims."
         )
-        return Verdict.VIOLATION, reason, None
+        return verdict, reason, None
     nothing = "no evidence against the claim on this pair"
     if bound > claim.epsilon:
         nothing = (
@@ -308,21 +306,22 @@ def _decide(
         )
         return Verdict.INCONCLUSIVE, reason, 0.0
     power = max(_power(evidence, bets[-1], claim, share) for bets in evidence.players)
-    if power >= _ENOUGH_POWER:
-        return Verdict.CONSISTENT, f"{nothing}.", power
+    verdict = policy.verdict_on(strong=power >= policy.ENOUGH_POWER)
+    if verdict is Verdict.CONSISTENT:
+        return verdict, f"{nothing}.", power
     shown = max(0.0, _shown_by(evidence.players[-1][-1], claim.delta))
     reason = (
         f"{nothing}, but this audit had only a {power:.0%} chance of noticing a leak of "
-        f"{_ALTERNATIVE:g} times the claim; raise max_samples."
+        f"{policy.ALTERNATIVE:g} times the claim; raise max_samples."
     )
-    if _ALTERNATIVE * shown <= claim.epsilon:
+    if policy.ALTERNATIVE * shown <= claim.epsilon:
         reason = (
             f"{nothing}, but its most telling event shows about {number(shown)} of the claimed "
             f"{claim.epsilon:g}: the mechanism leaks less than it may, or this is not the worst "
             "pair, or the events that matter are too rare; try search_neighbours, or raise "
             "max_samples."
         )
-    return Verdict.INCONCLUSIVE, reason, power
+    return verdict, reason, power
 
 
 def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> float:
@@ -344,7 +343,7 @@ def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> f
     shown = claim.epsilon
     if least > 0.0:
         shown = min(shown, max(0.0, math.log((most - claim.delta) / least)))
-    true_epsilon = _ALTERNATIVE * shown
+    true_epsilon = policy.ALTERNATIVE * shown
     if true_epsilon <= claim.epsilon:
         return 0.0
     return betting.chance_to_win(

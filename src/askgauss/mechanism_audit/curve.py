@@ -116,7 +116,8 @@ def mechanism_scores(
     _, ours, theirs = _scored(mechanism, data, neighbour, samples, seed)
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         ours, theirs = _ranked(ours, theirs)
-    return CanaryScores.from_groups(present=ours, absent=theirs)
+    # Outputs of either input are drawn anew: what differs is the input.
+    return CanaryScores.from_groups(present=ours, absent=theirs, membership="randomised")
 
 
 def _scored(

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from askgauss import _files, _plain, _validate
+from askgauss import _files, _plain, _validate, policy
 from askgauss._result_text import of_the_claim
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
@@ -133,8 +133,8 @@ class MechanismResult:
             lines.append(f"  ceiling     this many outputs could show {number(self.ceiling)}")
         if self.power is not None:
             lines.append(
-                f"  would see   1.25 times the claim in {self.power:.0%} of audits; a sound "
-                f"mechanism is called broken in at most {self.gate_error:g}"
+                f"  would see   {policy.ALTERNATIVE:g} times the claim in {self.power:.0%} of "
+                f"audits; a sound mechanism is called broken in at most {self.gate_error:g}"
             )
         lines.append(f"  tested      {self.scope}")
         return "\n".join(lines)

@@ -8,7 +8,7 @@ import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from askgauss import _plain, plots
+from askgauss import _plain, plots, policy
 from askgauss._text import one_line, printable
 from askgauss.diagnostics import figures
 from askgauss.diagnostics.figures import Comparable, Missing
@@ -120,7 +120,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
             {
                 "name": "would have noticed",
                 "value": f"{math.floor(100.0 * result.power)} %",
-                "note": f"of leaks of ε = {1.25 * claim.epsilon:g}",
+                "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
             }
         )
     numbers = figures.epsilon_axis(result, comparison)

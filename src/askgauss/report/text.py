@@ -290,7 +290,9 @@ def _found(result: AuditResult) -> str:
     found = number(result.epsilon_lower)
     if usable(result):
         text = f"It found that epsilon is at least {found} at delta {result.delta:g}"
-        text += ". " if result.declared else ", if the noise is Gaussian, which nobody declared. "
+        text += ". "
+        if result.if_gaussian is not None:
+            text += f"Had Gaussian noise been declared, it would be {number(result.if_gaussian)}. "
     else:
         text = f"Its bound of {found} must not be used: an assumption it rests on failed a check. "
     if result.distribution_free is not None:

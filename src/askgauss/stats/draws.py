@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtrc, logsumexp, ndtr, ndtri
 
-from askgauss.selection import stream
+from askgauss.selection import digest, stream
 
 __all__ = [
     "Bets",
@@ -104,7 +104,7 @@ def uniform_draws(values: NDArray[np.int64], below: Array, upto: Array) -> Array
     Where a law is coarse, chance fills in. Its seed comes from the numbers themselves, so that the
     same run always gets the same answer and no run gets one that was chosen for it.
     """
-    chance = stream(None, "uniform draws", values.astype(np.float64)).random(values.size)
+    chance = stream(None, "uniform draws", digest(values.astype(np.float64))).random(values.size)
     return np.clip(below + chance * (upto - below), 1e-300, 1.0 - 1e-16)
 
 

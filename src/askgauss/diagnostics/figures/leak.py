@@ -17,7 +17,7 @@ from askgauss.diagnostics.figures.missing import Missing, usable
 from askgauss.diagnostics.figures.resized import resized
 from askgauss.diagnostics.summary import Summary
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
-from askgauss.results import Assumption, AuditResult
+from askgauss.results import AuditResult
 from askgauss.stats import gaussian
 from askgauss.stats.tradeoff import TradeOff
 
@@ -36,7 +36,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-_GAUSSIAN = Assumption.GAUSSIAN_SCORES, Assumption.SUBSAMPLED_GAUSSIAN_STEPS
 # Auditors whose evidence says what a run of another size would have shown.
 _OF_SCORES = "gaussian-shift", "gaussian-rectangle"
 _OF_STEPS = "subsampled-gaussian"
@@ -242,7 +241,7 @@ def _no_profile(result: AuditResult) -> str:
     """Why the bound says nothing of other deltas; empty where it does."""
     if not usable(result):
         return "An assumption of the bound failed, so there is no measured curve."
-    if result.assumption not in _GAUSSIAN:
+    if not result.assumption.gaussian_curve:
         return "This method bounds epsilon at one delta: there is no measured curve."
     if math.isinf(result.epsilon_lower):
         return "No finite epsilon fits, so there is no measured curve."

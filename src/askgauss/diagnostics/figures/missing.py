@@ -18,5 +18,5 @@ class Missing:
 
 def usable(result: AuditResult) -> bool:
     """Whether the bound may be used: no assumption of it failed a check."""
-    failed = result.distribution_free is not None and result.declared
+    failed = result.distribution_free is not None or not result.carries_bound
     return result.verdict is not Verdict.INVALID and not failed
