@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import pytest
 
 import askgauss as ag
 from askgauss import _plain
+from askgauss.attest import evidence_pack
 from askgauss.exceptions import FileFormatError
 from askgauss.results import AuditResult, Finding, Status, Verdict
-from askgauss.scope import scope_of, untested
+from askgauss.scope import OUTSIDE, exercised_in, scope_of, untested
 
 CLAIM = ag.PrivacyClaim(
     epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400
@@ -110,8 +112,9 @@ def test_a_run_through_the_sum_says_that_clipping_and_sampler_were_not_tested():
     assert found["noise scale"] == found["noise freshness"] == "fine"
     assert found["clipping"] == found["sampler"] == "not tested"
     said = str(result)
-    assert "not tested  clipping" in said
+    assert "not tested  sampler" in said
     assert 'inject="sample"' in said
+    assert "data_loader=" in result.next_step
 
 
 def test_a_run_through_the_loader_tests_them():
@@ -151,7 +154,7 @@ def test_noise_nobody_could_check_is_not_green():
 def test_scores_alone_speak_of_no_part():
     result = ag.audit(run().scores(), claim=CLAIM)
     assert {part.status for part in result.scope} == {"not tested"}
-    assert "audit the transcript" in str(result)
+    assert "audit the transcript" in " ".join(str(result).split())
 
 
 def test_every_output_carries_the_scope():
@@ -163,9 +166,37 @@ def test_every_output_carries_the_scope():
     assert AuditResult.from_json(result.to_json()).scope == result.scope
 
 
-def test_a_result_written_before_scopes_is_read():
+def test_every_output_lists_what_canaries_did_not_meet_and_what_no_audit_sees():
+    """The default canaries meet no per-sample gradient: each output says so, and what would."""
+    result = ag.audit(run(), claim=CLAIM)
+    assert result.verdict is Verdict.CONSISTENT
+    assert statuses(result)["per-sample gradient"] == "not tested"
+    pack = evidence_pack(result, subjects={"model.safetensors": "0" * 64})
+    outputs = {
+        "text": str(result),
+        "markdown": result.to_markdown(),
+        "junit": result.to_junit(),
+        "html": result.to_html(),
+        "card": result._repr_html_(),
+        "json": result.to_json(),
+        **pack,
+    }
+    for name, shown in outputs.items():
+        words = " ".join(html.unescape(shown).replace("&#95;", "_").split())
+        for said in ("per-sample gradient", "ExampleCanaries", "replay()", *OUTSIDE):
+            assert said in words, (name, said)
+
+
+def test_a_replay_tests_the_per_sample_gradient():
+    result = ag.audit(run(), claim=CLAIM)
+    told = Finding(check="replay", status=Status.PASS, summary="nothing differs.")
+    scope = scope_of((*result.findings, told), exercised_in(result.metadata))
+    assert {part.name: part.status for part in scope}["per-sample gradient"] == "fine"
+
+
+def test_a_result_without_checks_says_that_nothing_was_tested():
     result = replace(ag.audit(run(), claim=CLAIM), scope=())
-    assert "not tested" not in str(result)
+    assert "not tested  every part: no checks were made" in str(result)
 
 
 RUN = ag.simulate_dpsgd(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from askgauss._text import one_line
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
+from askgauss.scope import OUTSIDE
 
 __all__ = ["measured", "of_the_claim", "scope_line", "scope_rows_of", "sight_of", "text_of"]
 
@@ -114,10 +115,13 @@ def sight_of(result: AuditResult) -> str:
 
 
 def scope_rows_of(result: AuditResult) -> list[tuple[str, str]]:
-    """What was tested, what is broken, what was not tested and how it would be."""
-    fine, broken = _named(result, "fine"), _named(result, "broken")
+    """What was tested, what is broken, what was not tested and how it would be, what none can be.
+
+    Every output shows these rows, and no other list of parts.
+    """
     tested = [
-        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name for part in fine
+        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
+        for part in _named(result, "fine")
     ]
     unseen: dict[str, list[str]] = {}
     for part in _named(result, "not tested"):
@@ -127,8 +131,9 @@ def scope_rows_of(result: AuditResult) -> list[tuple[str, str]]:
     ]
     rows = (
         ("tested", tested),
-        ("broken", [part.name for part in broken]),
-        ("not tested", untested),
+        ("broken", [part.name for part in _named(result, "broken")]),
+        ("not tested", untested if result.scope else ["every part: no checks were made"]),
+        ("outside", [f"any audit of one run: {', '.join(OUTSIDE)}"]),
     )
     return [(label, "; ".join(items)) for label, items in rows if items]
 
@@ -138,14 +143,5 @@ def _named(result: AuditResult, status: str) -> list[Part]:
 
 
 def scope_line(result: AuditResult) -> str:
-    """The scope in one short line, by the names of the parts."""
-    parts = [
-        f"{label}: {', '.join(part.name for part in _named(result, status))}"
-        for label, status in (
-            ("tested", "fine"),
-            ("broken", "broken"),
-            ("not tested", "not tested"),
-        )
-        if _named(result, status)
-    ]
-    return "; ".join(parts) or "which parts of the training were tested is not known"
+    """The same rows in one line."""
+    return ". ".join(f"{label}: {words}" for label, words in scope_rows_of(result))

@@ -183,6 +183,9 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
         free_evidence: Evidence of the distribution-free method, asked for where the assumptions of
             the result's own failed; None where there is none.
     """
+    if result.scope:
+        found = scope_of(result.findings, exercised_in(result.metadata))
+        result = replace(result, scope=found)
     method, evidence, claim = result.auditor, result.evidence, result.claim
     delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
     bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)

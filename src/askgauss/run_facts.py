@@ -69,7 +69,8 @@ class RunFacts:
         watch_background: Whether watched coordinates are noise alone; None: as the background is.
         unnoised_steps: Optimizer steps taken without the mechanism adding noise.
         tensors: Names of the tensors, in the order of the tensor indices.
-        exercised: Parts of the training pipeline the canaries went through.
+        exercised: Parts of the training the canaries went through, by the names in
+            `askgauss.scope`.
         precision: Names of the number formats met.
         records: Records the training draws its batches from, where that was said.
         batches: The training's batches, held against the scheme.
