@@ -10,7 +10,15 @@ from askgauss._text import one_line
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
 from askgauss.scope import OUTSIDE
 
-__all__ = ["measured", "of_the_claim", "scope_line", "scope_rows_of", "sight_of", "text_of"]
+__all__ = [
+    "measured",
+    "method_of",
+    "of_the_claim",
+    "scope_line",
+    "scope_rows_of",
+    "sight_of",
+    "text_of",
+]
 
 # Had the run a true epsilon this many times the claim, an audit should be likely to notice.
 _ALTERNATIVE = 1.25
@@ -60,7 +68,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "claimed", str(claim)
     yield "measured", measured(result)
     canaries = f"{result.present:,} present and {result.absent:,} absent canaries"
-    yield "method", f"{result.auditor.name}, assuming {result.assumption.value}; {canaries}"
+    yield "method", f"{method_of(result)}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free)}"
         if result.declared:
@@ -79,6 +87,14 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     if result.provenance is not None:
         yield "source", str(result.provenance)
     yield "next", result.next_step
+
+
+def method_of(result: AuditResult) -> str:
+    """The method, and what its bound assumes."""
+    more = ""
+    if getattr(result.auditor, "replaced", False):
+        more = ", and that a gradient and its opposite are clipped and noised alike"
+    return f"{result.auditor.name}, assuming {result.assumption.value}{more}"
 
 
 def measured(result: AuditResult) -> str:

@@ -102,6 +102,11 @@ def _violation(result: AuditResult) -> Advice:
             "Every part that was measured by itself looks as claimed: look at the accountant, the "
             "steps that were not recorded, and the claim itself."
         )
+        if result.claim is not None and result.claim.adjacency == "replace":
+            step = (
+                "Replacing a record moves a sum by two clip norms: account for replace-one "
+                "neighbours, which add-remove accountants do not."
+            )
     action = f"Do not release the model under this claim. {step} Then train and audit again."
     return Advice(meaning=meaning, action=action, actor=f"{_MAINTAINER}, and {_OWNER}")
 

@@ -21,6 +21,7 @@ from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
 from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
+from askgauss.diagnostics.neighbours import has_opposites, neighbour_checks
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
@@ -133,6 +134,8 @@ def audit(
         judged = _gathered(_LAWLESS, data, level, confidence)
     findings = method.findings(evidence, delta=level, confidence=confidence)
     checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
+    if diagnostics and claim is not None:
+        checks += (*neighbour_checks(given, claim, replaced=getattr(method, "replaced", False)),)
     if diagnostics and judged is not None and _doubtful(checks, method, evidence, 1.0 - confidence):
         method, evidence, judged = _LAWLESS, judged, None
         findings = (
@@ -313,14 +316,10 @@ def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Fi
 def _default(
     data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
 ) -> Auditor[Any]:
-    if not isinstance(data, Transcript):
-        return GaussianShift()
-    # What a replaced record moves is known from canaries of both signs alone.
-    rounds = data.facts.rounds
-    signed = rounds is not None and rounds.signed
-    return SubsampledGaussian(
-        replaced=signed and claim is not None and claim.adjacency == "replace"
-    )
+    replaced = claim is not None and claim.adjacency == "replace" and has_opposites(data)
+    if isinstance(data, Transcript):
+        return SubsampledGaussian(replaced=replaced)
+    return GaussianShift(replaced=replaced)
 
 
 def _check_direction(data: CanaryScores | Transcript) -> None:

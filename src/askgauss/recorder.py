@@ -59,6 +59,7 @@ class Recorder(Checkpointed):
             Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
             needs no word for it.
         records: Records the training draws its batches from, to compare batches with.
+        unit: What one canary stands for: an example, or a user whose examples are clipped together.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
         monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
@@ -95,6 +96,7 @@ class Recorder(Checkpointed):
         noise_multiplier: float | None = None,
         poisson: bool = False,
         records: int | None = None,
+        unit: Literal["example", "user"] = "example",
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
@@ -105,6 +107,7 @@ class Recorder(Checkpointed):
             )
         scheme = scheme_of(sampling, sampling_rate)
         _validate.magnitude(clip_norm=clip_norm)
+        _validate.one_of(("example", "user"), unit=unit)
         if noise_multiplier is not None:
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
@@ -119,6 +122,7 @@ class Recorder(Checkpointed):
         # A rate alone does not say how the user's own sampler draws.
         self._declared = sampling
         self._clip_norm = float(clip_norm)
+        self._stands_for: Literal["example", "user"] = unit
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self._poisson = bool(poisson) or isinstance(sampling, Poisson)
         self._store = None if store is None else StepWriter(store, canaries)
@@ -581,6 +585,7 @@ class Recorder(Checkpointed):
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._planting.records,
+            unit=self._stands_for,
             places=self._canaries.places,
             seed=self._canaries.root_seed,
             run=self._run,

@@ -85,6 +85,7 @@ class RunFacts:
         rounds: What was seen of the clients of federated rounds; None where there are none.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
+        unit: What one canary stands for: an example, or a user whose examples are clipped together.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -130,6 +131,7 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    unit: Literal["example", "user"] = "example"
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)

@@ -181,6 +181,18 @@ _KINDS = (
         of="rounds",
     ),
     _Kind(
+        name="adjacency",
+        deciding=("adjacency",),
+        how_to_test="audit gradient-space canaries, or claim add-remove neighbours",
+        needed=True,
+    ),
+    _Kind(
+        name="privacy unit",
+        deciding=("privacy unit",),
+        how_to_test='insert whole users as canaries and declare it, Recorder(..., unit="user")',
+        needed=True,
+    ),
+    _Kind(
         name="steps",
         deciding=("step count",),
         others=("steps after epsilon was read",),

@@ -42,6 +42,7 @@ class ScoreMetadata:
         noise: "gaussian" where the mechanism is known to add Gaussian noise. Steps or a noise
             multiplier say so too; where nothing does, a default audit's verdict rests on a test
             that needs no law of the noise.
+        unit: What one canary stands for, where stated: an example, or a user with all its examples.
         run: The identity of the run, drawn when it was begun; no part of what is compared.
     """
 
@@ -53,6 +54,7 @@ class ScoreMetadata:
     fair_coins: bool | None = None
     carried_shift: float | None = None
     noise: Literal["gaussian"] | None = None
+    unit: Literal["example", "user"] | None = None
     run: str | None = field(default=None, compare=False)
 
     @property
@@ -63,6 +65,8 @@ class ScoreMetadata:
     def __post_init__(self) -> None:
         if self.noise is not None:
             _validate.one_of(("gaussian",), noise=self.noise)
+        if self.unit is not None:
+            _validate.one_of(("example", "user"), unit=self.unit)
         if self.steps is not None:
             _validate.count(steps=self.steps)
         if self.sampling_rate is not None:
@@ -176,6 +180,7 @@ class CanaryScores:
         background: Literal["known", "unknown"] | None = None,
         fair_coins: bool | None = None,
         noise: Literal["gaussian"] | None = None,
+        unit: Literal["example", "user"] | None = None,
     ) -> CanaryScores:
         """Scores given as two arrays, one a group.
 
@@ -189,6 +194,7 @@ class CanaryScores:
             background: Whether the other records' clean sum was subtracted.
             fair_coins: Whether every canary was made present by a fair coin of its own.
             noise: "gaussian" where the mechanism is known to add Gaussian noise.
+            unit: What one canary stands for: an example, or a user with all its examples.
         """
         groups = (
             _validate.finite_vector("present", present),
@@ -210,6 +216,7 @@ class CanaryScores:
                 background=background,
                 fair_coins=fair_coins,
                 noise=noise,
+                unit=unit,
             ),
         )
 

@@ -146,6 +146,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             _validate.integer(1, buffer=buffer)
         _validate.one_of(("auto", "known", "unknown"), background=background)
         self._sampling = as_scheme(sampling, records)
+        self._users = type(sampling).__name__ == "UserSelectionStrategy"
         self._known = _known(background, self._sampling)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = noise_multiplier
@@ -452,6 +453,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             watch_background="known",
             tensors=self._tree.names,
             exercised=self._exercised,
+            unit="user" if self._users else "example",
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
             notes=tuple(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from askgauss._result_text import method_of
 from askgauss._text import one_line
 from askgauss.advice import advice
 from askgauss.diagnostics.figures import Meaning, usable
@@ -243,8 +244,7 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
         known = "was" if run.background == "known" else "was not"
         text += f"The contribution of all other records {known} subtracted. "
     text += (
-        f"The method is {result.auditor.name}; its bound assumes {result.assumption.value} and "
-        f"holds with confidence {result.confidence:g}."
+        f"The method is {method_of(result)}; its bound holds with confidence {result.confidence:g}."
     )
     return text
 
