@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from askgauss._text import one_line
+from askgauss.diagnostics.causes import ordered
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
 from askgauss.scope import OUTSIDE
 
@@ -46,7 +47,7 @@ def text_of(result: AuditResult) -> str:
             subsequent_indent=" " * (_LABEL + 2),
         )
     shown = [item for item in result.findings if item.status in _SHOWN]
-    for finding in sorted(shown, key=lambda item: _SHOWN.index(item.status))[:_MOST_FINDINGS]:
+    for finding in ordered(shown)[:_MOST_FINDINGS]:
         lines += textwrap.wrap(
             one_line(f"{finding} {finding.remedy}"),
             width=_WIDTH,

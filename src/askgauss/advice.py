@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from askgauss import power
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.causes import leading
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
 
 __all__ = ["Advice", "advice"]
@@ -76,17 +77,12 @@ def advice(result: AuditResult) -> Advice:
     )
 
 
-def _failed(result: AuditResult, consequence: Consequence) -> Finding | None:
-    found = (
-        item
-        for item in result.findings
-        if item.status is Status.FAIL and item.consequence is consequence
-    )
-    return next(found, None)
-
-
 def _violation(result: AuditResult) -> Advice:
-    breach = _failed(result, Consequence.BREACH)
+    breached = any(
+        item.status is Status.FAIL and item.consequence is Consequence.BREACH
+        for item in result.findings
+    )
+    breach = leading(result.findings) if breached else None
     claimed = "" if result.claim is None else f" of epsilon {result.claim.epsilon:g}"
     if breach is not None:
         meaning = (
@@ -112,7 +108,7 @@ def _violation(result: AuditResult) -> Advice:
 
 
 def _invalid(result: AuditResult) -> Advice:
-    broken = _failed(result, Consequence.INVALIDATES)
+    broken = leading(result.findings)
     name = "an assumption" if broken is None else f"the check of {broken.check}"
     return Advice(
         meaning="The audit could not measure what this run gives away, because "
@@ -134,9 +130,19 @@ def _inconclusive(result: AuditResult) -> Advice:
     if enough and unseen:
         names = " and ".join(part.name for part in unseen)
         return Advice(
-            meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
-            "power. Treat the claim as untested.",
+            meaning=f"Nothing speaks against the claim, but no check could assess {names}. Treat "
+            "the claim as untested.",
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
+            actor=_AUDITOR,
+        )
+    missed = next((item for item in result.findings if _fewer_steps(item)), None)
+    if missed is not None:
+        return Advice(
+            meaning=f"Nothing speaks against the claim, but only {missed.measured:,.0f} of "
+            f"{missed.claimed:,.0f} steps were audited. Treat the claim as untested.",
+            action="If training stopped early, claim the epsilon accounted for the steps that were "
+            f"taken, PrivacyClaim(..., steps={missed.measured:.0f}), and say planned_steps= when "
+            "attaching; if not, attach the audit to the whole run.",
             actor=_AUDITOR,
         )
     if not result.law_declared:
@@ -156,6 +162,14 @@ def _inconclusive(result: AuditResult) -> Advice:
             actor=_AUDITOR,
         )
     return _more_canaries(result, claim, meaning)
+
+
+def _fewer_steps(finding: Finding) -> bool:
+    """Whether steps were accounted for that the audit did not see."""
+    measured, accounted = finding.measured, finding.claimed
+    if finding.check != "step count" or measured is None or accounted is None:
+        return False
+    return measured < accounted
 
 
 def _too_weak(finding: Finding) -> bool:
@@ -187,6 +201,10 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
     if (present, absent) == (result.present, result.absent):
         action = "Audit again with another seed: these numbers of canaries are enough on average."
         return Advice(meaning=meaning, action=action, actor=_AUDITOR)
+    steps = run.get("steps")
+    attached = ""
+    if steps is not None and run.get("source") == "transcript":
+        attached = f", or CanaryAudit(..., planned_steps={steps}) if it is to be this short"
     if run.get("fair_coins"):
         count = max(2 * present, 2 * absent)
         said = f"{count:,} canaries, each present by a fair coin (CanaryAudit(..., canaries={count}"
@@ -196,7 +214,7 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
         said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
     return Advice(
         meaning=meaning,
-        action=f"Train again with {said}: such an audit notices a true epsilon of "
+        action=f"Train again with {said}{attached}: such an audit notices a true epsilon of "
         f"{number(_ALTERNATIVE * claim.epsilon)} nine times in ten.",
         actor=_AUDITOR,
         present=present,

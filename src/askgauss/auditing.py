@@ -20,6 +20,7 @@ from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
+from askgauss.diagnostics.causes import named
 from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
 from askgauss.diagnostics.neighbours import has_opposites, neighbour_checks
 from askgauss.diagnostics.summary import summarise
@@ -369,10 +370,9 @@ def _decide(
     failed = [item for item in findings if item.status is Status.FAIL]
     breaches = [item for item in failed if item.consequence is Consequence.BREACH]
     broken = [item for item in failed if item.consequence is Consequence.INVALIDATES]
-    if breaches:
-        return Verdict.VIOLATION, f"{breaches[0].check}: {breaches[0].summary}", None
-    if broken:
-        return Verdict.INVALID, f"{broken[0].check}: {broken[0].summary}", None
+    if breaches or broken:
+        verdict = Verdict.VIOLATION if breaches else Verdict.INVALID
+        return verdict, named(findings), None
     if evidence is None:
         reason = "there are too few canaries to test the claim without a law of their scores."
         return Verdict.INCONCLUSIVE, reason, None
@@ -419,7 +419,7 @@ def _decide(
         return Verdict.INCONCLUSIVE, reason, power
     if unseen and power is not None and power >= _ENOUGH_POWER:
         names = " and ".join(part.name for part in unseen)
-        reason = f"{nothing}, but no check spoke of {names} with power: {unseen[0].how_to_test}."
+        reason = f"{nothing}, but not tested: {names} ({unseen[0].how_to_test})."
         return Verdict.INCONCLUSIVE, reason, power
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     reason = (

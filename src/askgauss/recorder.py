@@ -60,6 +60,9 @@ class Recorder(Checkpointed):
             needs no word for it.
         records: Records the training draws its batches from, to compare batches with.
         unit: What one canary stands for: an example, or a user whose examples are clipped together.
+        inserted: Where canaries enter a step: in the clipped sum, or as rows among the gradients of
+            single records, longer than the clip norm, that the training clips. Then clipping is
+            tested too.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
         monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
@@ -97,6 +100,7 @@ class Recorder(Checkpointed):
         poisson: bool = False,
         records: int | None = None,
         unit: Literal["example", "user"] = "example",
+        inserted: Literal["before clipping", "after clipping"] = "after clipping",
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
@@ -108,6 +112,7 @@ class Recorder(Checkpointed):
         scheme = scheme_of(sampling, sampling_rate)
         _validate.magnitude(clip_norm=clip_norm)
         _validate.one_of(("example", "user"), unit=unit)
+        _validate.one_of(("before clipping", "after clipping"), inserted=inserted)
         if noise_multiplier is not None:
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
@@ -123,6 +128,7 @@ class Recorder(Checkpointed):
         self._declared = sampling
         self._clip_norm = float(clip_norm)
         self._stands_for: Literal["example", "user"] = unit
+        self._clipped = inserted == "before clipping"
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self._poisson = bool(poisson) or isinstance(sampling, Poisson)
         self._store = None if store is None else StepWriter(store, canaries)
@@ -564,7 +570,10 @@ class Recorder(Checkpointed):
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
                 found_scheme=self._planting.found,
-                exercised=("sampler",) if self._planting.meets_the_sampler else (),
+                exercised=(
+                    *(("sampler",) if self._planting.meets_the_sampler else ()),
+                    *(("clipping",) if self._clipped else ()),
+                ),
             ),
             **rows,
         )

@@ -170,7 +170,9 @@ _KINDS = (
         ),
         exact=("record contributions",),
         how_to_test="send canaries through the clipper: with gradients of single records (no "
-        'ghost clipping) CanaryAudit(..., inject="sample"), or wrap(..., clipped_grad=...) in JAX',
+        'ghost clipping) CanaryAudit(..., inject="sample"); wrap(..., clipped_grad=...) in JAX; in '
+        'an own loop, canary rows among the gradients to be clipped, Recorder(inserted="before '
+        'clipping")',
     ),
     _Kind(
         name="weighting",
@@ -265,7 +267,7 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
         return Part(
             name=kind.name,
             status="not tested",
-            how_to_test=_how_to_test(kind, weak, exercised),
+            how_to_test=_how_to_test(kind, weak, found, exercised),
             met=kind.needed or (went and bool(kind.passed or weak)),
         )
     # What canaries say of a part that they did not go through is said elsewhere.
@@ -273,8 +275,12 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
     return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
 
 
-def _how_to_test(kind: _Kind, weak: Sequence[Finding], exercised: Sequence[str]) -> str:
+def _how_to_test(
+    kind: _Kind, weak: Sequence[Finding], found: Sequence[Finding], exercised: Sequence[str]
+) -> str:
     """The next step where a part was not tested, or by checks without power."""
+    if kind.needed and found:
+        return found[0].summary.removeprefix("not run: ").rstrip(".")
     if weak and weak[0].sees:
         return f"take more canaries or steps, since only {weak[0].sees} shows"
     if weak:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from askgauss._result_text import method_of
 from askgauss._text import one_line
 from askgauss.advice import advice
+from askgauss.diagnostics.causes import ordered
 from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
@@ -45,7 +45,6 @@ _CONSEQUENCES = {
     Consequence.LOOSENS: "bound too low",
     Consequence.INFORMS: "nothing",
 }
-_ORDER = (Status.FAIL, Status.WARN, Status.INFO, Status.PASS, Status.NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +114,6 @@ def p_value(finding: Finding) -> str:
     if given is None:
         return ""
     return "< 1e−300" if given < 1e-300 else f"{given:.2g}".replace("-", "−")
-
-
-def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst first."""
-    return sorted(findings, key=lambda item: _ORDER.index(item.status))
 
 
 def value(given: float | None) -> str:
