@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,17 @@ from askgauss import _plain
 from askgauss.attest import evidence_pack
 from askgauss.exceptions import FileFormatError
 from askgauss.results import AuditResult, Finding, Status, Verdict
-from askgauss.scope import OUTSIDE, exercised_in, scope_of, untested
+from askgauss.scope import (
+    _KINDS,
+    AFTER_CLIPPING,
+    BEFORE_CLIPPING,
+    INPUT_SPACE,
+    OUTSIDE,
+    THROUGH_AGGREGATOR,
+    exercised_in,
+    scope_of,
+    untested,
+)
 
 CLAIM = ag.PrivacyClaim(
     epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400
@@ -240,3 +251,23 @@ def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
     assert ag.AuditResult.from_json(result.to_json()) == result
     with pytest.raises(FileFormatError, match="no result of an audit: Expected"):
         ag.AuditResult.from_json(forged(result, **changes))
+
+
+def test_the_page_on_limits_names_every_part_and_what_is_outside():
+    page = Path(__file__).parents[1].joinpath("docs", "limits.md").read_text(encoding="utf-8")
+    words = " ".join(page.lower().split())
+    for name in (*(kind.name for kind in _KINDS), *OUTSIDE):
+        assert name.lower() in words, name
+
+
+def test_every_path_of_canaries_meets_parts_that_are_listed():
+    passed = {kind.passed for kind in _KINDS}
+    for path in (AFTER_CLIPPING, BEFORE_CLIPPING, INPUT_SPACE, THROUGH_AGGREGATOR):
+        assert set(path) <= passed
+
+
+def test_rounds_have_weights_and_records_have_gradients():
+    paths = (INPUT_SPACE, THROUGH_AGGREGATOR)
+    by_path = {path: {part.name for part in scope_of((), path)} for path in paths}
+    assert "weighting" in by_path[THROUGH_AGGREGATOR] - by_path[INPUT_SPACE]
+    assert "per-sample gradient" in by_path[INPUT_SPACE] - by_path[THROUGH_AGGREGATOR]

@@ -35,6 +35,7 @@ OUTSIDE = (
     "logged losses and metrics",
     "tuning and early stopping",
     "buffers such as batch-norm statistics",
+    "random seeds that can be guessed",
     "floating-point attacks",
     "hyper-parameter search",
 )

@@ -165,9 +165,9 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
             f"{runs.NOISE_MULTIPLIER:g}, and claims epsilon {claim.epsilon:.2f} at delta "
             f"{claim.delta:g}; those with empty batches have one record a batch. *Found in*: runs "
             "in which the named finding failed or warned. *Named first in*: runs whose headline is "
-            "that finding; where nothing failed, whose first warning is. *Verdict*: the most "
-            "common one, and how often where not always. *Our bound*: the median epsilon from the "
-            "transcript. *Score "
+            "that finding, or one that names the fault as well; where nothing failed, whose first "
+            "warning is. *Verdict*: the most common one, and how often where not always. *Our "
+            "bound*: the median epsilon from the transcript. *Score "
             "audit*: what the paper's pooled ellipsoid reports from the sum scores of the same "
             "runs (a median of five), without any of these checks."
         )
