@@ -164,9 +164,7 @@ def test_noise_nobody_could_check_is_not_green():
 
 def test_scores_alone_speak_of_no_part():
     result = ag.audit(run().scores(), claim=CLAIM)
-    # Which neighbours they are of is the claim's word and the canaries', not the run's.
-    assert {name for name, status in statuses(result).items() if status == "fine"} == {"adjacency"}
-    assert "broken" not in statuses(result).values()
+    assert set(statuses(result).values()) == {"not tested"}
     assert "audit the transcript" in " ".join(str(result).split())
 
 

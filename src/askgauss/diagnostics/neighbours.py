@@ -41,7 +41,10 @@ def neighbour_checks(data: Data, claim: PrivacyClaim, *, replaced: bool) -> Iter
         claim: What the run claims.
         replaced: Whether the bound is that of replace-one neighbours.
     """
-    yield _replaced(data, replaced) if claim.adjacency == "replace" else _left_out(claim)
+    if claim.adjacency == "replace":
+        yield _replaced(data, replaced)
+    elif not isinstance(data, CanaryScores):  # of scores, presence is all that is known
+        yield _left_out(claim)
     if claim.unit == "user":
         yield _user(data)
     elif not isinstance(data, CanaryScores) and _unit(data) == "user":
