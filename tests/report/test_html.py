@@ -170,7 +170,7 @@ def test_the_statement_says_what_must_be_said(pages):
         "drawn by the audit itself, not by the sampler of the training",
         "confidence 0.95",
         "Not tested: sampler (give the audit the private loader",
-        "per-sample gradient (insert canaries as training examples (ExampleCanaries)",
+        "per-sample gradient (compare neighbouring datasets with replay()",
         "Outside any audit of one run: settings and metadata",
     ):
         assert words in text, words
