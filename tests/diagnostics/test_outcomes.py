@@ -128,8 +128,10 @@ def test_no_cause_follows_from_itself(said):
     ("findings", "lead"),
     [
         (ONE_NOISE, "shared noise"),
-        ((wrong("repeated noise", measured=1.0), wrong("shared noise", measured=1.0)),
-         "repeated noise"),
+        ((wrong("repeated noise", measured=1.0), wrong("shared noise", measured=1.0),
+          wrong("serial correlation", measured=1.0)), "repeated noise"),
+        ((wrong("repeated noise", measured=1.0), wrong("shared noise", measured=1.0),
+          wrong("serial correlation", measured=0.1)), "shared noise"),
         (QUIET, "planted noise"),
         (HEAVY, "noise shape"),
         ((wrong("single plantings"), wrong("contribution")), "contribution"),

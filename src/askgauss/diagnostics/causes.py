@@ -26,6 +26,8 @@ _SENSITIVITY = (
 )
 # Coordinates correlate by so much where they all have one noise.
 _SAME = 0.999
+# Neighbouring steps correlate by as much where all of them have one noise.
+_NEIGHBOURS = 0.9
 # Checks that fail because another one does, by the cause; no chain of them comes back to itself.
 _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -163,12 +165,20 @@ def _directed(wrong: Mapping[str, Finding]) -> dict[str, frozenset[str]]:
 
 
 def _one_noise_for_all(wrong: Mapping[str, Finding]) -> bool:
-    """Whether coordinates have one noise, and steps are alike only for that."""
-    alike = [wrong.get(name) for name in ("shared noise", "repeated noise")]
-    shared, repeated = (
-        0.0 if item is None or item.measured is None else abs(item.measured) for item in alike
+    """Whether coordinates have one noise, and steps are alike only for that.
+
+    Where all steps have the same noise, coordinates are alike too, and neighbouring steps as well.
+    """
+
+    def measured(name: str) -> float:
+        found = wrong.get(name)
+        return 0.0 if found is None or found.measured is None else abs(found.measured)
+
+    return (
+        "repeated noise" in wrong
+        and measured("shared noise") >= _SAME
+        and measured("serial correlation") < _NEIGHBOURS
     )
-    return shared >= _SAME > repeated > 0.0
 
 
 def leading(findings: Iterable[Finding]) -> Finding | None:
