@@ -128,7 +128,7 @@ class TestQuestions:
         assert content["kind"] == "askgauss-result"
         assert content["schema"] == 2
         assert content["assumption"] == "Gaussian scores"
-        assert content["auditor"] == {"name": "gaussian-shift", "options": {}}
+        assert content["auditor"] == {"name": "gaussian-shift", "options": {"replaced": False}}
 
     @pytest.mark.parametrize(
         ("edit", "message"),

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import askgauss as ag
 from askgauss import _plain
+from askgauss.attest import evidence_pack
 from askgauss.exceptions import FileFormatError
 from askgauss.policy import untested
 from askgauss.results import AuditResult, Finding, Status, Verdict
-from askgauss.scope import scope_of
+from askgauss.scope import (
+    _KINDS,
+    AFTER_CLIPPING,
+    BEFORE_CLIPPING,
+    INPUT_SPACE,
+    OUTSIDE,
+    THROUGH_AGGREGATOR,
+    exercised_in,
+    scope_of,
+)
 
 CLAIM = ag.PrivacyClaim(
     epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400
@@ -111,8 +123,9 @@ def test_a_run_through_the_sum_says_that_clipping_and_sampler_were_not_tested():
     assert found["noise scale"] == found["noise freshness"] == "fine"
     assert found["clipping"] == found["sampler"] == "not tested"
     said = str(result)
-    assert "not tested  clipping" in said
+    assert "not tested  sampler" in said
     assert 'inject="sample"' in said
+    assert "data_loader=" in result.next_step
 
 
 def test_a_run_through_the_loader_tests_them():
@@ -151,8 +164,8 @@ def test_noise_nobody_could_check_is_not_green():
 
 def test_scores_alone_speak_of_no_part():
     result = ag.audit(run().scores(), claim=CLAIM)
-    assert {part.status for part in result.scope} == {"not tested"}
-    assert "audit the transcript" in str(result)
+    assert set(statuses(result).values()) == {"not tested"}
+    assert "audit the transcript" in " ".join(str(result).split())
 
 
 def test_every_output_carries_the_scope():
@@ -164,9 +177,45 @@ def test_every_output_carries_the_scope():
     assert AuditResult.from_json(result.to_json()).scope == result.scope
 
 
-def test_a_result_written_before_scopes_is_read():
+def test_every_output_lists_what_canaries_did_not_meet_and_what_no_audit_sees():
+    """The default canaries meet no per-sample gradient: each output says so, and what would."""
+    result = ag.audit(run(), claim=CLAIM)
+    assert result.verdict is Verdict.CONSISTENT
+    assert statuses(result)["per-sample gradient"] == "not tested"
+    pack = evidence_pack(result, subjects={"model.safetensors": "0" * 64})
+    outputs = {
+        "text": str(result),
+        "markdown": result.to_markdown(),
+        "junit": result.to_junit(),
+        "html": result.to_html(),
+        "card": result._repr_html_(),
+        "json": result.to_json(),
+        **pack,
+    }
+    for name, shown in outputs.items():
+        words = " ".join(html.unescape(shown).replace("&#95;", "_").split())
+        for said in ("per-sample gradient", "replay()", "mixes records", *OUTSIDE):
+            assert said in words, (name, said)
+
+
+def test_canaries_do_not_test_the_per_sample_gradient():
+    """Under mixup a canary adds one clip norm in all, over two rows: its mean shows nothing."""
+    ran = (finding("contribution", Status.PASS),)
+    part = {part.name: part for part in scope_of(ran, INPUT_SPACE)}["per-sample gradient"]
+    assert part.status == "not tested"
+    assert not part.met
+
+
+def test_a_replay_tests_the_per_sample_gradient():
+    result = ag.audit(run(), claim=CLAIM)
+    told = Finding(check="replay", status=Status.PASS, summary="nothing differs.")
+    scope = scope_of((*result.findings, told), exercised_in(result.metadata))
+    assert {part.name: part.status for part in scope}["per-sample gradient"] == "fine"
+
+
+def test_a_result_without_checks_says_that_nothing_was_tested():
     result = replace(ag.audit(run(), claim=CLAIM), scope=())
-    assert "not tested" not in str(result)
+    assert "not tested  every part: no checks were made" in str(result)
 
 
 RUN = ag.simulate_dpsgd(
@@ -208,3 +257,23 @@ def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
     assert ag.AuditResult.from_json(result.to_json()) == result
     with pytest.raises(FileFormatError, match="no result of an audit: Expected"):
         ag.AuditResult.from_json(forged(result, **changes))
+
+
+def test_the_page_on_limits_names_every_part_and_what_is_outside():
+    page = Path(__file__).parents[1].joinpath("docs", "limits.md").read_text(encoding="utf-8")
+    words = " ".join(page.lower().split())
+    for name in (*(kind.name for kind in _KINDS), *OUTSIDE):
+        assert name.lower() in words, name
+
+
+def test_every_path_of_canaries_meets_parts_that_are_listed():
+    passed = {kind.passed for kind in _KINDS}
+    for path in (AFTER_CLIPPING, BEFORE_CLIPPING, INPUT_SPACE, THROUGH_AGGREGATOR):
+        assert set(path) <= passed
+
+
+def test_rounds_have_weights_and_records_have_gradients():
+    paths = (INPUT_SPACE, THROUGH_AGGREGATOR)
+    by_path = {path: {part.name for part in scope_of((), path)} for path in paths}
+    assert "weighting" in by_path[THROUGH_AGGREGATOR] - by_path[INPUT_SPACE]
+    assert "per-sample gradient" in by_path[INPUT_SPACE] - by_path[THROUGH_AGGREGATOR]

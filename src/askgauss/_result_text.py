@@ -8,9 +8,19 @@ from collections.abc import Iterator
 
 from askgauss import policy
 from askgauss._text import one_line
+from askgauss.diagnostics.causes import ordered
 from askgauss.results import AuditResult, Part, Status, Verdict, number, whole_percent
+from askgauss.scope import OUTSIDE
 
-__all__ = ["measured", "of_the_claim", "scope_line", "scope_rows_of", "sight_of", "text_of"]
+__all__ = [
+    "measured",
+    "method_of",
+    "of_the_claim",
+    "scope_line",
+    "scope_rows_of",
+    "sight_of",
+    "text_of",
+]
 
 _WIDTH = 100
 _LABEL = 12
@@ -36,7 +46,7 @@ def text_of(result: AuditResult) -> str:
             subsequent_indent=" " * (_LABEL + 2),
         )
     shown = [item for item in result.findings if item.status in _SHOWN]
-    for finding in sorted(shown, key=lambda item: _SHOWN.index(item.status))[:_MOST_FINDINGS]:
+    for finding in ordered(shown)[:_MOST_FINDINGS]:
         lines += textwrap.wrap(
             one_line(f"{finding} {finding.remedy}"),
             width=_WIDTH,
@@ -58,7 +68,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "claimed", str(claim)
     yield "measured", measured(result)
     canaries = f"{result.present:,} present and {result.absent:,} absent canaries"
-    yield "method", f"{result.auditor.name}, assuming {result.assumption.value}; {canaries}"
+    yield "method", f"{method_of(result)}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free)}"
         yield "instead", f"{free} by the distribution-free method"
@@ -77,6 +87,14 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     if result.provenance is not None:
         yield "source", str(result.provenance)
     yield "next", result.next_step
+
+
+def method_of(result: AuditResult) -> str:
+    """The method, and what its bound assumes."""
+    more = ""
+    if getattr(result.auditor, "replaced", False):
+        more = ", and that a gradient and its opposite are clipped and noised alike"
+    return f"{result.auditor.name}, assuming {result.assumption.value}{more}"
 
 
 def measured(result: AuditResult) -> str:
@@ -115,10 +133,13 @@ def sight_of(result: AuditResult) -> str:
 
 
 def scope_rows_of(result: AuditResult) -> list[tuple[str, str]]:
-    """What was tested, what is broken, what was not tested and how it would be."""
-    fine, broken = _named(result, "fine"), _named(result, "broken")
+    """What was tested, what is broken, what was not tested and how it would be, what none can be.
+
+    Every output shows these rows, and no other list of parts.
+    """
     tested = [
-        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name for part in fine
+        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
+        for part in _named(result, "fine")
     ]
     unseen: dict[str, list[str]] = {}
     for part in _named(result, "not tested"):
@@ -128,8 +149,9 @@ def scope_rows_of(result: AuditResult) -> list[tuple[str, str]]:
     ]
     rows = (
         ("tested", tested),
-        ("broken", [part.name for part in broken]),
-        ("not tested", untested),
+        ("broken", [part.name for part in _named(result, "broken")]),
+        ("not tested", untested if result.scope else ["every part: no checks were made"]),
+        ("outside", [f"any audit of one run: {', '.join(OUTSIDE)}"]),
     )
     return [(label, "; ".join(items)) for label, items in rows if items]
 
@@ -139,14 +161,5 @@ def _named(result: AuditResult, status: str) -> list[Part]:
 
 
 def scope_line(result: AuditResult) -> str:
-    """The scope in one short line, by the names of the parts."""
-    parts = [
-        f"{label}: {', '.join(part.name for part in _named(result, status))}"
-        for label, status in (
-            ("tested", "fine"),
-            ("broken", "broken"),
-            ("not tested", "not tested"),
-        )
-        if _named(result, status)
-    ]
-    return "; ".join(parts) or "which parts of the training were tested is not known"
+    """The same rows in one line."""
+    return ". ".join(f"{label}: {words}" for label, words in scope_rows_of(result))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from askgauss import policy, power
 from askgauss.claims import PrivacyClaim
-from askgauss.results import AuditResult, Consequence, Finding, Verdict, number
+from askgauss.diagnostics.causes import leading
+from askgauss.results import AuditResult, Consequence, Verdict, number
 
 __all__ = ["Advice", "advice"]
 
@@ -73,12 +74,9 @@ def advice(result: AuditResult) -> Advice:
     )
 
 
-def _failed(result: AuditResult, consequence: Consequence) -> Finding | None:
-    return next(iter(policy.failures(result.findings, consequence)), None)
-
-
 def _violation(result: AuditResult) -> Advice:
-    breach = _failed(result, Consequence.BREACH)
+    breached = policy.failures(result.findings, Consequence.BREACH)
+    breach = leading(result.findings) if breached else None
     claimed = "" if result.claim is None else f" of epsilon {result.claim.epsilon:g}"
     if breach is not None:
         meaning = (
@@ -94,12 +92,17 @@ def _violation(result: AuditResult) -> Advice:
             "Every part that was measured by itself looks as claimed: look at the accountant, the "
             "steps that were not recorded, and the claim itself."
         )
+        if result.claim is not None and result.claim.adjacency == "replace":
+            step = (
+                "Replacing a record moves a sum by two clip norms: account for replace-one "
+                "neighbours, which add-remove accountants do not."
+            )
     action = f"Do not release the model under this claim. {step} Then train and audit again."
     return Advice(meaning=meaning, action=action, actor=f"{_MAINTAINER}, and {_OWNER}")
 
 
 def _invalid(result: AuditResult) -> Advice:
-    broken = _failed(result, Consequence.INVALIDATES)
+    broken = leading(result.findings)
     name = "an assumption" if broken is None else f"the check of {broken.check}"
     return Advice(
         meaning="The audit could not measure what this run gives away, because "
@@ -129,9 +132,20 @@ def _inconclusive(result: AuditResult) -> Advice:
         unseen = weak.parts
         names = " and ".join(part.name for part in unseen)
         return Advice(
-            meaning=f"Nothing speaks against the claim, but no check spoke of the {names} with "
-            "power. Treat the claim as untested.",
+            meaning=f"Nothing speaks against the claim, but no check could assess {names}. Treat "
+            "the claim as untested.",
             action=f"{unseen[0].how_to_test[:1].upper()}{unseen[0].how_to_test[1:]}.",
+            actor=_AUDITOR,
+        )
+    if weak is not None and weak.kind is policy.WeaknessKind.STEPS:
+        assert weak.finding is not None
+        missed = weak.finding
+        return Advice(
+            meaning=f"Nothing speaks against the claim, but only {missed.measured:,.0f} of "
+            f"{missed.claimed:,.0f} steps were audited. Treat the claim as untested.",
+            action="If training stopped early, claim the epsilon accounted for the steps that were "
+            f"taken, PrivacyClaim(..., steps={missed.measured:.0f}), and say planned_steps= when "
+            "attaching; if not, attach the audit to the whole run.",
             actor=_AUDITOR,
         )
     if weak is not None and weak.kind is policy.WeaknessKind.CONTRIBUTION:
@@ -192,6 +206,10 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
     if (present, absent) == (result.present, result.absent):
         action = "Audit again with another seed: these numbers of canaries are enough on average."
         return Advice(meaning=meaning, action=action, actor=_AUDITOR)
+    steps = run.get("steps")
+    attached = ""
+    if steps is not None and run.get("source") == "transcript":
+        attached = f", or CanaryAudit(..., planned_steps={steps}) if it is to be this short"
     if run.get("fair_coins"):
         count = max(2 * present, 2 * absent)
         said = f"{count:,} canaries, each present by a fair coin (CanaryAudit(..., canaries={count}"
@@ -201,7 +219,7 @@ def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Ad
         said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
     return Advice(
         meaning=meaning,
-        action=f"Train again with {said}: such an audit notices a true epsilon of "
+        action=f"Train again with {said}{attached}: such an audit notices a true epsilon of "
         f"{number(policy.ALTERNATIVE * claim.epsilon)} nine times in ten.",
         actor=_AUDITOR,
         present=present,

@@ -197,7 +197,10 @@ def _bill(result: AuditResult, subjects: dict[str, str], digest: str) -> dict[st
                 for part in untested
             ]
             + [words for words in [_not_tested(result)] if words]
-            + ["no audit proves privacy: it says what it could have seen"]
+            + [
+                one_line(f"outside {dict(result.scope_rows())['outside']}"),
+                "no audit proves privacy: it says what it could have seen",
+            ]
         },
     }
     component = {

@@ -20,7 +20,9 @@ from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.diagnostics import diagnose
+from askgauss.diagnostics.causes import named
 from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
+from askgauss.diagnostics.neighbours import has_opposites, neighbour_checks
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
@@ -139,6 +141,8 @@ def audit(
         *method.findings(evidence, delta=level, confidence=confidence),
     )
     checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
+    if diagnostics and claim is not None:
+        checks += (*neighbour_checks(given, claim, replaced=getattr(method, "replaced", False)),)
     gaussian = None
     if not declared and level > 0.0 and policy.membership_gap(findings) != "fixed":
         assert isinstance(data, CanaryScores)
@@ -187,6 +191,9 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
         free_evidence: Evidence of the distribution-free method, asked for where the assumptions of
             the result's own failed; None where there is none.
     """
+    if result.scope:
+        found = scope_of(result.findings, exercised_in(result.metadata))
+        result = replace(result, scope=found)
     method, evidence, claim = result.auditor, result.evidence, result.claim
     delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
     gap = policy.membership_gap(result.findings)
@@ -380,14 +387,10 @@ def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Fi
 def _default(
     data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
 ) -> Auditor[Any]:
-    if not isinstance(data, Transcript):
-        return GaussianShift()
-    # What a replaced record moves is known from canaries of both signs alone.
-    rounds = data.facts.rounds
-    signed = rounds is not None and rounds.signed
-    return SubsampledGaussian(
-        replaced=signed and claim is not None and claim.adjacency == "replace"
-    )
+    replaced = claim is not None and claim.adjacency == "replace" and has_opposites(data)
+    if isinstance(data, Transcript):
+        return SubsampledGaussian(replaced=replaced)
+    return GaussianShift(replaced=replaced)
 
 
 def _check_direction(data: CanaryScores | Transcript) -> None:
@@ -437,9 +440,8 @@ def _decide(
     breaches = policy.failures(findings, Consequence.BREACH)
     broken = policy.failures(findings, Consequence.INVALIDATES)
     if breaches or broken:
-        first = (breaches or broken)[0]
         verdict = policy.verdict_on(breached=bool(breaches), invalid=bool(broken))
-        return verdict, f"{first.check}: {first.summary}", None
+        return verdict, named(findings), None
     if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
         verdict = policy.verdict_on(contradicted=True)
         gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
@@ -485,7 +487,7 @@ def _weakness_in_words(weak: policy.Weakness, claim: PrivacyClaim, power: float 
         return f"only {taken:,.0f} of {accounted:,.0f} steps were audited"
     if weak.kind is policy.WeaknessKind.PARTS:
         names = " and ".join(part.name for part in weak.parts)
-        return f"no check spoke of {names} with power: {weak.parts[0].how_to_test}"
+        return f"not tested: {names} ({weak.parts[0].how_to_test})"
     chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
     return (
         f"this audit had {chance} of noticing a true epsilon of "

@@ -86,7 +86,10 @@ class PrivacyClaim:
         return replace(self, sampling=Poisson(rate=scheme.rate), steps=steps)
 
     def __str__(self) -> str:
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        neighbours = {"add-remove": "", "zero-out": ", zero-out", "replace": ", replace-one"}
+        unit = ", of a user" if self.unit == "user" else ""
+        said = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"{said}{neighbours[self.adjacency]}{unit}"
 
 
 def check_claim(claim: object) -> None:

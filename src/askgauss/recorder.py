@@ -61,6 +61,10 @@ class Recorder(Checkpointed):
             Bounds that rest on it say that it was declared, and not seen. The recorder's own coin
             needs no word for it.
         records: Records the training draws its batches from, to compare batches with.
+        unit: What one canary stands for: an example, or a user whose examples are clipped together.
+        inserted: Where canaries enter a step: in the clipped sum, or as rows among the gradients of
+            single records, longer than the clip norm, that the training clips. Then clipping is
+            tested too.
         store: A file to keep every step in as well, for `StepStore`: 4 bytes a canary and step. It
             is whole on disk whenever a checkpoint or a transcript has been taken.
         monitor: Watches every step; its state is kept in the checkpoints. True for a plain one.
@@ -97,6 +101,8 @@ class Recorder(Checkpointed):
         noise_multiplier: float | None = None,
         poisson: bool = False,
         records: int | None = None,
+        unit: Literal["example", "user"] = "example",
+        inserted: Literal["before clipping", "after clipping"] = "after clipping",
         store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
@@ -107,6 +113,8 @@ class Recorder(Checkpointed):
             )
         scheme = scheme_of(sampling, sampling_rate)
         _validate.magnitude(clip_norm=clip_norm)
+        _validate.one_of(("example", "user"), unit=unit)
+        _validate.one_of(("before clipping", "after clipping"), inserted=inserted)
         if noise_multiplier is not None:
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
@@ -121,6 +129,8 @@ class Recorder(Checkpointed):
         # A rate alone does not say how the user's own sampler draws.
         self._declared = sampling
         self._clip_norm = float(clip_norm)
+        self._stands_for: Literal["example", "user"] = unit
+        self._clipped = inserted == "before clipping"
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self._poisson = bool(poisson) or isinstance(sampling, Poisson)
         self._store = None if store is None else StepWriter(store, canaries)
@@ -576,7 +586,10 @@ class Recorder(Checkpointed):
                 batches=self._planting.batches,
                 plantings=self._planting.plantings,
                 found_scheme=self._planting.found,
-                exercised=("sampler",) if self._planting.meets_the_sampler else (),
+                exercised=(
+                    *(("sampler",) if self._planting.meets_the_sampler else ()),
+                    *(("clipping",) if self._clipped else ()),
+                ),
             ),
             **rows,
         )
@@ -597,6 +610,7 @@ class Recorder(Checkpointed):
             noise_multiplier=self._noise_multiplier,
             tensors=tuple(f"tensor {index}" for index in range(len(self._canaries.tensor_sizes))),
             records=self._planting.records,
+            unit=self._stands_for,
             places=self._canaries.places,
             seed=self._canaries.root_seed,
             run=self._run,

@@ -342,10 +342,13 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""
+        from askgauss import scope
+
         plain: dict[str, Any] = _plain.to_plain(replace(self, auditor=_NO_AUDITOR))
         plain["auditor"] = {"name": self.auditor.name, "options": _plain.to_plain(self.auditor)}
         plain["assumption"] = self.assumption.value
         plain["next_step"] = self.next_step
+        plain["outside"] = list(scope.OUTSIDE)
         return plain
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:

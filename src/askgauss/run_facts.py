@@ -69,7 +69,8 @@ class RunFacts:
         watch_background: Whether watched coordinates are noise alone; None: as the background is.
         unnoised_steps: Optimizer steps taken without the mechanism adding noise.
         tensors: Names of the tensors, in the order of the tensor indices.
-        exercised: Parts of the training pipeline the canaries went through.
+        exercised: Parts of the training the canaries went through, by the names in
+            `askgauss.scope`.
         precision: Names of the number formats met.
         records: Records the training draws its batches from, where that was said.
         batches: The training's batches, held against the scheme.
@@ -84,6 +85,7 @@ class RunFacts:
         rounds: What was seen of the clients of federated rounds; None where there are none.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
+        unit: What one canary stands for: an example, or a user whose examples are clipped together.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -129,6 +131,7 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    unit: Literal["example", "user"] = "example"
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)

@@ -1,14 +1,43 @@
-"""Which parts of the training an audit tested: what its verdict may speak of, and what not."""
+"""The parts of a training: which an audit tested, which it did not, and what none can see.
+
+This is the only list of parts. Integrations say by the paths below what their canaries went
+through, checks are assigned to parts in `_KINDS`, and every output reads `AuditResult.scope`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from askgauss.results import Finding, Part, Status
 
-__all__ = ["exercised_in", "scope_of"]
+__all__ = [
+    "AFTER_CLIPPING",
+    "BEFORE_CLIPPING",
+    "INPUT_SPACE",
+    "OUTSIDE",
+    "THROUGH_AGGREGATOR",
+    "exercised_in",
+    "scope_of",
+]
+
+# What canaries go through, by where they are inserted.
+AFTER_CLIPPING = ("noise",)
+BEFORE_CLIPPING = ("clipping", "noise")
+INPUT_SPACE = ("sampler", "per-sample gradient", "clipping", "noise")
+THROUGH_AGGREGATOR = ("clipping", "weighting", "noise")
+
+# What no audit of one run can see, whatever its canaries go through.
+OUTSIDE = (
+    "settings and metadata computed from private data",
+    "logged losses and metrics",
+    "tuning and early stopping",
+    "buffers such as batch-norm statistics",
+    "random seeds that can be guessed",
+    "floating-point attacks",
+    "hyper-parameter search",
+)
 
 _RAN = (Status.PASS, Status.INFO, Status.WARN, Status.FAIL)
 _ONLY_SCORES = "audit the transcript, not the scores alone"
@@ -35,14 +64,19 @@ class _Kind:
         exact: Checks of the run's own records, which test the part whether or not canaries went
             through it.
         how_to_test: The next step where it was not tested.
+        of: Where this part occurs: in training on records, in federated rounds, or in both.
+        needed: Whether the claimed epsilon is about this part itself, so that CONSISTENT is not
+            given where it was not tested, whatever canaries went through.
     """
 
     name: str
-    passed: str
+    passed: str = ""
     deciding: tuple[str, ...]
     others: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     how_to_test: str
+    of: Literal["records", "rounds", "both"] = "both"
+    needed: bool = False
 
 
 _KINDS = (
@@ -93,27 +127,6 @@ _KINDS = (
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
     _Kind(
-        name="clipping",
-        passed="clipping",
-        deciding=("contribution",),
-        others=(
-            "even contribution",
-            "single plantings",
-            "carry-over",
-            "finite gradients",
-            "sum of records",
-            "ghost norms",
-            "divisor",
-            "client weight",
-            "nan update",
-            "zero update",
-            "clip norm direction",
-        ),
-        exact=("record contributions",),
-        how_to_test="send canaries through the clipper: with gradients of single records (no "
-        'ghost clipping) CanaryAudit(..., inject="sample"), or wrap(..., clipped_grad=...) in JAX',
-    ),
-    _Kind(
         name="sampler",
         passed="sampler",
         deciding=("sampling rate",),
@@ -125,32 +138,82 @@ _KINDS = (
             "sampling",
             "participation",
         ),
-        how_to_test="send canaries through the loader: ExampleCanaries, or observe(planted=...)",
+        how_to_test="give the audit the private loader, CanaryAudit(optimizer, "
+        "data_loader=loader); in an own loop, observe(planted=...)",
+    ),
+    _Kind(
+        name="per-sample gradient",
+        passed="per-sample gradient",
+        # Whether a record's gradient is its own. What an input-space canary adds on average does
+        # not tell: a loss that mixes records shares the canary out over rows that add up to it.
+        deciding=(),
+        exact=("replay",),
+        how_to_test="compare neighbouring datasets with replay(), and review that no layer or loss "
+        "mixes records",
+        of="records",
+    ),
+    _Kind(
+        name="clipping",
+        passed="clipping",
+        deciding=("contribution",),
+        others=(
+            "even contribution",
+            "single plantings",
+            "carry-over",
+            "finite gradients",
+            "sum of records",
+            "ghost norms",
+            "divisor",
+            "nan update",
+            "zero update",
+            "clip norm direction",
+        ),
+        exact=("record contributions",),
+        how_to_test="send canaries through the clipper: with gradients of single records (no "
+        'ghost clipping) CanaryAudit(..., inject="sample"); wrap(..., clipped_grad=...) in JAX; in '
+        'an own loop, canary rows among the gradients to be clipped, Recorder(inserted="before '
+        'clipping")',
+    ),
+    _Kind(
+        name="weighting",
+        passed="weighting",
+        deciding=("client weight",),
+        how_to_test="audit an aggregator that can be copied, or let clients report different "
+        "weights",
+        of="rounds",
+    ),
+    _Kind(
+        name="adjacency",
+        deciding=("adjacency",),
+        how_to_test="audit gradient-space canaries, or claim add-remove neighbours",
+        needed=True,
+    ),
+    _Kind(
+        name="privacy unit",
+        deciding=("privacy unit",),
+        how_to_test='insert whole users as canaries and declare it, Recorder(..., unit="user")',
+        needed=True,
     ),
     _Kind(
         name="steps",
-        passed="",
         deciding=("step count",),
         others=("steps after epsilon was read",),
         how_to_test="say how many steps were accounted for: PrivacyClaim(steps=...)",
     ),
     _Kind(
         name="accountant",
-        passed="",
         deciding=("accounted epsilon",),
         others=("accounting of the clipping count", "sensitivity"),
         how_to_test="claim noise_multiplier=, sampling_rate= and steps=, or attach to the run",
     ),
     _Kind(
         name="weights",
-        passed="",
         deciding=("weights moved by the release",),
         others=("loaded optimizer state", "weights between steps", "closure"),
         how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam",
     ),
     _Kind(
         name="trained parameters",
-        passed="",
         deciding=("parameters outside the optimizer",),
         others=("trained parameters without canaries", "weights that never train"),
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
@@ -180,9 +243,12 @@ def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Par
         exercised: Parts the canaries went through; none where only scores are left of the run.
     """
     by_check = {item.check: item for item in findings}
+    elsewhere = "records" if set(THROUGH_AGGREGATOR) <= set(exercised) else "rounds"
     # What neither canaries nor facts could tell is no part of this run.
     met = [
-        kind for kind in _KINDS if kind.passed or any(name in by_check for name in kind.deciding)
+        kind
+        for kind in _KINDS
+        if kind.of != elsewhere and (kind.passed or any(name in by_check for name in kind.deciding))
     ]
     return tuple(_part(kind, by_check, exercised) for kind in met)
 
@@ -201,16 +267,20 @@ def _part(kind: _Kind, by_check: dict[str, Finding], exercised: Sequence[str]) -
         return Part(
             name=kind.name,
             status="not tested",
-            how_to_test=_how_to_test(kind, weak, exercised),
-            met=went and bool(kind.passed or weak),
+            how_to_test=_how_to_test(kind, weak, found, exercised),
+            met=kind.needed or (went and bool(kind.deciding) and bool(kind.passed or weak)),
         )
     # What canaries say of a part that they did not go through is said elsewhere.
     faults = [item.sees for item in ran if item.sees and (went or item.check in kind.exact)]
     return Part(name=kind.name, status="fine", smallest="; ".join(faults[:_MOST_FAULTS]))
 
 
-def _how_to_test(kind: _Kind, weak: Sequence[Finding], exercised: Sequence[str]) -> str:
+def _how_to_test(
+    kind: _Kind, weak: Sequence[Finding], found: Sequence[Finding], exercised: Sequence[str]
+) -> str:
     """The next step where a part was not tested, or by checks without power."""
+    if kind.needed and found:
+        return found[0].summary.removeprefix("not run: ").rstrip(".")
     if weak and weak[0].sees:
         return f"take more canaries or steps, since only {weak[0].sees} shows"
     if weak:

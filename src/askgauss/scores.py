@@ -45,6 +45,7 @@ class ScoreMetadata:
         noise: "gaussian" where the mechanism is known to add Gaussian noise. Steps or a noise
             multiplier say so too; where nothing does, a default audit's verdict rests on a test
             that needs no law of the noise.
+        unit: What one canary stands for, where stated: an example, or a user with all its examples.
         run: The identity of the run, drawn when it was begun; no part of what is compared.
         membership: How it was decided which canaries were present. "randomised": by chance, before
             training, on record. "declared": by chance, by your word. "fixed": by anything else, as
@@ -61,6 +62,7 @@ class ScoreMetadata:
     fair_coins: bool | None = None
     carried_shift: float | None = None
     noise: Literal["gaussian"] | None = None
+    unit: Literal["example", "user"] | None = None
     run: str | None = field(default=None, compare=False)
     membership: Membership | None = None
 
@@ -81,6 +83,8 @@ class ScoreMetadata:
                 )
         elif self.fair_coins:
             object.__setattr__(self, "membership", "randomised")
+        if self.unit is not None:
+            _validate.one_of(("example", "user"), unit=self.unit)
         if self.steps is not None:
             _validate.count(steps=self.steps)
         if self.sampling_rate is not None:
@@ -202,6 +206,7 @@ class CanaryScores:
         fair_coins: bool | None = None,
         noise: Literal["gaussian"] | None = None,
         membership: Membership | None = None,
+        unit: Literal["example", "user"] | None = None,
     ) -> CanaryScores:
         """Scores given as two arrays, one a group.
 
@@ -216,6 +221,7 @@ class CanaryScores:
             fair_coins: Whether every canary was made present by a fair coin of its own.
             noise: "gaussian" where the mechanism is known to add Gaussian noise.
             membership: How it was decided who was present; see `ScoreMetadata`.
+            unit: What one canary stands for: an example, or a user with all its examples.
         """
         groups = (
             _validate.finite_vector("present", present),
@@ -238,6 +244,7 @@ class CanaryScores:
                 fair_coins=fair_coins,
                 noise=noise,
                 membership=membership,
+                unit=unit,
             ),
         )
 

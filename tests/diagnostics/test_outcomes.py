@@ -5,7 +5,7 @@ import pytest
 
 from askgauss.diagnostics import causes
 from askgauss.diagnostics.outcomes import apply_gate, fact, judged, not_run
-from askgauss.results import Consequence, Status
+from askgauss.results import Consequence, Finding, Status
 
 
 def checks(*p_values, consequence=Consequence.INVALIDATES):
@@ -88,7 +88,7 @@ def test_what_may_follow_from_another_failure_says_so():
     assert remedies[0] == "Mend repeated noise."
     # Duplicates follow from shared noise, and that from repeated noise: the first is to be mended.
     for remedy in remedies[1:3]:
-        assert remedy.startswith("May follow from repeated noise: ")
+        assert remedy.startswith("Probably caused by 'repeated noise'.")
     assert remedies[3] == "Mend contribution."
 
 
@@ -98,13 +98,56 @@ def test_a_symptom_alone_is_its_own_cause():
     assert items[1].remedy == "Mend serial correlation."
 
 
-def test_no_cause_follows_from_itself():
+def wrong(check, consequence=Consequence.BREACH, p_value=0.0, measured=None):
+    return Finding(
+        check=check, status=Status.FAIL, summary=f"{check} is wrong.", consequence=consequence,
+        p_value=p_value, measured=measured, remedy=f"Mend {check}.",
+    )  # fmt: skip
+
+
+ONE_NOISE = (wrong("repeated noise", measured=-0.99), wrong("shared noise", measured=1.0))
+QUIET = (wrong("planted noise", measured=0.8), wrong("even contribution"))
+HEAVY = (wrong("noise by coordinate", Consequence.INVALIDATES), wrong("noise shape"))
+
+
+@pytest.mark.parametrize("said", [(), ONE_NOISE, QUIET, HEAVY, (*ONE_NOISE, *QUIET, *HEAVY)])
+def test_no_cause_follows_from_itself(said):
     """A chain that came back to itself would never end."""
+    follows = causes._directed({item.check: item for item in said})
 
     def symptoms(name, above=()):
         assert name not in above, (*above, name)
-        for symptom in causes._FOLLOWS.get(name, ()):
+        for symptom in follows.get(name, ()):
             symptoms(symptom, (*above, name))
 
-    for name in causes._FOLLOWS:
+    for name in follows:
         symptoms(name)
+
+
+@pytest.mark.parametrize(
+    ("findings", "lead"),
+    [
+        (ONE_NOISE, "shared noise"),
+        ((wrong("repeated noise", measured=1.0), wrong("shared noise", measured=1.0),
+          wrong("serial correlation", measured=1.0)), "repeated noise"),
+        ((wrong("repeated noise", measured=1.0), wrong("shared noise", measured=1.0),
+          wrong("serial correlation", measured=0.1)), "shared noise"),
+        (QUIET, "planted noise"),
+        (HEAVY, "noise shape"),
+        ((wrong("single plantings"), wrong("contribution")), "contribution"),
+        ((wrong("contribution"), wrong("record contributions", p_value=None)),
+         "record contributions"),
+        # What is exact and invalidates leads what follows from it; of what does not, the breach.
+        ((wrong("contribution"), wrong("sum of records", Consequence.INVALIDATES, None)),
+         "sum of records"),
+        ((wrong("noise scale"), wrong("sum of records", Consequence.INVALIDATES, None)),
+         "noise scale"),
+        ((wrong("noise scale"), wrong("step count", p_value=None)), "step count"),
+    ],
+)  # fmt: skip
+def test_the_cause_leads(findings, lead):
+    for order in (findings, findings[::-1]):
+        assert causes.leading(order).check == lead
+        assert causes.named(order).startswith(f"{lead}: ")
+        assert causes.ordered(order)[0].check == lead
+    assert causes.leading([]) is None

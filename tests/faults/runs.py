@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from askgauss import accounting
 from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.causes import leading, ordered
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.mechanisms import tree
 from askgauss.results import AuditResult, Status
@@ -75,6 +76,20 @@ def _claim(rate: float, steps: int) -> PrivacyClaim:
 
 def audited(fault: Fault | None, seed: int, size: Size = DEFAULT) -> AuditResult:
     return audit(simulated(fault, seed, size), claim=claim_of(fault, size))
+
+
+def headline(result: AuditResult) -> str:
+    """The finding that a result names first: its lead, or the first warning where none failed."""
+    lead = leading(result.findings)
+    if lead is not None:
+        return lead.check if result.reason.startswith(f"{lead.check}: ") else ""
+    shown = [item for item in ordered(result.findings) if item.status is Status.WARN]
+    return shown[0].check if shown else ""
+
+
+def names(result: AuditResult, fault: Fault | TreeFault) -> bool:
+    """Whether the headline of a result names the fault."""
+    return headline(result) in (fault.finding, *getattr(fault, "also", ()))
 
 
 def simulated_tree(fault: TreeFault | None, seed: int) -> LinearTranscript:

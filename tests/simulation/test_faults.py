@@ -41,6 +41,7 @@ SETTING = {
 def test_every_fault_is_named_with_its_verdict(fault):
     result = runs.audited(fault, seed=12, size=SMALL)
     assert fault.finding in runs.found(result)
+    assert runs.names(result, fault), result.reason
     # A third of the canaries, a third of the steps: too few for CONSISTENT, enough for the rest.
     consistent = fault.verdict is Verdict.CONSISTENT
     assert result.verdict in (
@@ -52,6 +53,7 @@ def test_every_fault_is_named_with_its_verdict(fault):
 def test_every_tree_fault_is_named_with_its_verdict(fault):
     result = runs.audited_tree(fault, seed=3)
     assert fault.finding in runs.found(result)
+    assert runs.names(result, fault), result.reason
     assert result.verdict is fault.verdict
 
 

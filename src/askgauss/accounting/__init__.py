@@ -15,6 +15,11 @@ serve two purposes that are never interchanged:
 * An *audit* must not be too high. `dpsgd_epsilon_lower` and `dpsgd_signal_to_noise` compose a step
   that can be computed from the true one, so leaks no more than it, and err downwards.
 
+`replaced_epsilon_lower` is the same for a record that is exchanged for its opposite, which shows
+
+    one       (1 - q) N(0, 1) + q N( C / sigma, 1)
+    other     (1 - q) N(0, 1) + q N(-C / sigma, 1)
+
 They are some parts in 10 000 apart at ordinary settings, and both exact at sampling rate 1. The
 *power* of an audit needs neither side, only speed: `quick_epsilon` and `quick_signal_to_noise` are
 the same composition on a coarser grid, right to two parts in a thousand, and decide nothing.
@@ -25,6 +30,7 @@ from askgauss.accounting.audits import (
     dpsgd_signal_to_noise,
     quick_epsilon,
     quick_signal_to_noise,
+    replaced_epsilon_lower,
     schedule_epsilon_lower,
     schedule_factor,
     schedule_levels,
@@ -50,6 +56,7 @@ __all__ = [
     "history_epsilon",
     "quick_epsilon",
     "quick_signal_to_noise",
+    "replaced_epsilon_lower",
     "schedule_epsilon_lower",
     "schedule_factor",
     "schedule_levels",

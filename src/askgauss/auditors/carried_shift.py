@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from askgauss import accounting
+from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.stats import gaussian
 from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.shift import sampling_variance
@@ -57,31 +58,43 @@ def _sampled(evidence: Carrier) -> tuple[int, float] | None:
     return None if rate is None or rate == 1.0 else (evidence.steps, rate)
 
 
-def shift_of_mechanism(evidence: Carrier, epsilon: float, delta: float) -> float:
+def shift_of_mechanism(
+    evidence: Carrier, epsilon: float, delta: float, *, replaced: bool = False
+) -> float:
     """Shift of the scores, in units of their noise, when the whole *mechanism* has this epsilon.
 
     For sums of sampled steps that is q sqrt(T) / sigma, with the noise multiplier sigma that the
     accountant has for this epsilon. Where neither that nor a stated share says otherwise, scores
-    are taken to carry all of it.
+    are taken to carry all of it. Of a replaced record the epsilon is that of twice the distance.
     """
     sampled = _sampled(evidence)
     if sampled is None:
         share = 1.0 if evidence.carried_shift is None else evidence.carried_shift
-        return share * gaussian.gdp_mu(epsilon, delta)
+        return share * gaussian.gdp_mu(epsilon, delta) / (2.0 if replaced else 1.0)
     steps, rate = sampled
+    if replaced:
+        law = ReplaceOne(of=Poisson(rate=rate))
+        signal = law.quick_signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
+        return rate * math.sqrt(steps) * signal
     signal = accounting.quick_signal_to_noise(
         epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps
     )
     return rate * math.sqrt(steps) * signal
 
 
-def epsilon_of_scores(evidence: Carrier, shift: float, delta: float) -> float:
+def epsilon_of_scores(
+    evidence: Carrier, shift: float, delta: float, *, replaced: bool = False
+) -> float:
     """Epsilon of the mechanism whose scores show this shift: the inverse of the above."""
     sampled = _sampled(evidence)
     if sampled is None:
         share = 1.0 if evidence.carried_shift is None else evidence.carried_shift
-        return gaussian.gdp_epsilon(delta, shift / share)
+        return gaussian.gdp_epsilon(delta, (2.0 if replaced else 1.0) * shift / share)
     steps, rate = sampled
+    if replaced:
+        noise = rate * math.sqrt(steps) / shift if shift > 0.0 else math.inf
+        law = ReplaceOne(of=Poisson(rate=rate))
+        return law.epsilon_lower(noise_multiplier=noise, steps=steps, delta=delta)
     return accounting.quick_epsilon(
         signal_to_noise=shift / (rate * math.sqrt(steps)),
         sampling_rate=rate,

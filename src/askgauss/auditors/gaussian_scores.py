@@ -9,9 +9,10 @@ variances free and the least epsilon in the region found and verified.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,9 +23,10 @@ from askgauss.auditors.base import Auditor, Evidence
 from askgauss.auditors.carried_shift import epsilon_of_scores, shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
+from askgauss.sampling.replaced import replaced_sum_epsilon
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions
-from askgauss.stats.search import close_bracket, smallest_error
+from askgauss.stats.search import close_bracket, level_bracket, smallest_error
 from askgauss.stats.shift import (
     SampledShiftTest,
     ShiftTest,
@@ -72,6 +74,7 @@ class PairEvidence:
         slope: The fit against the canaries' relative shifts, where those differ.
         carried_shift: Share of the mechanism's shift that scores carry, where stated.
         tied: Whether absent scores are all one number that some present score does not exceed.
+        replaced: Whether neighbours have a record's opposite in its place.
     """
 
     present: GroupMoments
@@ -81,6 +84,7 @@ class PairEvidence:
     slope: SlopeTest | None = None
     carried_shift: float | None = None
     tied: bool = False
+    replaced: bool = False
 
     @classmethod
     def of(cls, scores: CanaryScores) -> PairEvidence:
@@ -148,19 +152,26 @@ class PairEvidence:
             return math.inf
         if self.steps is not None and self.sampling_rate not in (None, 1.0):
             assert self.sampling_rate is not None
+            if self.replaced:
+                signal = shift / (self.sampling_rate * math.sqrt(self.steps))
+                return replaced_sum_epsilon(signal, self.sampling_rate, self.steps, delta)
             return subsampled_shift_epsilon(
                 delta, shift, steps=self.steps, sampling_rate=self.sampling_rate
             )
-        return gaussian.gdp_epsilon(delta, shift)
+        return gaussian.gdp_epsilon(delta, (2.0 if self.replaced else 1.0) * shift)
 
     def shift_of_epsilon(self, epsilon: float, delta: float) -> float:
         """The shift at which the score pair has this epsilon."""
         if self.steps is not None and self.sampling_rate not in (None, 1.0):
             assert self.sampling_rate is not None
+            if self.replaced:
+                start = 0.5 * gaussian.gdp_mu(epsilon, delta)
+                leak = functools.partial(self.epsilon_of_shift, delta=delta)
+                return level_bracket(leak, epsilon, start)[1]
             return subsampled_shift(
                 epsilon, delta, steps=self.steps, sampling_rate=self.sampling_rate
             )
-        return gaussian.gdp_mu(epsilon, delta)
+        return gaussian.gdp_mu(epsilon, delta) / (2.0 if self.replaced else 1.0)
 
 
 def _carried(evidence: PairEvidence) -> tuple[Finding, ...]:
@@ -219,7 +230,8 @@ class GaussianShift(Auditor[PairEvidence]):
         Scores are independent and Gaussian with one noise variance in both groups; with Poisson
         sampling at a known rate over known steps, present ones follow the exact law of the
         subsampled sum. Where the rate or the steps are unknown, that a present canary is sampled
-        at all with a probability of at least three deltas.
+        at all with a probability of at least three deltas. With ``replaced``, that a record's
+        opposite moves its score as far the other way.
 
     Guarantee:
         ``epsilon_lower`` exceeds the epsilon of the score pair, and so that of the mechanism, in
@@ -227,6 +239,10 @@ class GaussianShift(Auditor[PairEvidence]):
         more inclusions of all present canaries together, their mean is taken for Gaussian, and
         their variance for one of Gaussian scores where that adds no more than 1 % to the
         statistic's; at the gate's error the two may add a fifth to it.
+
+    Args:
+        replaced: Bound the epsilon of replace-one neighbours, whose scores are twice as far apart.
+            Needs the steps and the sampling rate of the scores.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -240,9 +256,18 @@ class GaussianShift(Auditor[PairEvidence]):
     assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
     evidence_type: ClassVar[type] = PairEvidence
 
+    replaced: bool = False
+
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> PairEvidence:
         """Moments of both groups."""
-        return PairEvidence.of(data)
+        evidence = PairEvidence.of(data)
+        if self.replaced and not evidence.law_known:
+            raise UnsupportedError(
+                "Expected scores whose steps and sampling_rate are known, got neither: without "
+                "them no law of a replaced record is at hand. Give the scores steps= and "
+                "sampling_rate= (1.0 if a present canary is in every step)."
+            )
+        return replace(evidence, replaced=self.replaced)
 
     def epsilon_lower(self, evidence: PairEvidence, *, delta: float, confidence: float) -> float:
         """The exact lower bound."""
@@ -284,7 +309,9 @@ class GaussianShift(Auditor[PairEvidence]):
         """
         return evidence.test().power(
             shift=evidence.shift_of_epsilon(epsilon, delta),
-            true_shift=shift_of_mechanism(evidence, true_epsilon, delta),
+            true_shift=shift_of_mechanism(
+                evidence, true_epsilon, delta, replaced=evidence.replaced
+            ),
             error=error,
         )
 
@@ -294,7 +321,9 @@ class GaussianShift(Auditor[PairEvidence]):
         """The smallest epsilon of a mechanism that is noticed with this power."""
         claimed = evidence.shift_of_epsilon(epsilon, delta)
         shift = least_noticed(evidence.test(), shift=claimed, error=error, power=power)
-        return math.inf if math.isinf(shift) else epsilon_of_scores(evidence, shift, delta)
+        if math.isinf(shift):
+            return math.inf
+        return epsilon_of_scores(evidence, shift, delta, replaced=evidence.replaced)
 
     def findings(
         self, evidence: PairEvidence, *, delta: float, confidence: float

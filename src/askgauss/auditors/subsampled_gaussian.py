@@ -54,8 +54,10 @@ class SubsampledGaussian(Auditor[StepEvidence]):
 
     Args:
         counts_only: Use only each canary's sum and how often it was planted.
-        replaced: Bound the epsilon of replace-one neighbours, from canaries that were planted with
-            both signs: a record that turns into its opposite moves a step by two clip norms.
+        replaced: Bound the epsilon of replace-one neighbours: a record that is exchanged for one
+            with the opposite gradient moves a step by two clip norms. Assumes that a gradient and
+            its opposite are clipped and noised alike, or canaries that were planted with both
+            signs.
     """
 
     assumption: ClassVar[Assumption] = Assumption.SUBSAMPLED_GAUSSIAN_STEPS

@@ -13,6 +13,7 @@ from askgauss import _schema
 from askgauss.canaries import DiracCanaries, Stream, random_stream
 from askgauss.integrations._canary_choice import default_numbers
 from askgauss.recorder import Recorder
+from askgauss.scope import AFTER_CLIPPING
 from askgauss.transcript import Transcript
 
 __all__ = ["Digits", "NumpyTrainer", "Plan", "Trainer", "load_digits"]
@@ -224,7 +225,7 @@ class NumpyTrainer:
         facts = replace(
             recorded.facts,
             tensors=("hidden.weight", "hidden.bias", "output.weight", "output.bias"),
-            exercised=("noise", "step count"),
+            exercised=AFTER_CLIPPING,
             precision=("float64",),
         )
         return recorded.with_facts(facts)

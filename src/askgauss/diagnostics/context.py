@@ -11,6 +11,7 @@ from scipy.special import ndtri
 
 from askgauss import accounting
 from askgauss.claims import PrivacyClaim
+from askgauss.diagnostics.neighbours import has_opposites
 from askgauss.diagnostics.outcomes import SUSPICIOUS
 from askgauss.diagnostics.tails import Spread
 from askgauss.run_facts import RunFacts
@@ -227,8 +228,8 @@ class Context:
     def exceeds(self, signal_to_noise: NDArray[np.float64], rate: float) -> tuple[bool, str]:
         """Whether steps with these ratios, composed, break the claim, and a sentence about it."""
         assert self.claim is not None
-        drawn_by, rounds = self.facts.scheme, self.facts.rounds
-        if self.claim.adjacency == "replace" and rounds is not None and rounds.signed:
+        drawn_by = self.facts.scheme
+        if self.claim.adjacency == "replace" and has_opposites(self.transcript):
             drawn = Poisson(rate=rate) if drawn_by is None else drawn_by.record_by_record()
             drawn_by = ReplaceOne(of=drawn)
         if isinstance(drawn_by, (Poisson, type(None))):

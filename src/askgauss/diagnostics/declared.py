@@ -13,12 +13,17 @@ from askgauss.diagnostics.context import TOLERANCE
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.run_facts import RunFacts
+from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.witness import WeightFacts
 
 __all__ = ["committed_claim", "declared_checks"]
 
 # A claim this near to an epsilon that was read is that epsilon, rounded.
 _ROUNDED = 0.005
+_REPLACED = (
+    "Replacing a record moves a sum by two clip norms: account for replace-one neighbours, or "
+    'claim adjacency="add-remove", which is what Opacus\' accountants count.'
+)
 
 
 def declared_checks(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Finding]:
@@ -46,13 +51,18 @@ def committed_claim(facts: RunFacts, claim: PrivacyClaim | None) -> Iterator[Fin
 
 
 def _least_accounted(facts: RunFacts, claim: PrivacyClaim) -> float:
-    """What the steps that were accounted for leak at least: those of one rate, composed."""
+    """What the steps that were accounted for leak at least: those of one rate, composed.
+
+    Under the claim's adjacency: of noise and clip norm as accounted, whatever canaries were.
+    """
     delta = float(claim.delta)
     if any(noise <= 0.0 for noise, _, _ in facts.accounted):
         return max(_leak(*kind, delta) for kind in facts.accounted)
     by_rate: dict[float, list[tuple[float, int]]] = {}
     for noise, rate, steps in facts.accounted:
         by_rate.setdefault(rate, []).append((noise, steps))
+    if claim.adjacency == "replace":
+        return max(_leak_replaced(kinds, rate, delta) for rate, kinds in by_rate.items())
     return max(_leak_together(kinds, rate, delta) for rate, kinds in by_rate.items())
 
 
@@ -66,6 +76,16 @@ def _leak_together(kinds: list[tuple[float, int]], rate: float, delta: float) ->
     ratios = np.repeat(1.0 / np.asarray(noise, dtype=np.float64), steps)
     return accounting.schedule_epsilon_lower(
         signal_to_noise=ratios, sampling_rate=rate, delta=delta
+    )
+
+
+def _leak_replaced(kinds: list[tuple[float, int]], rate: float, delta: float) -> float:
+    """The same of replace-one neighbours; all steps are taken to have the most noise."""
+    steps = sum(count for _, count in kinds)
+    if not 0.0 < rate <= 1.0 or steps < 1:
+        return 0.0
+    return ReplaceOne(of=Poisson(rate=float(rate))).epsilon_lower(
+        noise_multiplier=max(float(noise) for noise, _ in kinds), steps=int(steps), delta=delta
     )
 
 
@@ -88,16 +108,20 @@ def _accounted_epsilon(facts: RunFacts, claim: PrivacyClaim | None) -> Finding:
     most = (1.0 + TOLERANCE) * float(claim.epsilon)
     counted = sum(steps for _, _, steps in facts.accounted)
     says = "" if own is None else f"; the accountant itself says {own:.4g}"
+    if own is not None and claim.adjacency == "replace":
+        says += " of add-remove neighbours"
     beyond = least > most
     return fact(
         name,
         beyond or (own is not None and own > most),
         f"the {counted:,} steps that were accounted for leak at least epsilon {least:.4g} at delta "
-        f"{claim.delta:g}{says}; {claim.epsilon:g} is claimed.",
+        f"{claim.delta:g}{says}; {claim.epsilon:g} is claimed of {claim.adjacency} neighbours.",
         consequence=Consequence.BREACH if beyond else Consequence.INFORMS,
         measured=least if own is None else max(least, own),
         claimed=float(claim.epsilon),
-        remedy="Claim what the accountant says at this delta, after the last step."
+        remedy=_REPLACED
+        if beyond and claim.adjacency == "replace"
+        else "Claim what the accountant says at this delta, after the last step."
         if beyond
         else "An accountant may be loose: claim what it says, or say which one is tighter.",
     )

@@ -13,6 +13,7 @@ from askgauss import accounting
 from askgauss.diagnostics.coarse import coarse_spread
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.correlation import correlation_checks
+from askgauss.diagnostics.neighbours import has_opposites
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import (
     Spread,
@@ -22,6 +23,7 @@ from askgauss.diagnostics.tails import (
 )
 from askgauss.diagnostics.values import value_checks
 from askgauss.results import Assumption, Consequence, Finding
+from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.stats import normality
 
 __all__ = ["noise_checks"]
@@ -123,12 +125,15 @@ def _least_noise(context: Context) -> Finding:
     if claim is None or rate is None:
         return not_run(name, "a claimed noise_multiplier, or a claim and a sampling rate")
     steps = context.claimed_steps or context.transcript.number_of_steps
-    needed = 1.0 / accounting.dpsgd_signal_to_noise(
-        epsilon=(1.0 + TOLERANCE) * claim.epsilon,
-        delta=claim.delta,
-        sampling_rate=rate,
-        steps=steps,
-    )
+    epsilon = (1.0 + TOLERANCE) * claim.epsilon
+    if claim.adjacency == "replace" and has_opposites(context.transcript):
+        law = ReplaceOne(of=Poisson(rate=rate))
+        signal = law.signal_to_noise(epsilon=epsilon, delta=claim.delta, steps=steps)
+    else:
+        signal = accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=claim.delta, sampling_rate=rate, steps=steps
+        )
+    needed = 1.0 / signal
     noise = context.noise
     return judged(
         name,

@@ -164,7 +164,11 @@ def apply_gate(findings: Iterable[Finding], error: float) -> tuple[Finding, ...]
         listed[index] = replace(worded(item, status), status=status, remedy=remedy)
     causes = root_causes(listed)
     return tuple(
-        replace(item, remedy=f"May follow from {causes[item.check]}: mend that first, audit again.")
+        replace(
+            item,
+            remedy=f"Probably caused by '{causes[item.check]}'. "
+            "Fix that, then train and audit again.",
+        )
         if item.check in causes
         else item
         for item in listed

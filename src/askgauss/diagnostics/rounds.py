@@ -15,7 +15,6 @@ from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.signal import planting
 from askgauss.results import Consequence, Finding, Status
-from askgauss.sampling import FixedSize
 from askgauss.witness import ProbeFacts, RoundFacts
 
 __all__ = ["round_checks"]
@@ -50,8 +49,6 @@ def round_checks(
         yield _direction(probes)
         if context is not None and context.transcript.finite:
             yield _noise_norm(context, facts)
-    if claim is not None:
-        yield _unit(claim, steps=context is not None)
     if facts.unreleased:
         yield Finding(
             check="rounds without a release",
@@ -235,31 +232,3 @@ def _exponent(
         return None
     spread = float(weights @ centred**2)
     return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
-
-
-def _unit(claim: PrivacyClaim, *, steps: bool) -> Finding:
-    """What canary clients show of the claim's neighbours.
-
-    Args:
-        claim: The claim.
-        steps: Whether rounds have fresh noise, so that replaced clients have a law.
-    """
-    said = "canaries are clients: what one user adds over the whole run was measured"
-    if claim.unit == "example":
-        said += "; the claim speaks of one example, of which a client may have many"
-    if claim.adjacency == "replace" and steps:
-        said += (
-            "; canaries point either way, so that the bound is that of a user who turns into the "
-            "opposite, and moves a sum by two clip norms"
-        )
-    elif claim.adjacency == "replace":
-        said += (
-            "; replacing a user moves a sum by up to two clip norms, and the bound is that of one "
-            "who is left out, so that it is lower than it could be"
-        )
-    elif claim.adjacency == "add-remove" and isinstance(claim.scheme, FixedSize):
-        said += (
-            "; with cohorts of fixed size one user more or less changes who else is drawn, and the "
-            "bound is that of one whose update is left out (zero-out)"
-        )
-    return Finding(check="unit and adjacency", status=Status.INFO, summary=f"{said}.")

@@ -283,7 +283,8 @@ def _sum_of_records(facts: StepFacts) -> Finding:
         consequence=Consequence.INVALIDATES,
         measured=digits(facts.off),
         claimed=0.0,
-        remedy="Something else than clipped records is in the sum: find what writes to it.",
+        remedy="Something else than clipped records is in the sum. Is every layer clipped, over "
+        "all tensors together? If so, find what writes to the sum.",
     )
 
 

@@ -9,6 +9,7 @@ from askgauss._text import one_line
 from askgauss.diagnostics.causes import root_causes
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.results import Finding, Status
+from askgauss.scope import INPUT_SPACE
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
@@ -104,8 +105,8 @@ def _advice(
     for finding in missing:
         needs = finding.summary
         if "own sampler" in needs:
-            done = set(facts.exercised) if facts is not None else set()
-            unseen = [part for part in ("sampler", "clipping") if part not in done]
+            done = {"noise", *(facts.exercised if facts is not None else ())}
+            unseen = [part for part in INPUT_SPACE if part not in done]
             yield (
                 f"Canaries did not go through the {' or the '.join(unseen)}: put them into the "
                 "training data, and pass planted= to the recorder."

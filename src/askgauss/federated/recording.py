@@ -21,14 +21,13 @@ from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor
 from askgauss.recorder import Recorder
 from askgauss.sampling import Scheme
+from askgauss.scope import THROUGH_AGGREGATOR
 from askgauss.transcript import Transcript
 from askgauss.witness import ClipCountFacts, ParticipationFacts, RoundFacts
 from askgauss.witness.clip_count import noise_of_both
 
 __all__ = ["LinearRecording", "Participants", "StepRecording"]
 
-# What canaries go through in an aggregator.
-_MET = ("clipping", "sum", "weighting", "noise")
 # Ways to take part beyond the limits of which the worst is looked for.
 _MOST_WAYS = 64
 
@@ -105,7 +104,7 @@ class StepRecording:
         return recorded.with_facts(
             replace(
                 facts,
-                exercised=(*facts.exercised, *_MET),
+                exercised=(*facts.exercised, *THROUGH_AGGREGATOR),
                 rounds=rounds,
                 clip_count=self._clip_count(),
             )
@@ -206,7 +205,9 @@ class LinearRecording:
     def transcript(self, rounds: RoundFacts) -> LinearTranscript:
         """What the rounds so far released."""
         recorded = self.recorder.transcript()
-        return recorded.with_facts(replace(recorded.facts, exercised=_MET, rounds=rounds))
+        return recorded.with_facts(
+            replace(recorded.facts, exercised=THROUGH_AGGREGATOR, rounds=rounds)
+        )
 
 
 class Participants:

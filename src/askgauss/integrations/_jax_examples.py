@@ -24,12 +24,12 @@ from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
 from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
+from askgauss.scope import INPUT_SPACE
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
 
 __all__ = ["ExampleAudit"]
 
-_EXERCISED = ("sampler", "per-sample gradient", "clipping", "sum", "noise", "step count")
 # Coordinates at which the noise is read by itself.
 _WATCHED = 256
 # Numbers held at once: contributions of a chunk of canaries, and those that are compared.
@@ -403,7 +403,7 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
             skipped_steps=taken - len(values),
             watch_background="known",
             tensors=self._tree.names,
-            exercised=_EXERCISED,
+            exercised=INPUT_SPACE,
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             contribution=contribution,
             seed_probe=self._first_noise(values[0, size:]),

@@ -17,23 +17,12 @@ from askgauss.integrations._opacus_steps import RecordedSteps
 from askgauss.integrations._opacus_versions import DPPerLayerOptimizer, untried
 from askgauss.integrations._restarts import digest
 from askgauss.sampling import Poisson
+from askgauss.scope import AFTER_CLIPPING, BEFORE_CLIPPING, INPUT_SPACE
 from askgauss.transcript import Transcript
 
 __all__ = ["RecordedRun"]
 
-_EXERCISED = {
-    "sum": ("noise", "reduction", "step count"),
-    "sample": ("clipping", "sum", "noise", "reduction", "step count"),
-    "examples": (
-        "sampler",
-        "per-sample gradient",
-        "clipping",
-        "sum",
-        "noise",
-        "reduction",
-        "step count",
-    ),
-}
+_EXERCISED = {"sum": AFTER_CLIPPING, "sample": BEFORE_CLIPPING, "examples": INPUT_SPACE}
 
 
 class RecordedRun(RecordedSteps):

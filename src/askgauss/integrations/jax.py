@@ -42,6 +42,7 @@ from askgauss.recorder import Recorder
 from askgauss.released_steps import released_steps
 from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
+from askgauss.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
 
@@ -145,6 +146,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             _validate.integer(1, buffer=buffer)
         _validate.one_of(("auto", "known", "unknown"), background=background)
         self._sampling = as_scheme(sampling, records)
+        self._users = type(sampling).__name__ == "UserSelectionStrategy"
         self._known = _known(background, self._sampling)
         self._clip_norm = float(clip_norm)
         self._noise_multiplier = noise_multiplier
@@ -183,7 +185,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         )
         self._run = secrets.token_hex(16)
         self._loss: CanaryLoss | None = None
-        self._exercised: tuple[str, ...] = ("noise", "step count")
+        self._exercised: tuple[str, ...] = AFTER_CLIPPING
         self._monitor = monitor_of(monitor)
         if self._monitor is not None and strategy is not None:
             raise UnsupportedError(
@@ -286,7 +288,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
                     "jax_privacy.clipped_grad(audit.loss(loss), ...)."
                 )
             rows = PlantedRows(self._seam, self._clip_norm, self._planted)
-            self._exercised = ("clipping", *self._exercised)
+            self._exercised = BEFORE_CLIPPING
 
         def init(params: Any) -> AuditState:
             self._tree.leaves(params)
@@ -369,7 +371,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         if total != batch:
             # A mean over more examples than the user has: his learning rate is for his own.
             released = jax.tree.map(lambda leaf: leaf * (total / batch), released)
-        self._exercised = ("clipping", "sum", "noise", "reduction", "step count")
+        self._exercised = BEFORE_CLIPPING
         return released, inner, row
 
     def _read(self, leaves: tuple[Any, ...]) -> Any:
@@ -451,6 +453,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             watch_background="known",
             tensors=self._tree.names,
             exercised=self._exercised,
+            unit="user" if self._users else "example",
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
             notes=tuple(

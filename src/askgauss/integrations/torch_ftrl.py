@@ -39,6 +39,7 @@ from askgauss.exceptions import (
 from askgauss.linear_recorder import LinearRecorder, NodeSums
 from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
+from askgauss.scope import AFTER_CLIPPING
 from askgauss.seam import Seam
 
 try:
@@ -362,9 +363,7 @@ class DPFTRL(AuditedRun[()]):
             replace(
                 recorded.facts,
                 tensors=self._names,
-                exercised=("sum", "noise", "step count")
-                if self._plan.release == "prefixes"
-                else ("noise",),
+                exercised=AFTER_CLIPPING,
                 precision=tuple(sorted(formats)),
             )
         )

@@ -159,27 +159,11 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
 def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
     curves = figures.tradeoff_curves(result)
     meaning = curves.meaning
-    exercised = summary.run.exercised
     failed = sum(item.status is Status.FAIL for item in result.findings)
     tested = sum(item.p_value is not None for item in result.findings)
     return {
         "compared": _compared(result),
-        "mode": text.mode(summary.run),
-        "parts": [
-            {
-                "name": part,
-                "exercised": part in exercised,
-                "sign": "✓" if part in exercised else "–" if exercised else "?",
-                "word": "exercised"
-                if part in exercised
-                else "not exercised"
-                if exercised
-                else "not stated",
-            }
-            for part in text.PARTS
-        ],
-        "sight": text.sight(summary.run),
-        "sight_header": "would it show?" if exercised else "shows only through",
+        "parts": text.part_rows(result),
         "sections": _by_interest(result, _sections(result, summary, curves))
         + _course_section(result),
         "meaning": text.meaning_rows(meaning),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from askgauss._result_text import measured
+from askgauss._result_text import measured, method_of
 from askgauss._text import one_line
 from askgauss.report import text
 from askgauss.results import AuditResult, Status
@@ -30,7 +30,7 @@ def markdown(result: AuditResult) -> str:
     rows = [
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", measured(result)),
-        ("method", f"{result.auditor.name}, assuming {result.assumption.value}"),
+        ("method", method_of(result)),
         ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
     ]
     if result.sight:

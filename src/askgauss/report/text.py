@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from askgauss._result_text import method_of
 from askgauss._text import one_line
 from askgauss.advice import advice
+from askgauss.diagnostics.causes import ordered
 from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
 
 __all__ = [
-    "PARTS",
     "StatusWord",
     "advice_rows",
     "bound",
@@ -21,26 +22,15 @@ __all__ = [
     "headline",
     "interval",
     "meaning_rows",
-    "mode",
     "ordered",
     "p_value",
+    "part_rows",
     "percent",
     "reason",
-    "sight",
     "statement",
     "status",
     "value",
 ]
-
-PARTS = (
-    "sampler",
-    "per-sample gradient",
-    "clipping",
-    "sum",
-    "noise",
-    "reduction",
-    "step count",
-)
 
 _HEADLINES = {
     Verdict.VIOLATION: "Violation",
@@ -55,7 +45,6 @@ _CONSEQUENCES = {
     Consequence.LOOSENS: "bound too low",
     Consequence.INFORMS: "nothing",
 }
-_ORDER = (Status.FAIL, Status.WARN, Status.INFO, Status.PASS, Status.NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +63,11 @@ _STATUS = {
     Status.PASS: StatusWord("pass", "✓", "pass"),
     Status.NOT_RUN: StatusWord("not run", "–", "skip"),
 }
-
-# What each defect would have to pass through to be seen by a canary; nothing sees the last but one.
-_DEFECTS: tuple[tuple[str, str | None], ...] = (
-    ("noise missing, too small, or wrong on a rank", "noise"),
-    ("noise reused, or seeded alike", "noise"),
-    ("clipping off, by layer, or of the wrong norm", "clipping"),
-    ("sampling rate or scheme", "sampler"),
-    ("accumulated or skipped steps miscounted", "step count"),
-    ("a denominator that gives away the number of records", None),
-    ("a model that is not wrapped, the private path unused", "noise"),
-    ("an accountant that claims too little", "noise"),
-)
+_PART_STATUS = {
+    "fine": StatusWord("tested", "✓", "pass"),
+    "broken": StatusWord("broken", "✕", "fail"),
+    "not tested": StatusWord("not tested", "–", "skip"),
+}
 
 
 def headline(result: AuditResult) -> str:
@@ -132,11 +114,6 @@ def p_value(finding: Finding) -> str:
     if given is None:
         return ""
     return "< 1e−300" if given < 1e-300 else f"{given:.2g}".replace("-", "−")
-
-
-def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst first."""
-    return sorted(findings, key=lambda item: _ORDER.index(item.status))
 
 
 def value(given: float | None) -> str:
@@ -201,41 +178,22 @@ def meaning_rows(meaning: Meaning) -> list[dict[str, str]]:
     ]
 
 
-def mode(run: RunSummary) -> str:
-    """What kind of canary this was, and so what the verdict can speak of."""
-    if not run.exercised:
-        origin = "scores alone" if run.source == "scores" else "a transcript"
-        return (
-            f"The audit read {origin}: it was not told which parts of the training the canaries "
-            "went through, so the verdict speaks of what reached the scores."
-        )
-    if "sampler" in run.exercised:
-        kind = "a data canary through the loader and clipping"
-    elif "clipping" in run.exercised:
-        kind = "a gradient canary before clipping"
-    else:
-        kind = "a gradient canary after clipping"
-    return f"The verdict speaks of what is visible to {kind}. The parts it went through are marked."
-
-
-def sight(run: RunSummary) -> list[dict[str, str]]:
-    """Which defects this audit would have seen."""
-    rows = []
-    for defect, part in _DEFECTS:
-        if part is None:
-            seen = "no" if run.exercised else "nothing"
-        elif not run.exercised:
-            seen = part
-        else:
-            seen = "yes" if part in run.exercised else "no"
-        rows.append({"defect": defect, "seen": seen})
-    # What was invisible is what this table is for.
-    return sorted(rows, key=lambda row: {"no": 0, "nothing": 0, "yes": 2}.get(row["seen"], 1))
+def part_rows(result: AuditResult) -> list[dict[str, Any]]:
+    """Every part of the training, those first that were found broken or not tested."""
+    order = ("broken", "not tested", "fine")
+    return [
+        {
+            "name": part.name,
+            "status": _PART_STATUS[part.status],
+            "detail": one_line(part.smallest or part.how_to_test, 400),
+        }
+        for part in sorted(result.scope, key=lambda part: order.index(part.status))
+    ]
 
 
 def statement(result: AuditResult, run: RunSummary) -> list[str]:
     """What was audited, how, and what follows: paragraphs that can be quoted."""
-    return [_claimed(result), _audited(result, run), _found(result), _untested(result, run)]
+    return [_claimed(result), _audited(result, run), _found(result), _untested(result)]
 
 
 def _claimed(result: AuditResult) -> str:
@@ -280,8 +238,7 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
         known = "was" if run.background == "known" else "was not"
         text += f"The contribution of all other records {known} subtracted. "
     text += (
-        f"The method is {result.auditor.name}; its bound assumes {result.assumption.value} and "
-        f"holds with confidence {result.confidence:g}."
+        f"The method is {method_of(result)}; its bound holds with confidence {result.confidence:g}."
     )
     return text
 
@@ -310,19 +267,12 @@ def _found(result: AuditResult) -> str:
     return text.rstrip()
 
 
-def _untested(result: AuditResult, run: RunSummary) -> str:
-    skipped = [part for part in PARTS if part not in run.exercised]
-    if not run.exercised:
-        text = "Which parts of the training the canaries went through was not stated. "
-    elif skipped:
-        text = f"Not tested, because the canaries did not go through it: {', '.join(skipped)}. "
-    else:
-        text = "The canaries went through every part of the training. "
+def _untested(result: AuditResult) -> str:
+    text = " ".join(
+        f"{label[:1].upper()}{label[1:]}{'' if label == 'outside' else ':'} {words}."
+        for label, words in result.scope_rows()
+    )
     idle = [one_line(item.check, 60) for item in result.findings if item.status is Status.NOT_RUN]
     if idle:
-        text += f"Checks that could not be made: {', '.join(idle)}. "
-    text += (
-        "This audit covers one run, not hyper-parameter search: runs that were tried and thrown "
-        "away spend privacy that neither the claim nor this audit counts."
-    )
+        text += f" Checks that could not be made: {', '.join(idle)}."
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -121,47 +121,19 @@ class Scheme(ABC):
             The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
             Infinite where nothing contradicts the claim.
         """
-        return self._where_broken(epsilon, delta, steps, 1e-5)
+        return _where_broken(self._law, self.share, epsilon, delta, steps, 1e-5)
 
     def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
         """`signal_to_noise` to two digits: for power, not for bounds."""
-        return self._where_broken(epsilon, delta, steps, 5e-3)
-
-    def _where_broken(self, epsilon: float, delta: float, steps: int, precision: float) -> float:
-        _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
-        _validate.integer(1, steps=steps)
-        if self._law(math.inf, int(steps), float(delta)) <= epsilon:
-            return math.inf
-
-        @cache
-        def excess(signal: float) -> float:
-            return self._law(signal, int(steps), float(delta)) - epsilon
-
-        # Near where Poisson sampling of as many records is broken, or far from it.
-        start = accounting.quick_signal_to_noise(
-            epsilon=epsilon, delta=delta, sampling_rate=self.share, steps=steps
-        )
-        low = high = start if 0.0 < start < math.inf else 1.0
-        factor = 1.1
-        while (at_low := excess(low)) > 0.0:
-            low, high, factor = low / factor, low, factor**2
-        while (at_high := excess(high)) <= 0.0:
-            # A law that is cut off where floating point ends never gets there.
-            if high > _validate.LARGEST:
-                return math.inf
-            low, high, at_low, factor = high, high * factor, at_high, factor**2
-        root, tolerance = low, precision * low
-        # An end that meets the claim exactly is the root: a bracket has to have two sides.
-        if at_low < 0.0:
-            root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
-        while excess(root) <= 0.0:
-            root *= 1.0 + precision
-        return root
+        return _where_broken(self._quick_law, self.share, epsilon, delta, steps, 5e-3)
 
     @abstractmethod
     def _law(self, signal: float, steps: int, delta: float) -> float:
         """`epsilon_lower` by the signal-to-noise ratio, which may be infinite."""
+
+    def _quick_law(self, signal: float, steps: int, delta: float) -> float:
+        """The same to a few parts in a thousand: for power, not for bounds."""
+        return self._law(signal, steps, delta)
 
     # ------------------------------------------------------------------------ its accounting
 
@@ -272,6 +244,47 @@ class Scheme(ABC):
         from askgauss.sampling.plain import from_plain
 
         return from_plain(value, where)
+
+
+def _where_broken(
+    law: Callable[[float, int, float], float],
+    share: float,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    precision: float,
+) -> float:
+    """The ratio at which a law passes a claim, rounded up."""
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    _validate.integer(1, steps=steps)
+    if law(math.inf, int(steps), float(delta)) <= epsilon:
+        return math.inf
+
+    @cache
+    def excess(signal: float) -> float:
+        return law(signal, int(steps), float(delta)) - epsilon
+
+    # Near where Poisson sampling of as many records is broken, or far from it.
+    start = accounting.quick_signal_to_noise(
+        epsilon=epsilon, delta=delta, sampling_rate=share, steps=steps
+    )
+    low = high = start if 0.0 < start < math.inf else 1.0
+    factor = 1.1
+    while (at_low := excess(low)) > 0.0:
+        low, high, factor = low / factor, low, factor**2
+    while (at_high := excess(high)) <= 0.0:
+        # A law that is cut off where floating point ends never gets there.
+        if high > _validate.LARGEST:
+            return math.inf
+        low, high, at_low, factor = high, high * factor, at_high, factor**2
+    root, tolerance = low, precision * low
+    # An end that meets the claim exactly is the root: a bracket has to have two sides.
+    if at_low < 0.0:
+        root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
+    while excess(root) <= 0.0:
+        root *= 1.0 + precision
+    return root
 
 
 def binomial_limits(

@@ -10,15 +10,18 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
+from askgauss import accounting
 from askgauss.sampling.base import Integers, Scheme
 from askgauss.sampling.coins import Poisson
 from askgauss.sampling.fixed import EveryStep
 from askgauss.stats.binomial import binomial_weights
 
-__all__ = ["ReplaceOne"]
+__all__ = ["ReplaceOne", "replaced_sum_epsilon"]
 
 # Counts are left out whose probabilities add up to 2 exp(-this) at most.
 _DEPTH = 46.0
+# More signal than this is read from the sum of all steps alone.
+_LOUDEST = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,9 @@ class ReplaceOne(Scheme):
     """What one record shows under a scheme where its neighbour has another one in its place.
 
     The update of norm 1 turns into its opposite, so that a step which draws the record moves by
-    two: twice as far as where it is left out. For sampled records the bound is the larger of that
-    of leaving it out, which is a replacement by an update of zeros, and that of the sum of all
-    steps, whose law is exact.
+    two: twice as far as where it is left out. For records sampled by coins it is the composition
+    of such steps; by other schemes the bound is that of leaving the record out, which is a
+    replacement by an update of zeros, and lower than it could be.
 
     Args:
         of: How the record is drawn.
@@ -52,20 +55,36 @@ class ReplaceOne(Scheme):
         """That of the scheme."""
         return self.of.share
 
+    @property
+    def shown(self) -> bool:
+        """Whether the law is that of a replaced record, not the lower one of leaving it out."""
+        return isinstance(self.of, (EveryStep, Poisson))
+
     def _law(self, signal: float, steps: int, delta: float) -> float:
-        if isinstance(self.of, EveryStep):
-            return self.of._law(2.0 * signal, steps, delta)
-        left_out = self.of._law(signal, steps, delta)
-        if not isinstance(self.of, Poisson):
-            return left_out
-        return max(left_out, _sum_epsilon(signal, self.of.rate, steps, delta))
+        return self._composed(signal, steps, delta, quick=False)
+
+    def _quick_law(self, signal: float, steps: int, delta: float) -> float:
+        return self._composed(signal, steps, delta, quick=True)
+
+    def _composed(self, signal: float, steps: int, delta: float, *, quick: bool) -> float:
+        if not isinstance(self.of, Poisson) or self.of.rate == 1.0:
+            return self.of._law((2.0 if self.shown else 1.0) * signal, steps, delta)
+        rate, replaced = self.of.rate, 0.0
+        if 0.0 < signal < _LOUDEST:
+            replaced = accounting.replaced_epsilon_lower(
+                signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=delta, quick=quick
+            )
+        # Beyond one grid, the sum of all steps still shows a replaced record; or one left out.
+        if replaced == 0.0:
+            replaced = replaced_sum_epsilon(signal, rate, steps, delta)
+        return replaced if quick else max(replaced, self.of._law(signal, steps, delta))
 
     def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
         """As the scheme does."""
         return self.of.draw(rng, records, steps)
 
 
-def _sum_epsilon(signal: float, rate: float, steps: int, delta: float) -> float:
+def replaced_sum_epsilon(signal: float, rate: float, steps: int, delta: float) -> float:
     """Epsilon of the sum of all steps, of a record drawn by coins against its opposite.
 
     Given ``k`` draws the sum has mean ``k`` or ``-k``. Its likelihood ratio grows with the sum, so

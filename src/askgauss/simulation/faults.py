@@ -191,6 +191,7 @@ _ALL = (
         part="noise",
         broken=_Scaled(0.0),
         finding="noise scale",
+        also=("noise",),
         verdict=_V,
     ),
     Fault(
@@ -385,6 +386,7 @@ _ALL = (
         part="sampler",
         broken=_Epochs(reshuffle=False),
         finding="sampling of pairs",
+        also=("sampling scheme",),
         verdict=_I,
         canaries="data path",
     ),

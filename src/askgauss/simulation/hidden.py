@@ -142,6 +142,7 @@ HIDDEN = (
         part="noise",
         broken=_WherePlanted(0.0),
         finding="planted noise",
+        also=("values without noise",),
         verdict=_V,
     ),
     Fault(
@@ -158,6 +159,7 @@ HIDDEN = (
         part="noise",
         broken=_cut_off,
         finding="noise extremes",
+        also=("noise shape",),
         verdict=_I,
     ),
     Fault(
@@ -190,6 +192,7 @@ HIDDEN = (
         part="noise",
         broken=_pushed_back,
         finding="noise spectrum",
+        also=("serial correlation", "whole-run correlation"),
         verdict=_I,
     ),
     Fault(
@@ -198,6 +201,7 @@ HIDDEN = (
         part="noise",
         broken=_with_an_offset,
         finding="common noise",
+        also=("shared noise",),
         verdict=_I,
     ),
     Fault(
@@ -214,6 +218,7 @@ HIDDEN = (
         part="clip",
         broken=_rarely_unclipped,
         finding="single plantings",
+        also=("contribution",),
         verdict=_V,
         canaries="data path",
     ),

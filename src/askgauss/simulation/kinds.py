@@ -27,6 +27,7 @@ class Fault:
         part: The field of `Mechanism` it replaces.
         broken: What that is replaced by.
         finding: The check that names it.
+        also: Other checks that name it as well, should one of them lead.
         verdict: What the audit of a run like the one in docs/faults.md says.
         canaries: The least a canary must go through to meet it: the sum (``"own coin"``), sampler
             and clipper too (``"data path"``), or these with a gradient that is ``"spread"`` over
@@ -46,6 +47,7 @@ class Fault:
     several_tensors: bool = False
     clip_norm: float = 1.0
     expected_batch: float | None = None
+    also: tuple[str, ...] = ()
 
     def apply(self, mechanism: Mechanism) -> Mechanism:
         """The mechanism with this part broken."""

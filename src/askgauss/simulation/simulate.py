@@ -10,6 +10,7 @@ import numpy as np
 from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.recorder import Recorder
+from askgauss.scope import AFTER_CLIPPING, INPUT_SPACE
 from askgauss.scores import CanaryScores
 from askgauss.simulation.faults import Fault, find_fault
 from askgauss.simulation.mechanism import Mechanism, Run
@@ -21,7 +22,6 @@ __all__ = ["check_canaries", "check_work", "simulate_dpsgd", "simulate_scores"]
 _MOST_CANARIES = 10**7
 _MOST_STEPS = 2 * 10**6
 _MOST_NUMBERS = 10**9
-_BEFORE_THE_SUM = ("sampler", "per-sample gradient", "clipping", "sum")
 
 
 def simulate_dpsgd(
@@ -96,7 +96,7 @@ def simulate_dpsgd(
         poisson=True,
         accounted_steps=min(recorded.number_of_steps, steps),
         accounted_sampling_rate=sampling_rate,
-        exercised=(*(() if own_coin else _BEFORE_THE_SUM), "noise", "reduction", "step count"),
+        exercised=AFTER_CLIPPING if own_coin else INPUT_SPACE,
         # No run of its own: the same seed gives the same transcript, to the byte.
         run=None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ __all__ = [
     "hockey_stick_epsilon",
     "loss_deviation",
     "loss_range",
+    "merged_replaced_step",
     "merged_step",
+    "replaced_deviation",
+    "replaced_range",
     "rounding_error",
     "self_convolve",
     "threshold_epsilon",
@@ -114,9 +118,29 @@ def merged_step(
     def edge(loss: Array) -> Array:
         return np.asarray(_loss_log_odds(loss, q) / signal + signal / 2.0)
 
+    low, high = loss_range(signal, q).tolist()
+    return _merged(losses, edge, low, high, interval)
+
+
+def _merged(
+    losses: Callable[[Array], tuple[Array, Array]],
+    edge: Callable[[Array], Array],
+    low: float,
+    high: float,
+    interval: float,
+) -> tuple[float, Integers, Array]:
+    """Merge a step whose loss grows with its outcome.
+
+    Args:
+        losses: Log likelihood ratio of each cell between neighbouring edges, and its probability if
+            the canary is present.
+        edge: The outcome at which a single outcome has this loss.
+        low: The smallest loss, but for the outermost noise.
+        high: The largest.
+        interval: Spacing of the grid of losses.
+    """
     # The lowest cell is a group of its own. With much signal it holds nearly every outcome in
     # which the record was not sampled, and the grid starts at exactly its ratio.
-    low, high = loss_range(signal, q).tolist()
     first = edge(np.array([low + 0.5 * interval]))
     origin = float(losses(np.concatenate(([-np.inf], first)))[0][0])
     index = _grid(origin, high, interval)
@@ -127,6 +151,57 @@ def merged_step(
     groups, masses, rest = gather(targets.tolist(), cell_loss, cell_mass)
     masses[-1] += rest  # what is left over at the very top counts as the group below it
     return origin, index[groups], np.array(masses)
+
+
+def replaced_loss(outcome: Array, signal: float, sampling_rate: float) -> Array:
+    """Privacy loss of a step whose sampled record is exchanged for its opposite; grows with it."""
+    outcome, half = np.asarray(outcome), 0.5 * signal**2
+    return _log_odds_loss(signal * outcome - half, sampling_rate) - _log_odds_loss(
+        -signal * outcome - half, sampling_rate
+    )
+
+
+def replaced_range(signal: float, sampling_rate: float) -> tuple[float, float]:
+    """Smallest and largest such loss, but for the outermost noise."""
+    low, high = replaced_loss(np.array([-_TAIL, signal + _TAIL]), signal, sampling_rate)
+    return float(low), float(high)
+
+
+def replaced_deviation(signal: float, sampling_rate: float) -> float:
+    """Standard deviation of that loss."""
+    noise = np.linspace(-_TAIL, _TAIL, 1201)
+    weight = np.exp(-0.5 * noise * noise)
+    weights = np.concatenate(((1.0 - sampling_rate) * weight, sampling_rate * weight))
+    losses = replaced_loss(np.concatenate((noise, noise + signal)), signal, sampling_rate)
+    mean = np.average(losses, weights=weights)
+    return math.sqrt(np.average((losses - mean) ** 2, weights=weights))
+
+
+def merged_replaced_step(
+    signal: float, sampling_rate: float, interval: float
+) -> tuple[float, Integers, Array]:
+    """`merged_step` where the neighbour has a record's opposite in its place.
+
+    A step shows ``(1 - q) N(0, 1) + q N(signal, 1)`` of the one and ``(1 - q) N(0, 1) +
+    q N(-signal, 1)`` of the other; their ratio grows with the outcome.
+    """
+    q = sampling_rate
+
+    def losses(edges: Array) -> tuple[Array, Array]:
+        out, planted, opposite = (_log_mass(edges - mean) for mean in (0.0, signal, -signal))
+        mass = (1.0 - q) * np.exp(out) + q * np.exp(planted)
+        return _log_odds_loss(planted - out, q) - _log_odds_loss(opposite - out, q), mass
+
+    def edge(loss: Array) -> Array:
+        reach = signal + 4.0 * _TAIL
+        low, high = np.full(loss.shape, -reach), np.full(loss.shape, reach)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = replaced_loss(middle, signal, q) < loss
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(0.5 * (low + high))
+
+    return _merged(losses, edge, *replaced_range(signal, q), interval)
 
 
 def _grid(origin: float, high: float, interval: float) -> Integers:

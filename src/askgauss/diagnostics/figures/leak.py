@@ -228,7 +228,7 @@ def _mechanism_curve(result: AuditResult) -> TradeOff | None:
     claim = result.claim
     if claim is None or not claim.noise_multiplier:
         return None
-    if claim.sampling_rate is None or claim.steps is None:
+    if claim.sampling_rate is None or claim.steps is None or claim.adjacency == "replace":
         return None
     return accounting.dpsgd_tradeoff(
         noise_multiplier=claim.noise_multiplier,
@@ -259,7 +259,9 @@ def _bound_at(result: AuditResult) -> Callable[[float], float]:
     would fit every tensor again for every delta.
     """
     evidence, epsilon = result.evidence, result.epsilon_lower
-    rate = getattr(evidence, "sampling_rate", None)
+    rate = (
+        None if getattr(evidence, "replaced", False) else getattr(evidence, "sampling_rate", None)
+    )
     if result.auditor.name != _OF_STEPS or rate is None or not 0.0 < epsilon < math.inf:
         return lambda delta: result.epsilon_at(delta=delta)
     run = {"sampling_rate": rate, "steps": evidence.steps}
