@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _files, _plain, _schema, _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
 from askgauss.selection import fingerprint, stream
+from askgauss.stats.sampled_sum import StepWeights
 
 __all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
 
@@ -42,6 +43,8 @@ class ScoreMetadata:
         fair_coins: Whether every canary was made present by a fair coin of its own.
         carried_shift: How much of the shift that the whole mechanism shows of the record it
             protects least a score can show, in (0, 1]. Power depends on it, no bound does.
+        weighted: How much each sampled step counts in a score, where steps count differently;
+            ``steps`` is then the number of equal ones that stands in for them, if any does.
         noise: "gaussian" where the mechanism is known to add Gaussian noise. Steps or a noise
             multiplier say so too; where nothing does, a default audit's verdict rests on a test
             that needs no law of the noise.
@@ -61,6 +64,7 @@ class ScoreMetadata:
     background: Literal["known", "unknown"] | None = None
     fair_coins: bool | None = None
     carried_shift: float | None = None
+    weighted: StepWeights | None = None
     noise: Literal["gaussian"] | None = None
     unit: Literal["example", "user"] | None = None
     run: str | None = field(default=None, compare=False)

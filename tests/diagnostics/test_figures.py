@@ -87,6 +87,23 @@ def test_a_transcript_of_other_sizes(counts_only):
     assert by_canaries.lower[by_canaries.size == 800] == pytest.approx(more, rel=0.15)
 
 
+def test_a_projection_never_passes_the_estimate_it_was_scaled_from():
+    """What a small tensor shows by chance must not become certain with more canaries."""
+    for seed in range(4):
+        canaries = ag.DiracCanaries(present=160, absent=400, tensors=[100] * 16, seed=seed)
+        recorder = ag.Recorder(canaries, sampling_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+        rng = np.random.default_rng([7, seed])
+        for _ in range(40):
+            noisy = rng.normal(size=canaries.size)
+            noisy[recorder.sample()] += 1.0
+            recorder.observe(noisy, background=0.0)
+        result = audited(recorder.transcript())
+        for curve in (figures.epsilon_by_canaries(result), figures.epsilon_by_steps(result)):
+            assert (curve.lower <= curve.point).all()
+        by_canaries = figures.epsilon_by_canaries(result)
+        assert by_canaries.lower.max() <= result.epsilon_point
+
+
 def test_methods_without_a_law_say_so():
     scores = simulate_scores(
         steps=500, sampling_rate=0.5, noise_multiplier=5.0, present=400, absent=400, seed=0

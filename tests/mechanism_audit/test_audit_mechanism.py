@@ -292,6 +292,26 @@ class TestBadInput:
         assert result.verdict is ag.Verdict.INVALID
         assert "same coins" in result.reason
 
+    def test_rare_outputs_of_independent_draws_are_not_taken_for_coupled(self):
+        """Nearly constant columns: three outputs that coincide are no evidence of shared coins."""
+
+        def selected(data, n, seed):
+            counts = np.asarray(data) + np.random.default_rng(seed).geometric(0.6, (n, 30))
+            return (counts > 7).astype(float)
+
+        class Selection:
+            sample = staticmethod(selected)
+
+        claim = ag.PrivacyClaim(epsilon=3.0, delta=0.05)
+        data, neighbour = [1] * 30, [0] + [1] * 29
+        verdicts = [
+            ag.audit_mechanism(
+                Selection(), data, neighbour, claim=claim, max_samples=600, seed=seed
+            ).verdict
+            for seed in range(1000, 1015)
+        ]
+        assert ag.Verdict.INVALID not in verdicts
+
     def test_equal_inputs_and_inputs_that_are_no_neighbours(self):
         for same in (1.0, [1, 2], np.arange(3)):
             with pytest.raises(InvalidArgumentError, match="neighbour to differ from data"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.paper import data, reproduce, scatter, tables, uncorrected
+from askgauss.paper import data, page, reproduce, scatter, tables, uncorrected
 from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
@@ -291,3 +291,13 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
         figures=["bounds"],
         progress=False,
     )
+
+
+def test_shares_are_called_the_same_only_where_the_numbers_beside_them_are():
+    """A range that covers theirs with its trend reversed is not the same."""
+    reversed_trend = {1.0: 0.81, 8.0: 5.58}
+    told = page._why_share(reversed_trend, {1.0: 0.81, 8.0: 7.3})
+    assert told.startswith("not the same: 70% against 84% at epsilon 8")
+    assert "91% with it taken out" in told
+    assert page._why_share({1.0: 0.65, 8.0: 6.7}, {}) == "same, within 5 points"
+    assert page._why_share({1.0: 0.4, 8.0: 6.7}, {8.0: 6.0}).startswith("not the same")

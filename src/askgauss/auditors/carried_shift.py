@@ -19,6 +19,7 @@ from askgauss import accounting
 from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.stats import gaussian
 from askgauss.stats.binomial import binomial_weights
+from askgauss.stats.sampled_sum import StepWeights
 from askgauss.stats.shift import sampling_variance
 
 __all__ = ["Carrier", "ScorePair", "epsilon_of_scores", "pair_of_mechanism", "shift_of_mechanism"]
@@ -50,12 +51,27 @@ class Carrier(Protocol):
         """The share that scores carry, where stated."""
 
 
+def _weighted(evidence: Carrier) -> StepWeights | None:
+    """How much each step counts in a score, where the evidence keeps that."""
+    found = getattr(evidence, "weighted", None)
+    return found if isinstance(found, StepWeights) else None
+
+
 def _sampled(evidence: Carrier) -> tuple[int, float] | None:
     """Steps and rate, where scores are known to be sums of sampled steps."""
     if evidence.carried_shift is not None or evidence.steps is None:
         return None
     rate = evidence.sampling_rate
     return None if rate is None or rate == 1.0 else (evidence.steps, rate)
+
+
+def _summed(evidence: Carrier) -> tuple[int, float, float] | None:
+    """Steps of the mechanism, rate, and the number of equal steps a score amounts to."""
+    weighted = _weighted(evidence)
+    if weighted is not None:
+        return weighted.steps, weighted.sampling_rate, weighted.effective_steps
+    sampled = _sampled(evidence)
+    return None if sampled is None else (*sampled, float(sampled[0]))
 
 
 def shift_of_mechanism(
@@ -67,36 +83,36 @@ def shift_of_mechanism(
     accountant has for this epsilon. Where neither that nor a stated share says otherwise, scores
     are taken to carry all of it. Of a replaced record the epsilon is that of twice the distance.
     """
-    sampled = _sampled(evidence)
-    if sampled is None:
+    summed = _summed(evidence)
+    if summed is None:
         share = 1.0 if evidence.carried_shift is None else evidence.carried_shift
         return share * gaussian.gdp_mu(epsilon, delta) / (2.0 if replaced else 1.0)
-    steps, rate = sampled
+    steps, rate, effective = summed
     if replaced:
         law = ReplaceOne(of=Poisson(rate=rate))
         signal = law.quick_signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
-        return rate * math.sqrt(steps) * signal
+        return rate * math.sqrt(effective) * signal
     signal = accounting.quick_signal_to_noise(
         epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps
     )
-    return rate * math.sqrt(steps) * signal
+    return rate * math.sqrt(effective) * signal
 
 
 def epsilon_of_scores(
     evidence: Carrier, shift: float, delta: float, *, replaced: bool = False
 ) -> float:
     """Epsilon of the mechanism whose scores show this shift: the inverse of the above."""
-    sampled = _sampled(evidence)
-    if sampled is None:
+    summed = _summed(evidence)
+    if summed is None:
         share = 1.0 if evidence.carried_shift is None else evidence.carried_shift
         return gaussian.gdp_epsilon(delta, (2.0 if replaced else 1.0) * shift / share)
-    steps, rate = sampled
+    steps, rate, effective = summed
     if replaced:
-        noise = rate * math.sqrt(steps) / shift if shift > 0.0 else math.inf
+        noise = rate * math.sqrt(effective) / shift if shift > 0.0 else math.inf
         law = ReplaceOne(of=Poisson(rate=rate))
         return law.epsilon_lower(noise_multiplier=noise, steps=steps, delta=delta)
     return accounting.quick_epsilon(
-        signal_to_noise=shift / (rate * math.sqrt(steps)),
+        signal_to_noise=shift / (rate * math.sqrt(effective)),
         sampling_rate=rate,
         steps=steps,
         delta=delta,

@@ -26,6 +26,7 @@ from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling.replaced import replaced_sum_epsilon
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions
+from askgauss.stats.sampled_sum import StepWeights
 from askgauss.stats.search import close_bracket, level_bracket, smallest_error
 from askgauss.stats.shift import (
     SampledShiftTest,
@@ -73,6 +74,7 @@ class PairEvidence:
         sampling_rate: Poisson sampling rate of a present canary, where known.
         slope: The fit against the canaries' relative shifts, where those differ.
         carried_shift: Share of the mechanism's shift that scores carry, where stated.
+        weighted: How much each sampled step counts in a score, where they count differently.
         tied: Whether absent scores are all one number that some present score does not exceed.
         replaced: Whether neighbours have a record's opposite in its place.
     """
@@ -83,6 +85,7 @@ class PairEvidence:
     sampling_rate: float | None = None
     slope: SlopeTest | None = None
     carried_shift: float | None = None
+    weighted: StepWeights | None = None
     tied: bool = False
     replaced: bool = False
 
@@ -106,17 +109,22 @@ class PairEvidence:
             sampling_rate=metadata.sampling_rate,
             slope=slope,
             carried_shift=metadata.carried_shift,
+            weighted=metadata.weighted,
             tied=absent.sum_of_squares == 0.0 and bool(scores.present.min() <= scores.absent.max()),
         )
 
     @property
     def law_known(self) -> bool:
         """Whether the exact law of the score is known up to its shift."""
+        if self.weighted is not None:
+            return True
         return self.sampling_rate == 1.0 or None not in (self.steps, self.sampling_rate)
 
     @property
     def kappa(self) -> float:
         """Variance that Poisson sampling adds, in units of the squared shift."""
+        if self.weighted is not None:
+            return sampling_variance(self.weighted.effective_steps, self.weighted.sampling_rate)
         if self.steps is None or self.sampling_rate is None:
             return 0.0
         return sampling_variance(self.steps, self.sampling_rate)
@@ -126,6 +134,10 @@ class PairEvidence:
         if self.slope is not None:
             return self.slope
         present, absent, steps, rate = self.present, self.absent, self.steps, self.sampling_rate
+        if self.weighted is not None:
+            # As few equal steps, which are at least as uneven.
+            steps = max(1, math.floor(self.weighted.effective_steps))
+            rate = self.weighted.sampling_rate
         pooled = True
         if steps is not None and rate is not None and rate < 1.0:
             included = present.count * steps * rate
@@ -150,6 +162,8 @@ class PairEvidence:
         """Epsilon of the score pair at this shift: the exact law where it is known."""
         if math.isinf(shift):
             return math.inf
+        if self.weighted is not None:
+            return self.weighted.epsilon(shift, delta)
         if self.steps is not None and self.sampling_rate not in (None, 1.0):
             assert self.sampling_rate is not None
             if self.replaced:
@@ -162,6 +176,8 @@ class PairEvidence:
 
     def shift_of_epsilon(self, epsilon: float, delta: float) -> float:
         """The shift at which the score pair has this epsilon."""
+        if self.weighted is not None:
+            return self.weighted.shift(epsilon, delta)
         if self.steps is not None and self.sampling_rate not in (None, 1.0):
             assert self.sampling_rate is not None
             if self.replaced:
@@ -343,7 +359,8 @@ class GaussianShift(Auditor[PairEvidence]):
 
 def _pair_exceeds_law(evidence: PairEvidence, delta: float) -> tuple[Finding, ...]:
     """Whether the Gaussian pair reports more than the exact law of the score at this shift."""
-    if evidence.steps is None or evidence.sampling_rate in (None, 1.0):
+    weighted = evidence.weighted
+    if weighted is None and (evidence.steps is None or evidence.sampling_rate in (None, 1.0)):
         return ()
     shift = evidence.test().lower(0.5)
     if shift == 0.0 or math.isinf(shift):
@@ -353,13 +370,15 @@ def _pair_exceeds_law(evidence: PairEvidence, delta: float) -> tuple[Finding, ..
     exact = evidence.epsilon_of_shift(shift, delta)
     if pair <= _PAIR_TOLERANCE * exact:
         return ()
+    steps = evidence.steps if weighted is None else weighted.steps
+    rate = (weighted or evidence).sampling_rate
     return (
         Finding(
             check="Gaussian pair",
             status=Status.FAIL,
             summary=(
-                f"at {evidence.steps:,} steps and sampling rate {evidence.sampling_rate:g} a "
-                f"Gaussian pair reads epsilon {pair:.3g} where the exact law has {exact:.3g}."
+                f"at {steps:,} steps and sampling rate {rate:g} a Gaussian pair reads epsilon "
+                f"{pair:.3g} where the exact law has {exact:.3g}."
             ),
             consequence=Consequence.INVALIDATES,
             measured=pair,

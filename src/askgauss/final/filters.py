@@ -16,24 +16,19 @@ projection of (1, ..., 1) on their span.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.stats.sampled_sum import sampled_sum_epsilon
 
 __all__ = ["LinearFilter", "finite_numbers", "joined_snapshots", "sgd_filter"]
 
 Array = NDArray[np.float64]
-
-# The law of a score is computed on this many points, so many deviations beyond where it lies.
-_POINTS = 1 << 15
-_REACH = 12.0
 
 
 def finite_numbers(name: str, given: ArrayLike) -> Array:
@@ -103,8 +98,7 @@ class LinearFilter:
     ) -> float:
         """Epsilon that two snapshots carry about a canary: what a perfect audit of them reports.
 
-        The exact law, on a grid: the density of a present canary's score is the inverse Fourier
-        transform of the product over steps of (1 - q + q exp(i w x)) with the noise.
+        Exact where no weight is negative, as with SGD under any schedule; a lower bound otherwise.
 
         Args:
             delta: Where epsilon is stated.
@@ -122,48 +116,7 @@ class LinearFilter:
         # In deviations of the noise; a schedule may take some of it back, so both signs may occur.
         heights = self.weights / (self.length * noise_multiplier)
         heights = heights if heights.sum() >= 0.0 else -heights
-        low = float(heights[heights < 0.0].sum()) - _REACH
-        high = float(heights[heights > 0.0].sum()) + _REACH
-        width = (high - low) / _POINTS
-        x = low + width * np.arange(_POINTS)
-        frequency = 2.0 * math.pi * np.fft.rfftfreq(_POINTS, width)
-        logs = np.zeros(frequency.size, dtype=np.complex128)
-        # Beyond this the noise has taken everything away.
-        heard = frequency < 9.0
-        values, counts = np.unique(heights, return_counts=True)
-        for height, count in zip(values, counts, strict=True):
-            wave = np.exp(1j * frequency[heard] * height)
-            logs[heard] += count * np.log(1.0 - sampling_rate + sampling_rate * wave)
-        transform = np.zeros(frequency.size, dtype=np.complex128)
-        transform[heard] = np.exp(logs[heard] - 0.5 * frequency[heard] ** 2)
-        shifted = np.exp(-1j * frequency * low)
-        present = np.fft.irfft(np.conj(transform * shifted), _POINTS)
-        # Cells of the same width under noise alone.
-        absent = ndtr(x + 0.5 * width) - ndtr(x - 0.5 * width)
-        return _epsilon_of(np.maximum(present, 0.0), absent, delta)
-
-
-def _epsilon_of(present: Array, absent: Array, delta: float) -> float:
-    """The smallest epsilon of two distributions on the same cells, the larger direction."""
-
-    def excess(epsilon: float) -> float:
-        factor = math.exp(epsilon)
-        return max(
-            float(np.maximum(present - factor * absent, 0.0).sum()),
-            float(np.maximum(absent - factor * present, 0.0).sum()),
-        )
-
-    if excess(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while excess(high) > delta:
-        low, high = high, 2.0 * high
-        if high > 500.0:
-            return math.inf
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) > delta else (low, middle)
-    return high
+        return sampled_sum_epsilon(heights, sampling_rate, delta)
 
 
 def sgd_filter(

@@ -12,11 +12,11 @@ from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.final.filters import LinearFilter, finite_numbers
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.stats.sampled_sum import StepWeights
 
 __all__ = ["every_so_often", "least_updated", "weight_scores"]
 
-# With fewer effective steps than this, a whole number of equal ones is no good stand-in.
-_FEWEST_STEPS = 100.0
+_FEWEST_STEPS = 100
 
 
 def weight_scores(
@@ -33,8 +33,8 @@ def weight_scores(
     """One score a canary from the weights before and after: its own sum of the released steps.
 
     Scaled such that the noise has its deviation in one step, ``clip_norm * noise_multiplier``, as
-    in the scores of a transcript. Their law is that of `LinearFilter.effective_steps` equal steps
-    in mean and variance, and skewed a little more, which only adds to what they show.
+    in the scores of a transcript. They keep the weight of every step, so that bound and power are
+    those of what the snapshots show, which is less than the steps themselves.
 
     Args:
         before: The first snapshot, flat.
@@ -71,17 +71,25 @@ def weight_scores(
             )
         moved = moved - clean
     sign = 1.0 if filter.weights.sum() >= 0.0 else -1.0
-    steps = filter.effective_steps
-    counted = sampling_rate is not None and steps >= _FEWEST_STEPS
+    weights = sign * filter.weights
+    even = bool((weights == weights[0]).all())
+    sampled = sampling_rate is not None and sampling_rate < 1.0
+    equal_steps = weights.size if even else math.floor(filter.effective_steps)
+    # Few equal steps are no good stand-in for uneven ones; checks of the scores use no other law.
+    counted = sampled and (even or equal_steps >= _FEWEST_STEPS)
+    weighted = None
+    if sampled and not even:
+        assert sampling_rate is not None
+        weighted = StepWeights.of(weights, sampling_rate)
     return CanaryScores(
         score=sign * moved / filter.length,
         member=canaries.member,
         metadata=ScoreMetadata(
-            # Fewer equal steps say less, so the rest of a step is left out.
-            steps=math.floor(steps) if counted else None,
+            steps=equal_steps if counted else None,
             sampling_rate=sampling_rate if counted else None,
             clip_norm=clip_norm if counted else None,
             noise_multiplier=noise_multiplier,
+            weighted=weighted,
             background="unknown" if background is None else "known",
             fair_coins=canaries.fair_coins,
             noise="gaussian",

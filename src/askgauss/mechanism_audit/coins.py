@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import gammaln
 
 from askgauss.mechanism_audit.outputs import SIDES, Outputs
 from askgauss.mechanism_audit.scores import keys
@@ -53,26 +53,39 @@ def _repeated(before: Outputs, after: Outputs, error: float) -> bool:
 
 
 def _coupled(data: Outputs, neighbour: Outputs, error: float) -> bool:
-    """Whether the k-th output of one side goes with the k-th of the other, in any column."""
+    """Whether the k-th output of one side goes with the k-th of the other, in any column.
+
+    Each side's column is cut in two as evenly as it can be. How many outputs are above both cuts is
+    hypergeometric if the sides are independent, exactly, also for rare and nearly constant outputs.
+    """
     width = min(data.values.shape[1], neighbour.values.shape[1], 64)
-    count = len(data)
-    if count < 30:
+    if len(data) < 30:
         return False
-    for column in range(width):
-        ours, theirs = _ranks(data.values[:, column]), _ranks(neighbour.values[:, column])
-        spread = math.sqrt(float((ours**2).sum() * (theirs**2).sum()))
-        if spread == 0.0:
-            continue
-        # Under independence the rank correlation times the root of the number is nearly normal;
-        # twice as far out as the error asks leaves room for where it is not.
-        score = float((ours * theirs).sum()) / spread * math.sqrt(count - 1.0)
-        if abs(score) > 2.0 * -float(ndtri(error / (2.0 * width))):
-            return True
-    return False
+    return any(
+        _chance_of_overlap(_upper(data.values[:, column]), _upper(neighbour.values[:, column]))
+        < error / width
+        for column in range(width)
+    )
 
 
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centred ranks; equal numbers share theirs, and nan is beyond all numbers."""
+def _upper(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The outputs above the most even cut; nan is beyond all numbers."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - 0.5 * (counts - 1.0))[places]
-    return np.asarray(ranks - ranks.mean())
+    below = np.cumsum(counts)[:-1]
+    if not below.size:
+        return np.zeros(values.size, dtype=np.bool_)
+    return np.asarray(places > int(np.abs(below - 0.5 * values.size).argmin()))
+
+
+def _chance_of_overlap(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> float:
+    """Two-sided p-value of Fisher's exact test that two sets of outputs are independent."""
+    count, first, second = ours.size, int(ours.sum()), int(theirs.sum())
+    both = np.arange(max(0, first + second - count), min(first, second) + 1)
+    logs = _log_binomial(first, both) + _log_binomial(count - first, second - both)
+    chances = np.exp(logs - _log_binomial(count, np.array([second])))
+    found = int((ours & theirs).sum()) - int(both[0])
+    return min(1.0, 2.0 * float(min(chances[: found + 1].sum(), chances[found:].sum())))
+
+
+def _log_binomial(count: int, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray(gammaln(count + 1) - gammaln(chosen + 1) - gammaln(count - chosen + 1))

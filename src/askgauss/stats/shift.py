@@ -54,7 +54,7 @@ _NEVER = 1e-12
 _LARGEST_RATIO = 1e4
 
 
-def sampling_variance(steps: int, sampling_rate: float) -> float:
+def sampling_variance(steps: float, sampling_rate: float) -> float:
     """Variance that Poisson sampling adds to a present score, in units of its squared shift."""
     return (1.0 - sampling_rate) / (sampling_rate * steps)
 

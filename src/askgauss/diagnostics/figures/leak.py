@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, ndtr, ndtri
 
 from askgauss import accounting
+from askgauss.auditors.step_evidence import StepEvidence
 from askgauss.diagnostics.figures.missing import Missing, usable
 from askgauss.diagnostics.figures.resized import resized
 from askgauss.diagnostics.summary import Summary
@@ -358,13 +359,14 @@ def epsilon_by_canaries(result: AuditResult) -> EpsilonCurve | Missing:
         return missing
     total = result.present + result.absent
     factors = _CANARY_FACTORS[_CANARY_FACTORS * min(result.present, result.absent) >= 2.0]
-    found = [(factor * total, resized(result.evidence, factor)) for factor in factors]
+    evidence = _pooled(result.evidence)
+    found = [(factor * total, resized(evidence, factor)) for factor in factors]
     return _epsilon_curve(result, found, float(total))
 
 
 def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
     """The bound after more or fewer steps, all else as measured."""
-    name, evidence = result.auditor.name, result.evidence
+    name, evidence = result.auditor.name, _pooled(result.evidence)
     if missing := _no_law(result):
         return missing
     if evidence.steps is None or getattr(evidence, "slope", None) is not None:
@@ -392,10 +394,25 @@ def epsilon_by_steps(result: AuditResult) -> EpsilonCurve | Missing:
 
 
 def _no_law(result: AuditResult) -> Missing | None:
-    name = result.auditor.name
+    name, point = result.auditor.name, result.epsilon_point
     if name not in (*_OF_SCORES, _OF_STEPS):
         return Missing(reason=f"{name} has no law to say what other sizes would show.")
-    return None if usable(result) else Missing(reason="an assumption of the bound failed.")
+    if not usable(result):
+        return Missing(reason="an assumption of the bound failed.")
+    if point is not None and result.epsilon_lower > point:
+        return Missing(reason="the bound is that of one tensor, above the estimate from all.")
+    return None
+
+
+def _pooled(evidence: Any) -> Any:
+    """Evidence of all tensors together.
+
+    Scaled by itself, what a small tensor shows by chance would become certain, and the largest of
+    many tensors' bounds would be drawn.
+    """
+    if not isinstance(evidence, StepEvidence):
+        return evidence
+    return replace(evidence, strata=evidence.strata[:1], weighted=evidence.weighted[:1])
 
 
 def _epsilon_curve(
@@ -408,8 +425,7 @@ def _epsilon_curve(
         )
         point = result.auditor.epsilon_point(evidence, delta=result.delta)
         if point is not None and math.isfinite(lower) and math.isfinite(point):
-            # The best of many tensors may lie above the estimate from all of them.
-            rows.append((float(size), lower, max(point, lower)))
+            rows.append((float(size), lower, point))
     if len(rows) < 2:
         return Missing(reason="needs a finite bound.")
     size, lower, point = np.array(rows).T
