@@ -77,12 +77,12 @@ _KINDS = (
     _Kind(
         name="noise freshness",
         passed="noise",
-        deciding=("repeated noise", "serial correlation"),
+        deciding=("noise reused at other coordinates", "repeated noise", "serial correlation"),
         others=(
             "predictable noise",
             "shared noise",
             "common noise",
-            "noise elsewhere again",
+            "noise sums across steps",
             "noise shape",
             "noise spectrum",
             "whole-run correlation",

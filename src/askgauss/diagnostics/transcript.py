@@ -11,6 +11,7 @@ from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
+from askgauss.diagnostics.reuse import reused_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
@@ -32,6 +33,8 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )
+    if transcript.facts.reuse is not None:
+        yield reused_noise(transcript.facts.reuse, transcript.facts.tensors)
     if transcript.finite:
         if (misread := watched_coordinates(transcript)) is not None:
             yield misread

@@ -5,6 +5,7 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
+from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
@@ -13,6 +14,7 @@ __all__ = [
     "ClipCountFacts",
     "ParticipationFacts",
     "ProbeFacts",
+    "ReuseFacts",
     "RoundFacts",
     "StepFacts",
     "StepWitness",
