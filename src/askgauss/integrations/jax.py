@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -55,6 +55,7 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations._jax_examples import ExampleAudit
+from askgauss.integrations._jax_noise import SampledLeaves
 from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
@@ -174,10 +175,22 @@ class Audit(DrainedRun, AuditedRun[Any]):
         self._released = released_steps(self._canaries, self._sampling, strategy, self._steps)
         self._present = np.flatnonzero(self._canaries.member)
         Readings.check(self._steps, width, buffer)
+        self._width = width
+        # Correlated noise is made of earlier noise, and says nothing before it is taken apart.
+        self._sampled: SampledLeaves | None = None
+        if strategy is None:
+            sampled = SampledLeaves(
+                self._tree.shapes,
+                self._tree.dtypes,
+                self._steps,
+                self._clip_norm * (noise_multiplier or 1.0),
+            )
+            if sampled.width and Readings.fits(self._steps, width + sampled.width, buffer):
+                self._sampled = sampled
         self._planted = self._plan()
         self._readings = Readings(
             self._steps,
-            width,
+            width + (0 if self._sampled is None else self._sampled.width),
             buffer,
             self._canaries.fingerprint().encode() + np.packbits(self._planted).tobytes(),
         )
@@ -323,8 +336,10 @@ class Audit(DrainedRun, AuditedRun[Any]):
                     leaves = self._seam.plant(leaves, mask, clip_norm=self._clip_norm)
                 planted = self._tree.rebuilt(leaves)
                 released, inner = privatizer.update(planted, state.inner, params, **extra)
-                row = self._read(self._tree.leaves(released)[0])
+                noisy = self._tree.leaves(released)[0]
+                row = self._read(noisy)
                 row = row - jnp.where(self._subtracted, clean, 0.0)
+                row = self._with_sample(row, noisy, leaves)
             return released, self._readings.kept(state, row, inner)
 
         kind = optax.GradientTransformationExtraArgs if takes_more else optax.GradientTransformation
@@ -364,13 +379,22 @@ class Audit(DrainedRun, AuditedRun[Any]):
             )
         given = self._tree.rebuilt(leaves)
         released, inner = privatizer.update(given, inner, params, **extra)
-        row = self._read(self._tree.leaves(released)[0]) * total
+        noisy = tuple(leaf * total for leaf in self._tree.leaves(released)[0])
+        row = self._read(noisy)
         row = row - jnp.where(self._subtracted, clean, 0.0)
+        row = self._with_sample(row, noisy, clipped)
         if total != batch:
             # A mean over more examples than the user has: his learning rate is for his own.
             released = jax.tree.map(lambda leaf: leaf * (total / batch), released)
         self._exercised = ("clipping", "sum", "noise", "reduction", "step count")
         return released, inner, row
+
+    def _with_sample(self, row: Any, noisy: Sequence[Any], clean: Sequence[Any]) -> Any:
+        """A row of readings, with a sample of all noise of the step behind it."""
+        if self._sampled is None:
+            return row
+        noise = [one - other for one, other in zip(noisy, clean, strict=True)]
+        return jnp.concatenate([row, self._sampled.read(noise)])
 
     def _read(self, leaves: tuple[Any, ...]) -> Any:
         return self._seam.read(tuple(leaf.astype(jnp.float32) for leaf in leaves))
@@ -403,7 +427,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         if told is None:
             return
         alarm: PrivacyAlarm | None = None
-        for row in rows[told.steps - held :].astype(np.float64):
+        for row in rows[told.steps - held :, : self._width].astype(np.float64):
             told.sample()
             try:
                 told.observe(self._seam.along(row), background=0.0 if self._known else None)
@@ -426,7 +450,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
         """
         _validate.integer(0, unseen_steps=unseen_steps)
         own = self._readings.found(state)
-        values = self._readings.all(own)
+        rows = self._readings.all(own)
+        values = rows[:, : self._width]
         steps = self._released.recorded(len(values))
         if steps == 0:
             raise RecordingError(
@@ -453,6 +478,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             exercised=self._exercised,
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
+            reuse=None if self._sampled is None else self._sampled.facts(rows[:, self._width :]),
             notes=tuple(
                 note
                 for note in (
