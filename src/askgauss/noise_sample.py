@@ -155,6 +155,26 @@ class NoiseSample:
         if self._waiting > _MOST // 4:
             self._prune()
 
+    def add_row(self, values: NDArray[np.float64], step: int) -> None:
+        """Look at one row of noise, in units of what is stated for it."""
+        sizes = np.abs(values)
+        if sizes.size < WIDTH:
+            return
+        self.calibrate(sizes)
+        if self.scale is None:
+            return
+        self.saw(sizes.size)
+        off = np.abs(sizes[_SIDE:-_SIDE] / self.scale - CENTRE)
+        middle = np.flatnonzero(off <= self.half) + _SIDE
+        place = np.concatenate([[_SIDE], middle])
+        self.add(
+            sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)],
+            step=step,
+            tensor=np.zeros_like(place),
+            place=place,
+            lead=np.arange(place.size) == 0,
+        )
+
     def _remember(self, sizes: NDArray[np.float64], new: _Kept, good: NDArray[np.bool_]) -> None:
         """Keep some values of windows that do not overlap, each window once."""
         if self._first.size >= _FIRST:
@@ -255,7 +275,7 @@ class NoiseSample:
         self.scale = scale or None
         self._values, self._seen, self._bits = (int(item) for item in numbers[2:])
         self._first = first.copy()
-        self._parts = [_Kept(**{name: item.copy() for name, item in found.items()})]
+        self._parts = [_Kept(**{name: np.array(item) for name, item in found.items()})]
         self._waiting = 0
 
 

@@ -10,7 +10,14 @@ from askgauss._sums import check_magnitude
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
-from askgauss.witness import ClipCountFacts, ReuseFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import (
+    ClipCountFacts,
+    ReuseFacts,
+    RoundFacts,
+    RowFacts,
+    StepFacts,
+    WeightFacts,
+)
 
 __all__ = ["RunFacts", "SeedProbe"]
 
@@ -85,6 +92,7 @@ class RunFacts:
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
         reuse: Whether any noise was used again; None where not all of it was seen.
+        rows: What was seen of the noise of single rows of a strategy; None where there are none.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -131,6 +139,7 @@ class RunFacts:
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
     reuse: ReuseFacts | None = None
+    rows: RowFacts | None = None
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -184,7 +193,10 @@ class RunFacts:
                 raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
-        for part in (self.weights, self.witness, self.rounds, self.clip_count, self.reuse):
+        for part in (
+            *(self.weights, self.witness, self.rounds, self.clip_count),
+            *(self.reuse, self.rows),
+        ):
             if part is not None:
                 part.check()
         if self.commitment is not None:

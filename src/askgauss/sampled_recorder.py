@@ -25,6 +25,7 @@ from askgauss.mechanisms.strategy import Strategy
 from askgauss.planting import Planting
 from askgauss.recorder import Recorder
 from askgauss.released_steps import InRounds
+from askgauss.row_noise import RowNoise
 from askgauss.sampling import CyclicPoisson, Poisson, Scheme
 from askgauss.transcript import Transcript
 
@@ -120,6 +121,8 @@ class SampledRecorder(PlannedRecorder):
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
             noise_multiplier = float(noise_multiplier) / self._rounds.norm
         self._canaries = canaries
+        self._clip_norm, self._claimed = float(clip_norm), noise_multiplier
+        self._rows = self._no_rows()
         self._recorder = Recorder(
             canaries,
             sampling=self._rounds.sampling,
@@ -129,6 +132,11 @@ class SampledRecorder(PlannedRecorder):
         # Who is drawn for a round is known before the round before it is over.
         self._coins = Planting(canaries, self._rounds.sampling, None)
         self._drawn = np.zeros(0, dtype=np.int64)
+
+    def _no_rows(self) -> RowNoise:
+        # The claim of a round, of which a row's noise is as many times larger as its norm.
+        claimed = None if self._claimed is None else self._claimed * self._rounds.norm
+        return RowNoise(self._canaries, claimed)
 
     @property
     def run(self) -> str:
@@ -186,6 +194,8 @@ class SampledRecorder(PlannedRecorder):
             values = np.subtract(noisy, clean, dtype=np.float64)
             self._whole = False
             for piece in self._reader.read(self._step, values):
+                if known == "known":
+                    self._rows.add(piece.value / self._clip_norm)
                 for ended in self._filter.add(self._step, piece.value):
                     self._recorder.sample()
                     self._recorder.observe(ended, background=0.0 if known == "known" else None)
@@ -209,6 +219,8 @@ class SampledRecorder(PlannedRecorder):
             recorded.facts,
             skipped_steps=missing,
             turns=self._rounds.turns,
+            rows=self._rows.facts if self._rows.facts.rows else None,
+            reuse=self._rows.reuse,
             notes=(self._rounds.note,),
             resumed=self._resumed,
         )
@@ -223,6 +235,7 @@ class SampledRecorder(PlannedRecorder):
         open_values = self._reader.open_values()
         state |= {f"open.{index}": array.copy() for index, array in enumerate(open_values)}
         state |= {"rounds": self._filter.sums.copy(), "entering": self._drawn.copy()}
+        state |= self._rows.arrays()
         state["state"] = _plain.to_plain(
             _Progress(
                 plan=self._plan,
@@ -269,7 +282,10 @@ class SampledRecorder(PlannedRecorder):
         rows = inner.get("rows.clip_norm")
         if not isinstance(rows, np.ndarray) or len(rows) != over:
             raise FileFormatError(f"Expected {over} rounds after step {progress.step}.")
+        rows_of_noise = self._no_rows()
+        rows_of_noise.load(state)
         self._recorder.load_state_dict({**inner, "state": progress.recorder})
         self._reader.resume(progress.step, open_values)
+        self._rows = rows_of_noise
         self._filter.sums, self._drawn, self._coins = sums, entering.copy(), coins
         self._go_on(progress)

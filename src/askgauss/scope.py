@@ -65,6 +65,8 @@ _KINDS = (
             "planted noise",
             "watched coordinates",
             "nodes without noise",
+            "rows without noise",
+            "noise by row",
             "noise by entry",
             "noise by node",
             "noise by level",

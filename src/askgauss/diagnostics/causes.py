@@ -21,7 +21,18 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "values without noise",
                 "noise drift",
             ),
+            "rows without noise": (
+                "noise by row",
+                "noise by step",
+                "noise extremes",
+                "noise scale",
+                "noise shape",
+                "values without noise",
+            ),
+            "noise by row": ("noise by step", "noise scale", "noise extremes", "noise shape"),
             "noise reused at other coordinates": (
+                "noise of related nodes",
+                "noise after restarts",
                 "serial correlation",
                 "repeated noise",
                 "whole-run correlation",

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
-from askgauss.run_facts import RunFacts
 from askgauss.witness import ReuseFacts
 
-__all__ = ["compared_by_content", "reused_noise"]
+__all__ = ["compared_by_content", "repeated_exactly", "reused_noise"]
 
 _NAME = "noise reused at other coordinates"
+_REPEATED = "repeated noise"
 # Values used again of which three are kept, with all their neighbours, nearly always.
 _SURELY = 16
 _FEWEST = 64
@@ -22,9 +22,14 @@ _REMEDY = (
 )
 
 
-def compared_by_content(facts: RunFacts) -> bool:
+def compared_by_content(reuse: ReuseFacts | None) -> bool:
     """Whether all noise that passed by was compared with itself."""
-    return facts.reuse is not None and facts.reuse.kept > 0 and not facts.reuse.coarse
+    return reuse is not None and reuse.kept > 0 and not reuse.coarse
+
+
+def repeated_exactly(reuse: ReuseFacts | None) -> bool:
+    """Whether noise came back at the same coordinates, which then needs no other test."""
+    return reuse is not None and reuse.in_runs and not reuse.elsewhere
 
 
 def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
@@ -33,6 +38,16 @@ def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
         return not_run(_NAME, "noise of full float precision, in which no two values are equal")
     if not reuse.kept:
         return not_run(_NAME, "float32 or float64 noise that is added to the clipped sum")
+    if repeated_exactly(reuse):
+        return fact(
+            _REPEATED,
+            True,
+            _found(reuse, tensors),
+            consequence=Consequence.BREACH,
+            measured=float(reuse.matches),
+            claimed=0.0,
+            remedy=_REMEDY,
+        )
     smallest = max(_FEWEST, math.ceil(_SURELY * reuse.values / reuse.kept))
     return fact(
         _NAME,
@@ -50,7 +65,7 @@ def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
 def _found(reuse: ReuseFacts, tensors: Sequence[str]) -> str:
     if reuse.in_runs:
         places = [_place(item, tensors) for item in (reuse.first, reuse.again)]
-        where = "at other coordinates" if reuse.moved else "at the same coordinates"
+        where = "at other coordinates" if reuse.elsewhere else "at the same coordinates"
         return (
             f"{reuse.matches:,} of {reuse.kept:,} sampled noise values occur again {where}, with "
             f"the same neighbours: noise of {places[0]} was used again in {places[1]}."

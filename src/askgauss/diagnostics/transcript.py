@@ -9,6 +9,7 @@ from askgauss.diagnostics.clip_count import clip_count_checks
 from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
+from askgauss.diagnostics.noise_rows import row_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
 from askgauss.diagnostics.reuse import reused_noise
@@ -33,6 +34,8 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )
+    if transcript.facts.rows is not None:
+        yield from row_checks(transcript.facts.rows)
     if transcript.facts.reuse is not None:
         yield reused_noise(transcript.facts.reuse, transcript.facts.tensors)
     if transcript.finite:

@@ -78,10 +78,12 @@ class SampledLeaves:
         fit = [
             (index, shape)
             for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
-            if int(np.prod(shape)) >= WIDTH and jnp.finfo(dtype).nmant >= 23
+            if int(np.prod(shape)) >= WIDTH and np.dtype(dtype).itemsize >= 4
         ]
         budget = min(max(_WINDOWS // steps, _FEWEST), _MOST)
-        leads = {fit[at][0] for at in np.linspace(0, len(fit) - 1, min(_LEADS, len(fit))).astype(int)}
+        leads = {
+            fit[at][0] for at in np.linspace(0, len(fit) - 1, min(_LEADS, len(fit))).astype(int)
+        }
         part = min(1.0, _LOOKED_AT / max(self._total, 1))
         leaves = []
         for index, shape in fit:

@@ -40,10 +40,12 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.released_steps import released_steps
+from askgauss.row_noise import RowNoise
 from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
+from askgauss.witness import ReuseFacts
 
 try:
     import jax
@@ -459,6 +461,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
                 "for longer, and pass the state that the last step returned."
             )
         along = np.array([self._seam.along(row) for row in values])
+        apart = self._rows_apart(along)
         watched = self._seam.watched(values.T).T
         first = self._first_noise(values[0])
         along, watched = self._released.along(along), self._released.watched(watched)
@@ -478,7 +481,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
             exercised=self._exercised,
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
-            reuse=None if self._sampled is None else self._sampled.facts(rows[:, self._width :]),
+            reuse=self._reused(rows) if apart is None else apart.reuse,
+            rows=None if apart is None else apart.facts,
             notes=tuple(
                 note
                 for note in (
@@ -492,6 +496,19 @@ class Audit(DrainedRun, AuditedRun[Any]):
             ),
         )
         return recorded.with_facts(facts)
+
+    def _reused(self, rows: NDArray[np.float64]) -> ReuseFacts | None:
+        return None if self._sampled is None else self._sampled.facts(rows[:, self._width :])
+
+    def _rows_apart(self, along: NDArray[np.float64]) -> RowNoise | None:
+        """Correlated noise taken apart into the rows of its strategy, each with noise of its own."""
+        strategy = self._released.strategy
+        if strategy is None or not self._known:
+            return None
+        found = RowNoise(self._canaries, self._noise_multiplier)
+        for row in strategy.apply(along / self._clip_norm):
+            found.add(row)
+        return found
 
     def _first_noise(self, row: NDArray[np.float64]) -> SeedProbe:
         """Whether the first noise is one that a likely seed gives."""

@@ -5,6 +5,7 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
+from askgauss.witness.noise_rows import RowFacts
 from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
 from askgauss.witness.steps import StepFacts, StepWitness
@@ -16,6 +17,7 @@ __all__ = [
     "ProbeFacts",
     "ReuseFacts",
     "RoundFacts",
+    "RowFacts",
     "StepFacts",
     "StepWitness",
     "WeightFacts",

@@ -11,6 +11,8 @@ __all__ = ["ReuseFacts"]
 
 # By chance, windows match less than once in 1,000 runs of 10^9 values; three of them never do.
 _MATCHES = 3
+# Of noise that is used again at the same coordinates, hardly any is found at others.
+_ELSEWHERE = 0.05
 # Deviations of the number of equal pairs from its mean.
 _FAR = 7.0
 # The share of equal pairs among those that are nearly equal at least.
@@ -62,6 +64,11 @@ class ReuseFacts:
     def in_runs(self) -> bool:
         """Whether windows of noise were used again."""
         return self.matches >= _MATCHES
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether they were used again at other coordinates."""
+        return self.moved > _ELSEWHERE * self.matches
 
     @property
     def by_value(self) -> bool:
