@@ -30,14 +30,14 @@ WIDTH = 2 * _SIDE + 1
 # Sizes that are kept, in deviations of the noise: this one, and so much more or less at first.
 CENTRE = 0.7
 _WIDEST = 0.5
-# Windows that are kept of either kind: those around a value of that size, and the first of tensors.
+# Windows that are kept of either kind: around a value of that size, and first of a tensor.
 _MOST = 1 << 16
 # Sizes are compared in steps of this. Adding noise to a sum of float32 moves it by far less.
 _STEP = 2.0**-11
 # Windows of less spread, or with a value of no size, say nothing of where they come from.
 _SPREAD = 2.0**-6
 _NOTHING = 2.0**-20
-# Values are equal to this. Pairs are counted by their distance, in so many steps of it: where values
+# Values are equal to this. Pairs are counted by their distance, in steps of it: where values
 # are independent there are as many of every distance.
 _EQUAL = 2.0**-18
 _DISTANCES = 16
@@ -58,7 +58,7 @@ _NAMES = ("key", "value", "step", "tensor", "place", "lead")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """Windows: hash, size of the middle value, step, tensor, place, and whether it leads a tensor."""
+    """Windows: hash, middle value, step, tensor, place, and whether it leads its tensor."""
 
     key: NDArray[np.uint64]
     value: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""All noise of an Opacus step, sampled by content: what is released less the sum it was added to."""
+"""All noise of an Opacus step, sampled by content: what is released less the clipped sum."""
 
 from __future__ import annotations
 

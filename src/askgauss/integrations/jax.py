@@ -501,7 +501,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         return None if self._sampled is None else self._sampled.facts(rows[:, self._width :])
 
     def _rows_apart(self, along: NDArray[np.float64]) -> RowNoise | None:
-        """Correlated noise taken apart into the rows of its strategy, each with noise of its own."""
+        """Correlated noise taken apart into the independent rows of its strategy."""
         strategy = self._released.strategy
         if strategy is None or not self._known:
             return None
