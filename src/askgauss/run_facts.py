@@ -38,11 +38,14 @@ class SeedProbe:
         tried: Number of seeds; 0 where there was too little noise to compare.
         ways: Ways to draw noise from a seed that were tried.
         found: The seed and the way that give this noise; empty if none does.
+        seeded: Whether noise comes from a generator of the process that was given a seed, which may
+            lie many draws before the noise.
     """
 
     tried: int
     ways: tuple[str, ...] = ()
     found: str = field(default="", repr=False)
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,9 +121,7 @@ def facts():
         {"equal": 900},
     ):  # fmt: skip
         yield {"reuse": replace(seen, **changes)}
-    even = RowFacts(
-        rows=40, absent=60, square=2400.0, least_square=50.0, most=2, most_square=70.0
-    )
+    even = RowFacts(rows=40, absent=60, square=2400.0, least_square=50.0, most=2, most_square=70.0)
     for changes in (
         {}, {"rows": 1}, {"silent": 2, "first_silent": 3, "least_square": 0.0},
         {"least_square": 9.0}, {"most_square": 200.0},

@@ -132,7 +132,7 @@ class RecordedSteps(Restartable):
         if self._unprobed and self._rank == 0:
             # The first noise after every restart: another process has another generator.
             self._unprobed = False
-            found = probe_first_noise(self._optimizer.params, self._optimizer)
+            found = probe_first_noise(self._optimizer.params, self._optimizer, self._loader.records)
             if self._seeds is None or found.found:
                 self._seeds = found
 
