@@ -59,7 +59,8 @@ def test_noise_that_is_used_again_is_found(change):
 def test_where_it_is_used_again():
     repeated = looked_at(every_second(lambda last: last)).facts()
     rolled = looked_at(every_second(lambda last: np.roll(last, 1))).facts()
-    assert repeated.in_runs and not repeated.elsewhere
+    assert repeated.in_runs
+    assert not repeated.elsewhere
     assert rolled.elsewhere
     assert rolled.again[2] == rolled.first[2] + 1
 

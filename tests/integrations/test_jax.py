@@ -417,7 +417,7 @@ def test_noise_of_the_last_step_is_found(change):
 
 
 def test_a_state_that_has_no_room_keeps_no_noise_sample():
-    audit = runs.make(steps=95_000)
+    audit = runs.make(steps=90_000)
     assert audit._sampled is None
 
 
