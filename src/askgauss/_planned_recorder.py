@@ -10,7 +10,7 @@ from askgauss._checkpoints import Checkpointed
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.mechanisms.pieces import Reader
 
-__all__ = ["Background", "PlannedRecorder"]
+__all__ = ["PlannedRecorder"]
 
 Background = Literal["known", "unknown"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _plain, _validate
-from askgauss._planned_recorder import Background, PlannedRecorder
+from askgauss._planned_recorder import PlannedRecorder
 from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss._schema import Field
 from askgauss._sums import DUST, without_dust
@@ -263,14 +263,14 @@ class LinearRecorder(PlannedRecorder):
             values /= self._clip_norm
             self._whole = False
             for piece in self._reader.read(self._step, values):
-                self._add(piece, known)
+                self._add(piece)
             if angles is not None:
                 if self._cosines is None:
                     self._cosines = np.array(angles, dtype=np.float64)
                 np.maximum(self._cosines, angles, out=self._cosines)
         self._observed(known)
 
-    def _add(self, piece: Piece, known: Background) -> None:
+    def _add(self, piece: Piece) -> None:
         stop = piece.first + piece.signal.size
         entries = slice(self._starts[piece.first], self._starts[stop])
         signal = piece.signal[self._leaf[entries] - piece.first]
@@ -286,8 +286,7 @@ class LinearRecorder(PlannedRecorder):
             planted = noise[inside] - weights[inside]
             noise[inside] = planted
             self._sums["square"] += noise * noise
-            if known == "known":
-                self._rows.add(noise)
+            self._rows.add(noise)
         # Nodes of the empty leaves that fill up a tree cover nobody.
         strength = np.abs(piece.signal) if piece.signal.size else np.zeros(1)
         strongest = int(np.argmax(strength))
@@ -363,7 +362,7 @@ class LinearRecorder(PlannedRecorder):
                 seed=self._canaries.root_seed,
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
                 run=self._run,
-                reuse=self._rows.reuse,
+                reuse=self._rows.reuse if self._background == "known" else None,
                 resumed=self._resumed,
             ),
         )

@@ -87,6 +87,7 @@ class NoiseSample:
     Args:
         size: Values of the noise of a step.
         expected: Windows that a step may give at first; more of them narrow the interval.
+        most: Windows that are kept of either kind.
 
     Attributes:
         half: Half the width of the interval of sizes that are kept.
@@ -94,8 +95,8 @@ class NoiseSample:
             noise was seen.
     """
 
-    def __init__(self, size: int, expected: int = 1024) -> None:
-        self._size = max(size, 1)
+    def __init__(self, size: int, expected: int = 1024, most: int = _MOST) -> None:
+        self._size, self._most = max(size, 1), most
         share = min(1.0, expected / self._size)
         self.half = _WIDEST * 2.0 ** math.floor(math.log2(share))
         self.scale: float | None = None
@@ -152,7 +153,7 @@ class NoiseSample:
         self._remember(sizes, new, good)
         self._parts.append(new.only(good))
         self._waiting += int(good.sum())
-        if self._waiting > _MOST // 4:
+        if self._waiting > self._most // 4:
             self._prune()
 
     def add_row(self, values: NDArray[np.float64], step: int) -> None:
@@ -191,10 +192,10 @@ class NoiseSample:
 
     def _prune(self) -> None:
         kept = self._joined()
-        while int((~kept.lead).sum()) > _MOST:
+        while int((~kept.lead).sum()) > self._most:
             self.half /= 2.0
             kept = kept.only(kept.lead | (np.abs(kept.value - CENTRE) <= self.half))
-        while int(kept.lead.sum()) > _MOST:
+        while int(kept.lead.sum()) > self._most:
             self._bits += 1
             low = kept.key & np.uint64((1 << self._bits) - 1)
             kept = kept.only(~kept.lead | (low == 0))

@@ -18,6 +18,9 @@ __all__ = ["RowNoise"]
 # Noise below this share of the unit is none: what is left are rounding errors.
 _SILENCE = 1e-5
 _FEWEST = 10
+# Windows of a row at first, and of all rows: recorders of correlated noise hold little else.
+_A_ROW = 256
+_KEPT = 1 << 13
 _NUMBERS = "row_noise.numbers"
 
 
@@ -35,7 +38,7 @@ class RowNoise:
         self._order = np.argsort(places[:, 0], kind="stable")
         self._absent = np.flatnonzero(~canaries.member)
         self._unit = unit or 1.0
-        self._sample = NoiseSample(canaries.size)
+        self._sample = NoiseSample(canaries.size, _A_ROW, _KEPT)
         self._facts = RowFacts(absent=self._absent.size)
 
     def add(self, row: NDArray[np.float64]) -> None:

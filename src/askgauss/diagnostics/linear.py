@@ -79,7 +79,10 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
     yield _silent_nodes(run)
     yield _silent_values(run)
     if transcript.facts.reuse is not None:
-        yield reused_noise(transcript.facts.reuse, ())
+        yield reused_noise(
+            transcript.facts.reuse,
+            lambda found: _place(run, min(found[0], transcript.pieces.tree.size - 1)),
+        )
     if not repeated_exactly(transcript.facts.reuse):
         yield _repeated(run)
     yield _shared(run)

@@ -27,7 +27,7 @@ def row_checks(rows: RowFacts) -> Iterator[Finding]:
         "rows without noise",
         rows.silent > 0,
         f"{rows.silent:,} of {rows.rows:,} rows of the strategy were released without noise, the "
-        f"first of them row {rows.first_silent + 1:,}."
+        f"first of them row {rows.first_silent:,}."
         if rows.silent
         else f"all {rows.rows:,} rows of the strategy were released with noise.",
         consequence=Consequence.BREACH,
@@ -57,7 +57,7 @@ def _by_row(rows: RowFacts) -> Finding:
     return judged(
         name,
         min(1.0, rows.rows * p_value),
-        f"row {row + 1:,} of the strategy has about {relative:.3g} times the noise of the others.",
+        f"row {row:,} of the strategy has about {relative:.3g} times the noise of the others.",
         if_fine=", as the oddest of so many may by chance.",
         consequence=Consequence.INVALIDATES if relative < 1.0 else Consequence.LOOSENS,
         measured=relative,

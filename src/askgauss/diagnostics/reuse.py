@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.witness import ReuseFacts
 
-__all__ = ["compared_by_content", "repeated_exactly", "reused_noise"]
+__all__ = ["compared_by_content", "in_row", "in_step", "repeated_exactly", "reused_noise"]
 
 _NAME = "noise reused at other coordinates"
 _REPEATED = "repeated noise"
@@ -32,8 +32,13 @@ def repeated_exactly(reuse: ReuseFacts | None) -> bool:
     return reuse is not None and reuse.in_runs and not reuse.elsewhere
 
 
-def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
-    """The finding, of values that were sampled by their content."""
+def reused_noise(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> Finding:
+    """The finding, of values that were sampled by their content.
+
+    Args:
+        reuse: What was found.
+        place: Step, tensor and position in words.
+    """
     if reuse.coarse:
         return not_run(_NAME, "noise of full float precision, in which no two values are equal")
     if not reuse.kept:
@@ -42,7 +47,7 @@ def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
         return fact(
             _REPEATED,
             True,
-            _found(reuse, tensors),
+            _found(reuse, place),
             consequence=Consequence.BREACH,
             measured=float(reuse.matches),
             claimed=0.0,
@@ -52,7 +57,7 @@ def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
     return fact(
         _NAME,
         reuse.in_runs or reuse.by_value,
-        _found(reuse, tensors),
+        _found(reuse, place),
         consequence=Consequence.BREACH,
         measured=float(reuse.matches),
         claimed=0.0,
@@ -62,9 +67,9 @@ def reused_noise(reuse: ReuseFacts, tensors: Sequence[str]) -> Finding:
     )
 
 
-def _found(reuse: ReuseFacts, tensors: Sequence[str]) -> str:
+def _found(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> str:
     if reuse.in_runs:
-        places = [_place(item, tensors) for item in (reuse.first, reuse.again)]
+        places = [place(item) for item in (reuse.first, reuse.again)]
         where = "at other coordinates" if reuse.elsewhere else "at the same coordinates"
         return (
             f"{reuse.matches:,} of {reuse.kept:,} sampled noise values occur again {where}, with "
@@ -82,10 +87,20 @@ def _found(reuse: ReuseFacts, tensors: Sequence[str]) -> str:
     )
 
 
-def _place(found: Sequence[int], tensors: Sequence[str]) -> str:
-    step, tensor, _ = found
-    name = tensors[tensor] if 0 <= tensor < len(tensors) else f"tensor {tensor}"
-    return f"step {step + 1:,} in {name}"
+def in_step(tensors: Sequence[str]) -> Callable[[Sequence[int]], str]:
+    """Places of a run whose every step has noise of its own."""
+
+    def place(found: Sequence[int]) -> str:
+        step, tensor, _ = found
+        name = tensors[tensor] if 0 <= tensor < len(tensors) else f"tensor {tensor}"
+        return f"step {step + 1:,} in {name}"
+
+    return place
+
+
+def in_row(found: Sequence[int]) -> str:
+    """Places of correlated noise that was taken apart."""
+    return f"row {found[0]} of the strategy"
 
 
 def _percent(share: float) -> str:

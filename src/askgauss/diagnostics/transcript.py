@@ -12,7 +12,7 @@ from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.noise_rows import row_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
-from askgauss.diagnostics.reuse import reused_noise
+from askgauss.diagnostics.reuse import in_row, in_step, reused_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
@@ -37,7 +37,9 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     if transcript.facts.rows is not None:
         yield from row_checks(transcript.facts.rows)
     if transcript.facts.reuse is not None:
-        yield reused_noise(transcript.facts.reuse, transcript.facts.tensors)
+        apart = transcript.facts.rows is not None
+        place = in_row if apart else in_step(transcript.facts.tensors)
+        yield reused_noise(transcript.facts.reuse, place)
     if transcript.finite:
         if (misread := watched_coordinates(transcript)) is not None:
             yield misread

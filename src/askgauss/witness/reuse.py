@@ -86,7 +86,8 @@ class ReuseFacts:
         if self.moved > self.matches:
             raise FileFormatError(f"Expected facts.reuse.moved <= {self.matches}, got more.")
         for name in ("first", "again"):
-            if len(getattr(self, name)) not in (0, 3):
+            found = getattr(self, name)
+            if len(found) != (3 if self.matches else 0) or min(found, default=0) < 0:
                 raise FileFormatError(
                     f"Expected facts.reuse.{name} to be a step, tensor and place."
                 )
