@@ -20,6 +20,7 @@ from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
 from askgauss.linear_transcript import StrategyPlan
+from askgauss.mechanisms.pieces import Piece
 from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.planting import Planting
@@ -132,6 +133,8 @@ class SampledRecorder(PlannedRecorder):
         # Who is drawn for a round is known before the round before it is over.
         self._coins = Planting(canaries, self._rounds.sampling, None)
         self._drawn = np.zeros(0, dtype=np.int64)
+        # Steps and canaries that the rows to come still hold.
+        self._entered = np.zeros((2, 0), dtype=np.int64)
 
     def _no_rows(self) -> RowNoise:
         # The claim of a round, of which a row's noise is as many times larger as its norm.
@@ -195,11 +198,23 @@ class SampledRecorder(PlannedRecorder):
             self._whole = False
             for piece in self._reader.read(self._step, values):
                 if known == "known":
-                    self._rows.add(piece.value / self._clip_norm)
+                    self._rows.add(self._noise(piece))
                 for ended in self._filter.add(self._step, piece.value):
                     self._recorder.sample()
                     self._recorder.observe(ended, background=0.0 if known == "known" else None)
         self._observed(known)
+
+    def _noise(self, piece: Piece) -> NDArray[np.float64]:
+        """A row in clip norms, less what the canaries of its steps add to it."""
+        phase = self._step % self._rounds.cycle
+        entered = self._drawn[self._rounds.groups[self._drawn] == phase]
+        entries = np.stack([np.full(entered.size, self._step), entered])
+        kept = self._entered[:, self._entered[0] >= piece.first]
+        self._entered = np.concatenate([kept, entries], axis=1)
+        steps, owners = self._entered
+        noise = piece.value / self._clip_norm
+        added = piece.signal[steps - piece.first]
+        return np.asarray(noise - np.bincount(owners, added, self._canaries.size))
 
     def transcript(self) -> Transcript:
         """The transcript of the rounds that are over, one step each.
@@ -235,7 +250,7 @@ class SampledRecorder(PlannedRecorder):
         open_values = self._reader.open_values()
         state |= {f"open.{index}": array.copy() for index, array in enumerate(open_values)}
         state |= {"rounds": self._filter.sums.copy(), "entering": self._drawn.copy()}
-        state |= self._rows.arrays()
+        state |= {"entered": self._entered.copy()} | self._rows.arrays()
         state["state"] = _plain.to_plain(
             _Progress(
                 plan=self._plan,
@@ -282,10 +297,19 @@ class SampledRecorder(PlannedRecorder):
         rows = inner.get("rows.clip_norm")
         if not isinstance(rows, np.ndarray) or len(rows) != over:
             raise FileFormatError(f"Expected {over} rounds after step {progress.step}.")
+        entered = state.get("entered")
+        if not isinstance(entered, np.ndarray) or not (
+            entered.dtype == np.int64
+            and entered.shape[:1] == (2,)
+            and entered.ndim == 2
+            and ((entered[0] >= 0) & (entered[0] < progress.step)).all()
+            and np.isin(entered[1], np.flatnonzero(self._canaries.member)).all()
+        ):
+            raise FileFormatError("Expected entered to hold steps and canaries. Load an older one.")
         rows_of_noise = self._no_rows()
         rows_of_noise.load(state)
         self._recorder.load_state_dict({**inner, "state": progress.recorder})
         self._reader.resume(progress.step, open_values)
-        self._rows = rows_of_noise
+        self._rows, self._entered = rows_of_noise, entered.copy()
         self._filter.sums, self._drawn, self._coins = sums, entering.copy(), coins
         self._go_on(progress)
