@@ -506,7 +506,9 @@ class Audit(DrainedRun, AuditedRun[Any]):
         if strategy is None or not self._known:
             return None
         found = RowNoise(self._canaries, self._noise_multiplier)
-        for row in strategy.apply(along / self._clip_norm):
+        noise = along / self._clip_norm
+        noise[:, self._present] -= self._planted[: len(noise)]
+        for row in strategy.apply(noise):
             found.add(row)
         return found
 
