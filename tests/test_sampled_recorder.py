@@ -292,3 +292,66 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(part: str) -> None:
     assert other.steps == 0
     with pytest.raises(RecordingError, match="whose sampling is"):
         make(sampling=CyclicPoisson(rate=0.2, cycle=4)).load_state_dict(state)
+
+
+# --- single rows ------------------------------------------------------------------------------
+
+EVERYWHERE = ag.DiracCanaries(present=100, absent=100, dimension=200, seed=4)
+
+
+def with_draws(change, seed: int = 0):
+    """A run whose rows of noise were changed before they were mixed."""
+    recorder = make(canaries=EVERYWHERE)
+    draws = np.random.default_rng(seed).normal(size=(STEPS, EVERYWHERE.size))
+    change(draws)
+    noise = np.linalg.solve(matrix(TOEPLITZ), NOISE * NORM * draws)
+    for step in range(STEPS):
+        clean = np.zeros(EVERYWHERE.size)
+        EVERYWHERE.plant(clean, recorder.sample(), clip_norm=1.0)
+        released = EVERYWHERE.project(clean + noise[step])
+        recorder.observe(released, background=np.zeros(EVERYWHERE.size))
+    return recorder
+
+
+def silent(draws: np.ndarray) -> None:
+    draws[50] = 0.0
+
+
+def halved(draws: np.ndarray) -> None:
+    draws[50] *= 0.5
+
+
+def used_again(draws: np.ndarray) -> None:
+    draws[50] = draws[12]
+
+
+def rolled(draws: np.ndarray) -> None:
+    draws[1::2] = np.roll(draws[::2], 1, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "verdict"),
+    [
+        (silent, "rows without noise", Verdict.VIOLATION),
+        (halved, "noise by row", Verdict.INVALID),
+        (used_again, "repeated noise", Verdict.VIOLATION),
+        (rolled, "noise reused at other coordinates", Verdict.VIOLATION),
+    ],
+)
+def test_what_single_rows_lack_is_found(change, check, verdict) -> None:
+    result = ag.audit(with_draws(change).transcript(), claim=claim())
+    assert result.verdict is verdict
+    assert check in failed(result)
+    assert check in result.reason
+
+
+def test_rows_survive_a_checkpoint() -> None:
+    whole = with_draws(used_again)
+    again = make(canaries=EVERYWHERE)
+    again.load_state_dict(whole.state_dict())
+    ours, theirs = whole.transcript().facts, again.transcript().facts
+    assert (ours.rows, ours.reuse) == (theirs.rows, theirs.reuse)
+    damaged = whole.state_dict()
+    damaged["row_noise.numbers"] = damaged["row_noise.numbers"][1:]
+    with pytest.raises(FileFormatError, match="row_noise"):
+        again.load_state_dict(damaged)

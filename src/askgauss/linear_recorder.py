@@ -37,6 +37,7 @@ from askgauss.mechanisms.pieces import Piece, Reader, reader
 from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
 from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
+from askgauss.row_noise import RowNoise
 from askgauss.sampled_recorder import SampledRecorder
 from askgauss.sampling import Scheme
 
@@ -158,6 +159,7 @@ class LinearRecorder(PlannedRecorder):
         self._pieces: list[tuple[float, ...]] = []
         self._kept_values: list[NDArray[np.float64]] = []
         self._cosines: NDArray[np.float64] | None = None
+        self._rows = RowNoise(canaries, self._noise_multiplier)
 
     @classmethod
     def sampled(
@@ -284,6 +286,7 @@ class LinearRecorder(PlannedRecorder):
             planted = noise[inside] - weights[inside]
             noise[inside] = planted
             self._sums["square"] += noise * noise
+            self._rows.add(noise)
         # Nodes of the empty leaves that fill up a tree cover nobody.
         strength = np.abs(piece.signal) if piece.signal.size else np.zeros(1)
         strongest = int(np.argmax(strength))
@@ -359,6 +362,7 @@ class LinearRecorder(PlannedRecorder):
                 seed=self._canaries.root_seed,
                 carried_shift=min(largest / self._sensitivity(self._plan.steps), 1.0),
                 run=self._run,
+                reuse=self._rows.reuse if self._background == "known" else None,
                 resumed=self._resumed,
             ),
         )
@@ -450,6 +454,7 @@ class LinearRecorder(PlannedRecorder):
         """Everything needed to go on: arrays, and plain values under ``"state"``."""
         self._check_whole()
         state: dict[str, Any] = {f"sums.{name}": item.copy() for name, item in self._sums.items()}
+        state |= self._rows.arrays()
         state["pieces"] = np.array(self._pieces, np.float64).reshape(-1, _COLUMNS)
         state["kept_values"] = np.array(self._kept_values).reshape(-1, self._kept.size)
         if self._cosines is not None:
@@ -500,7 +505,10 @@ class LinearRecorder(PlannedRecorder):
         ]
         kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
         cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
+        rows = RowNoise(self._canaries, self._noise_multiplier)
+        rows.load(state)
         found = copy.copy(self)
+        found._rows = rows
         found._run = progress.run or self._run
         found._sums, found._cosines, found._kept_values = sums, cosines, list(kept_values)
         found._pieces = [tuple(row) for row in pieces.tolist()]

@@ -28,7 +28,7 @@ from askgauss._sums import (
 )
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.witness import RoundFacts
+from askgauss.witness import ReuseFacts, RoundFacts
 
 __all__ = ["LinearFacts", "LinearTranscript", "PieceSums", "StrategyPlan", "TreePlan"]
 
@@ -153,6 +153,7 @@ class LinearFacts:
         carried_shift: How much of what all nodes show of the record protected least a score shows.
         run: The identity of the run, as in `askgauss.run_facts.RunFacts`.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        reuse: Whether any noise was used again; None where nodes or rows cannot be told apart.
         resumed: Steps after which the run went on from a checkpoint, as in `RunFacts`.
     """
 
@@ -169,6 +170,7 @@ class LinearFacts:
     carried_shift: float | None = None
     run: str | None = field(default=None, compare=False)
     rounds: RoundFacts | None = None
+    reuse: ReuseFacts | None = None
     resumed: tuple[int, ...] = field(default=(), compare=False)
 
     def check(self, plan: Plan) -> None:
@@ -193,8 +195,9 @@ class LinearFacts:
             )
         if any(step < 0 for step in self.resumed):
             raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
-        if self.rounds is not None:
-            self.rounds.check()
+        for part in (self.rounds, self.reuse):
+            if part is not None:
+                part.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,13 @@ class ReleasedSteps(abc.ABC):
         sampling: How the canaries of a recorded step are drawn.
         note: What a reader of the report should know about it; empty if nothing.
         turns: Released steps that a recorded one stands for, where records take turns in them.
+        strategy: How noise is correlated between steps; None where it is not.
     """
 
     sampling: Scheme
     note: str = ""
     turns: int = 1
+    strategy: Strategy | None = None
 
     @abc.abstractmethod
     def recorded(self, steps: int) -> int:
@@ -123,7 +125,8 @@ class InRounds(ReleasedSteps):
             )
         steps = strategy.steps
         self.sampling = Poisson(rate=scheme.rate)
-        self._strategy, self.cycle = strategy, scheme.cycle
+        self.strategy = self._strategy = strategy
+        self.cycle = scheme.cycle
         self.turns = scheme.cycle
         self.norm = float(strategy.norms(steps).max())
         self.count = unmixing.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
@@ -186,7 +189,8 @@ class _Evened(ReleasedSteps):
 
     def __init__(self, canaries: Canaries, strategy: Strategy, cycle: int, steps: int) -> None:
         self.sampling = EveryStep()
-        self._strategy, self._cycle = strategy, cycle
+        self.strategy = self._strategy = strategy
+        self._cycle = cycle
         self._first, self._norm = unmixing.heaviest_entry(strategy, steps=steps, cycle=cycle)
         self._size = canaries.size
         self.note = (

@@ -10,7 +10,14 @@ from askgauss._sums import check_magnitude
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
-from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import (
+    ClipCountFacts,
+    NoiseRowFacts,
+    ReuseFacts,
+    RoundFacts,
+    StepFacts,
+    WeightFacts,
+)
 
 __all__ = ["RunFacts", "SeedProbe"]
 
@@ -31,11 +38,14 @@ class SeedProbe:
         tried: Number of seeds; 0 where there was too little noise to compare.
         ways: Ways to draw noise from a seed that were tried.
         found: The seed and the way that give this noise; empty if none does.
+        seeded: Whether noise comes from a generator of the process that was given a seed, which may
+            lie many draws before the noise.
     """
 
     tried: int
     ways: tuple[str, ...] = ()
     found: str = field(default="", repr=False)
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,9 @@ class RunFacts:
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
         unit: What one canary stands for: an example, or a user whose examples are clipped together.
+        reuse: Whether any noise was used again; None where not all of it was seen.
+        noise_rows: What was seen of the noise of single rows of a strategy; None where there are
+            none.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -132,6 +145,8 @@ class RunFacts:
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
     unit: Literal["example", "user"] = "example"
+    reuse: ReuseFacts | None = None
+    noise_rows: NoiseRowFacts | None = None
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -185,7 +200,10 @@ class RunFacts:
                 raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
-        for part in (self.weights, self.witness, self.rounds, self.clip_count):
+        for part in (
+            *(self.weights, self.witness, self.rounds, self.clip_count),
+            *(self.reuse, self.rows),
+        ):
             if part is not None:
                 part.check()
         if self.commitment is not None:

@@ -20,11 +20,13 @@ from askgauss._recorder_rows import numbers, saved_numbers
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
 from askgauss.linear_transcript import StrategyPlan
+from askgauss.mechanisms.pieces import Piece
 from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.planting import Planting
 from askgauss.recorder import Recorder
 from askgauss.released_steps import InRounds
+from askgauss.row_noise import RowNoise
 from askgauss.sampling import CyclicPoisson, Poisson, Scheme
 from askgauss.transcript import Transcript
 
@@ -120,6 +122,8 @@ class SampledRecorder(PlannedRecorder):
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
             noise_multiplier = float(noise_multiplier) / self._rounds.norm
         self._canaries = canaries
+        self._clip_norm, self._claimed = float(clip_norm), noise_multiplier
+        self._rows = self._no_rows()
         self._recorder = Recorder(
             canaries,
             sampling=self._rounds.sampling,
@@ -129,6 +133,13 @@ class SampledRecorder(PlannedRecorder):
         # Who is drawn for a round is known before the round before it is over.
         self._coins = Planting(canaries, self._rounds.sampling, None)
         self._drawn = np.zeros(0, dtype=np.int64)
+        # Steps and canaries that the rows to come still hold.
+        self._entered = np.zeros((2, 0), dtype=np.int64)
+
+    def _no_rows(self) -> RowNoise:
+        # The claim of a round, of which a row's noise is as many times larger as its norm.
+        claimed = None if self._claimed is None else self._claimed * self._rounds.norm
+        return RowNoise(self._canaries, claimed)
 
     @property
     def run(self) -> str:
@@ -186,10 +197,24 @@ class SampledRecorder(PlannedRecorder):
             values = np.subtract(noisy, clean, dtype=np.float64)
             self._whole = False
             for piece in self._reader.read(self._step, values):
+                if known == "known":
+                    self._rows.add(self._noise(piece))
                 for ended in self._filter.add(self._step, piece.value):
                     self._recorder.sample()
                     self._recorder.observe(ended, background=0.0 if known == "known" else None)
         self._observed(known)
+
+    def _noise(self, piece: Piece) -> NDArray[np.float64]:
+        """A row in clip norms, less what the canaries of its steps add to it."""
+        phase = self._step % self._rounds.cycle
+        entered = self._drawn[self._rounds.groups[self._drawn] == phase]
+        entries = np.stack([np.full(entered.size, self._step), entered])
+        kept = self._entered[:, self._entered[0] >= piece.first]
+        self._entered = np.concatenate([kept, entries], axis=1)
+        steps, owners = self._entered
+        noise = piece.value / self._clip_norm
+        added = piece.signal[steps - piece.first]
+        return np.asarray(noise - np.bincount(owners, added, self._canaries.size))
 
     def transcript(self) -> Transcript:
         """The transcript of the rounds that are over, one step each.
@@ -209,6 +234,8 @@ class SampledRecorder(PlannedRecorder):
             recorded.facts,
             skipped_steps=missing,
             turns=self._rounds.turns,
+            noise_rows=self._rows.facts if self._rows.facts.rows else None,
+            reuse=self._rows.reuse,
             notes=(self._rounds.note,),
             resumed=self._resumed,
         )
@@ -223,6 +250,7 @@ class SampledRecorder(PlannedRecorder):
         open_values = self._reader.open_values()
         state |= {f"open.{index}": array.copy() for index, array in enumerate(open_values)}
         state |= {"rounds": self._filter.sums.copy(), "entering": self._drawn.copy()}
+        state |= {"entered": self._entered.copy()} | self._rows.arrays()
         state["state"] = _plain.to_plain(
             _Progress(
                 plan=self._plan,
@@ -269,7 +297,19 @@ class SampledRecorder(PlannedRecorder):
         rows = inner.get("rows.clip_norm")
         if not isinstance(rows, np.ndarray) or len(rows) != over:
             raise FileFormatError(f"Expected {over} rounds after step {progress.step}.")
+        entered = state.get("entered")
+        if not isinstance(entered, np.ndarray) or not (
+            entered.dtype == np.int64
+            and entered.shape[:1] == (2,)
+            and entered.ndim == 2
+            and ((entered[0] >= 0) & (entered[0] < progress.step)).all()
+            and np.isin(entered[1], np.flatnonzero(self._canaries.member)).all()
+        ):
+            raise FileFormatError("Expected entered to hold steps and canaries. Load an older one.")
+        rows_of_noise = self._no_rows()
+        rows_of_noise.load(state)
         self._recorder.load_state_dict({**inner, "state": progress.recorder})
         self._reader.resume(progress.step, open_values)
+        self._rows, self._entered = rows_of_noise, entered.copy()
         self._filter.sums, self._drawn, self._coins = sums, entering.copy(), coins
         self._go_on(progress)

@@ -99,6 +99,8 @@ _KINDS = (
             "planted noise",
             "watched coordinates",
             "nodes without noise",
+            "rows without noise",
+            "noise by row",
             "noise by entry",
             "noise by node",
             "noise by level",
@@ -111,12 +113,12 @@ _KINDS = (
     _Kind(
         name="noise freshness",
         passed="noise",
-        deciding=("repeated noise", "serial correlation"),
+        deciding=("noise reused at other coordinates", "repeated noise", "serial correlation"),
         others=(
             "predictable noise",
             "shared noise",
             "common noise",
-            "noise elsewhere again",
+            "noise sums across steps",
             "noise shape",
             "noise spectrum",
             "whole-run correlation",

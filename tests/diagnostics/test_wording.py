@@ -44,8 +44,10 @@ from askgauss.simulation import (
 )
 from askgauss.witness import (
     ClipCountFacts,
+    NoiseRowFacts,
     ParticipationFacts,
     ProbeFacts,
+    ReuseFacts,
     RoundFacts,
     StepFacts,
     WeightFacts,
@@ -112,6 +114,21 @@ def facts():
     for probe in (SeedProbe(tried=0), SeedProbe(tried=9, ways=("a", "b"))):
         yield {"seed_probe": probe}
     yield {"seed_probe": SeedProbe(tried=9, ways=("a",), found="key(0)")}
+    seen = ReuseFacts(values=90_000, kept=9_000, share=1.0, equal=100, nearly=1_500)
+    again = {"matches": 40, "first": (3, 0, 17), "again": (4, 1, 17)}
+    for changes in (
+        {}, {"share": 0.4}, {"coarse": True}, {"kept": 0}, again, again | {"moved": 40},
+        {"equal": 900},
+    ):  # fmt: skip
+        yield {"reuse": replace(seen, **changes)}
+    even = NoiseRowFacts(
+        rows=40, absent=60, square=2400.0, least_square=50.0, most=2, most_square=70.0
+    )
+    for changes in (
+        {}, {"rows": 1}, {"silent": 2, "first_silent": 3, "least_square": 0.0},
+        {"least_square": 9.0}, {"most_square": 200.0},
+    ):  # fmt: skip
+        yield {"rows": replace(even, **changes)}
     for changes in (
         {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
         MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},

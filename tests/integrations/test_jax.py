@@ -5,6 +5,7 @@ Correct runs end in VIOLATION or INVALID with probability at most .001 each; see
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -328,6 +329,96 @@ def test_a_predictable_key_of_jax_privacy_is_found():
     assert "likely seeds of jax.random.key, as jax_privacy's" in result.reason
     assert "jax.random.key(42)" in audit.transcript(state).facts.seed_probe.found
     assert "key(42)" not in result.to_json()
+
+
+def in_loop(key_of):
+    """Noise that a loop draws from the key of a step and a leaf."""
+
+    def update(updates, step, params=None):
+        leaves, tree = jax.tree.flatten(updates)
+        noisy = [
+            leaf + runs.NOISE * jax.random.normal(key_of(step, index, len(leaves)), leaf.shape)
+            for index, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(tree, noisy), step + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+@pytest.mark.parametrize(
+    "key_of",
+    [
+        lambda key, step, index, count: jax.random.split(jax.random.fold_in(key, step), count)[
+            index
+        ],
+        lambda key, step, index, count: jax.random.fold_in(jax.random.fold_in(key, step), index),
+        lambda key, step, index, count: jax.random.fold_in(
+            jax.random.fold_in(jax.random.split(key)[1], step), index
+        ),
+    ],
+    ids=["folded and split", "folded twice", "split before"],
+)
+@pytest.mark.parametrize("root", [7, runs.KEY])
+def test_keys_of_loops_are_tried(root, key_of):
+    audit = runs.make()
+    noise = in_loop(functools.partial(key_of, jax.random.PRNGKey(root)))
+    _, state = runs.scanned(audit.wrap(noise), 20)
+    result = audit.result(state, claim=runs.claim(steps=20))
+    assert failed(result) == ({"predictable noise"} if root == 7 else set())
+
+
+# --- noise used again -------------------------------------------------------------------------
+
+SECRET = jax.random.key(runs.KEY)
+
+
+@pytest.mark.parametrize(
+    "key_of",
+    [
+        lambda step, index, count: jax.random.fold_in(SECRET, step + index),
+        lambda step, index, count: jax.random.fold_in(SECRET, step),
+    ],
+    ids=["step plus leaf", "one key for all tensors"],
+)
+def test_noise_of_another_tensor_is_found(key_of):
+    audit = runs.make(steps=40)
+    _, state = runs.scanned(audit.wrap(in_loop(key_of)), 40)
+    result = audit.result(state, claim=runs.claim(steps=40))
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert "noise reused at other coordinates" in result.reason
+
+
+@pytest.mark.parametrize(
+    "change", [lambda last: -last[::-1], lambda last: jnp.roll(last, 1)], ids=["reversed", "rolled"]
+)
+def test_noise_of_the_last_step_is_found(change):
+    def init(params):
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params)
+
+    def update(updates, state, params=None):
+        step, last = state
+
+        def drawn(index, leaf):
+            key = jax.random.fold_in(jax.random.fold_in(SECRET, step), index)
+            fresh = jax.random.normal(key, leaf.shape)
+            return jnp.where(step % 2 == 0, fresh, change(leaf.reshape(-1)).reshape(leaf.shape))
+
+        leaves, tree = jax.tree.flatten(last)
+        noise = jax.tree.unflatten(tree, [drawn(*item) for item in enumerate(leaves)])
+        noisy = jax.tree.map(lambda leaf, more: leaf + runs.NOISE * more, updates, noise)
+        return noisy, (step + 1, noise)
+
+    audit = runs.make(steps=40)
+    _, state = runs.scanned(audit.wrap(optax.GradientTransformation(init, update)), 40)
+    result = audit.result(state, claim=runs.claim(steps=40))
+    assert failed(result) == {"noise reused at other coordinates"}
+    freshness = next(item for item in result.findings if item.check in failed(result))
+    assert "in step 2 in" in freshness.summary
+
+
+def test_a_state_that_has_no_room_keeps_no_noise_sample():
+    audit = runs.make(steps=90_000)
+    assert audit._sampled is None
 
 
 @pytest.mark.parametrize("key", [None, runs.KEY])

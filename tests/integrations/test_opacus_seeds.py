@@ -54,7 +54,7 @@ def test_unguessable_noise_passes_and_says_what_was_tried():
     # Another seed resembles one of the thousand about once in 10^9 runs.
     finding, _ = found(make_run(seed=7), torch.Generator().manual_seed(0x9E3779B9))
     assert finding.status is Status.PASS
-    assert "likely seeds give in 4 ways" in finding.summary
+    assert "likely seeds give in 5 ways" in finding.summary
 
 
 def test_the_process_generator_after_other_draws_passes():
@@ -94,3 +94,34 @@ def test_noise_of_numpy_is_found_too():
     item.summed_grad = torch.zeros(500)
     item.grad = torch.from_numpy(noise).float()
     assert probe_first_noise([item]).found == "numpy.random.default_rng(77)"
+
+
+def test_a_seed_set_right_before_the_loop_is_found():
+    run = make_run(seed=7)
+    torch.manual_seed(42)
+    finding, named = found(run)
+    assert finding.status is Status.FAIL
+    assert named == "torch.manual_seed(42), before the loader draws"
+
+
+@pytest.mark.parametrize(
+    ("again", "way"), [(0, "called again for every tensor"), (1, "plus the number of the tensor")]
+)
+def test_seeds_of_small_tensors_are_found(again, way):
+    parameters = []
+    for number in range(3):
+        item = nn.Parameter(torch.zeros(10))
+        item.summed_grad = torch.zeros(10)
+        generator = torch.Generator().manual_seed(21 + again * number)
+        item.grad = torch.normal(0.0, 3.0, (10,), generator=generator)
+        parameters.append(item)
+    assert probe_first_noise(parameters).found == f"torch.manual_seed(21), {way}"
+
+
+def test_a_seed_at_the_top_of_the_script_is_not_followed_and_the_result_says_so():
+    finding, named = found(make_run(seed=0))
+    assert finding.status is Status.PASS
+    assert not named
+    assert "draws between the two cannot be followed" in finding.summary
+    finding, _ = found(make_run(seed=0), torch.Generator().manual_seed(0x9E3779B9))
+    assert "cannot be followed" not in finding.summary

@@ -18,6 +18,7 @@ from askgauss.diagnostics.alike import (
 from askgauss.diagnostics.coarse import coarse_cosine, coarse_deviations
 from askgauss.diagnostics.context import NOTICED, Context, around
 from askgauss.diagnostics.outcomes import SUSPICIOUS, judged, not_run
+from askgauss.diagnostics.reuse import compared_by_content, repeated_exactly
 from askgauss.diagnostics.tails import (
     correlation_tail,
     ratio_p_value,
@@ -44,10 +45,12 @@ _FEWEST_STEPS_TO_SCALE = 64
 
 def correlation_checks(context: Context) -> Iterator[Finding]:
     """Every check of noise against other noise; those that name a cause come first."""
-    yield _repeated(context)
+    if not repeated_exactly(context.facts.reuse):
+        yield _repeated(context)
     yield _shared(context)
     yield _common(context)
-    yield _returning(context)
+    if not compared_by_content(context.facts.reuse):
+        yield _returning(context)
     yield _serial(context)
     yield _whole_run(context)
     yield _spectrum(context)
@@ -323,7 +326,7 @@ def _returning(context: Context) -> Finding:
 
     No coordinate tells, but the sums over all of them do, and those of squares where signs change.
     """
-    name = "noise elsewhere again"
+    name = "noise sums across steps"
     if not context.exact:
         return not_run(name, "a known background and canaries that are orthogonal by construction")
     if context.noise.square == 0.0:

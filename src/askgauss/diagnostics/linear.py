@@ -20,6 +20,7 @@ from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, around
 from askgauss.diagnostics.linear_run import LinearRun
 from askgauss.diagnostics.outcomes import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
 from askgauss.diagnostics.relatives import ties_between_nodes
+from askgauss.diagnostics.reuse import repeated_exactly, reused_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.sensitivity import covered_sensitivity, leaf_noise, participation
 from askgauss.diagnostics.tails import (
@@ -77,7 +78,13 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
         return
     yield _silent_nodes(run)
     yield _silent_values(run)
-    yield _repeated(run)
+    if transcript.facts.reuse is not None:
+        yield reused_noise(
+            transcript.facts.reuse,
+            lambda found: _place(run, min(found[0], transcript.pieces.tree.size - 1)),
+        )
+    if not repeated_exactly(transcript.facts.reuse):
+        yield _repeated(run)
     yield _shared(run)
     yield _ties(run)
     yield _restarts(run)

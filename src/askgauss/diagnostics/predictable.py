@@ -61,6 +61,12 @@ _CUSTOMARY = (
 )
 
 
+_SEEDED = (
+    " torch.manual_seed was called in this process, and noise comes from the same generator: draws "
+    "between the two cannot be followed. Give the noise a generator that nobody seeds."
+)
+
+
 def likely_seeds(own: Iterable[int | None] = ()) -> NDArray[np.int64]:
     """Seeds that somebody would try: small numbers, customary ones, and the run's own.
 
@@ -150,7 +156,7 @@ def predictable_noise(probe: SeedProbe | None) -> Iterator[Finding]:
         "them knows all noise to come."
         if probe.found
         else f"the first noise is none that {probe.tried:,} likely seeds give in "
-        f"{len(probe.ways)} ways.",
+        f"{len(probe.ways)} ways.{_SEEDED if probe.seeded else ''}",
         consequence=Consequence.BREACH,
         measured=float(bool(probe.found)),
         claimed=0.0,

@@ -9,8 +9,10 @@ from askgauss.diagnostics.clip_count import clip_count_checks
 from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import committed_claim, declared_checks
 from askgauss.diagnostics.noise import noise_checks
+from askgauss.diagnostics.noise_rows import noise_row_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
+from askgauss.diagnostics.reuse import in_row, in_step, reused_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
@@ -32,6 +34,12 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )
+    if transcript.facts.noise_rows is not None:
+        yield from noise_row_checks(transcript.facts.noise_rows)
+    if transcript.facts.reuse is not None:
+        apart = transcript.facts.noise_rows is not None
+        place = in_row if apart else in_step(transcript.facts.tensors)
+        yield reused_noise(transcript.facts.reuse, place)
     if transcript.finite:
         if (misread := watched_coordinates(transcript)) is not None:
             yield misread

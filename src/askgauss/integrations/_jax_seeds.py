@@ -24,42 +24,96 @@ __all__ = ["probe_seeds"]
 # Numbers drawn at once, and for one seed at most.
 _AT_ONCE = 1 << 22
 _MOST_DRAWN = 1 << 20
+# Numbers for one seed with which the ways of loops are tried as well, of which there are many.
+_FEW_DRAWN = 1 << 13
 
 Key = Any
-
-
-def _privatizer(key: Key, index: int, count: int) -> Key:
-    return jax.random.split(jax.random.split(key)[1], count)[index]
-
-
-def _dense_privatizer(key: Key, index: int, count: int) -> Key:
-    return jax.random.fold_in(jax.random.split(key, count)[index], 0)
-
-
-def _aggregate(key: Key, index: int, count: int) -> Key:
-    return jax.random.split(key, count + 1)[1 + index]
-
-
-def _random_like(key: Key, index: int, count: int) -> Key:
-    return jax.random.split(key, count)[index]
-
-
-def _by_number(key: Key, index: int, count: int) -> Key:
-    return jax.random.fold_in(key, index)
 
 
 def _itself(key: Key, index: int, count: int) -> Key:
     return key
 
 
-_WAYS: tuple[tuple[str, Callable[[Key, int, int], Key]], ...] = (
-    ("jax.random.key: as jax_privacy's privatizers split it", _privatizer),
-    ("jax.random.key: as jax_privacy's dense privatizer splits it", _dense_privatizer),
-    ("jax.random.key: as optax's differentially_private_aggregate splits it", _aggregate),
-    ("jax.random.key: as optax.tree.random_like splits it", _random_like),
-    ("jax.random.key: folded with the number of the tensor", _by_number),
-    ("jax.random.key: the same for every tensor", _itself),
+def _split(key: Key, index: int, count: int) -> Key:
+    return jax.random.split(key, count)[index]
+
+
+def _split_behind(key: Key, index: int, count: int) -> Key:
+    return jax.random.split(key, count + 1)[1 + index]
+
+
+def _by_number(key: Key, index: int, count: int) -> Key:
+    return jax.random.fold_in(key, index)
+
+
+def _carried(key: Key, index: int, count: int) -> Key:
+    for _ in range(index):
+        key = jax.random.split(key)[0]
+    return jax.random.split(key)[1]
+
+
+def _dense_privatizer(key: Key, index: int, count: int) -> Key:
+    return jax.random.fold_in(jax.random.split(key, count)[index], 0)
+
+
+def _child(number: int) -> Callable[[Key], Key]:
+    return lambda key: jax.random.split(key)[number]
+
+
+def _folded(number: int) -> Callable[[Key], Key]:
+    return lambda key: jax.random.fold_in(key, number)
+
+
+# From the key of the run to that of the first step.
+_OF_STEP: tuple[tuple[str, Callable[[Key], Key]], ...] = (
+    ("", lambda key: key),
+    ("folded with the step", _folded(0)),
+    ("folded with the step, counted from one", _folded(1)),
+    ("split", _child(1)),
+    ("split, the first half", _child(0)),
+    ("split before training and in every step", lambda key: _child(1)(_child(0)(key))),
+    ("split, then folded with the step", lambda key: _folded(0)(_child(1)(key))),
+    ("split, the first half folded with the step", lambda key: _folded(0)(_child(0)(key))),
 )
+# From the key of a step to that of a tensor.
+_OF_TENSOR: tuple[tuple[str, Callable[[Key, int, int], Key]], ...] = (
+    ("the same for every tensor", _itself),
+    ("split between tensors", _split),
+    ("folded with the number of the tensor", _by_number),
+    ("split for one tensor after the other", _carried),
+    ("split between the next step and the tensors", _split_behind),
+)
+# What is known by the name of a library.
+_NAMED: tuple[tuple[str, Callable[[Key, int, int], Key]], ...] = (
+    (
+        "as jax_privacy's privatizers split it",
+        lambda key, index, count: _split(_child(1)(key), index, count),
+    ),
+    ("as jax_privacy's dense privatizer splits it", _dense_privatizer),
+    ("as optax's differentially_private_aggregate splits it", _split_behind),
+    ("as optax.tree.random_like splits it", _split),
+    ("folded with the number of the tensor", _by_number),
+    ("the same for every tensor", _itself),
+)
+
+
+def _ways(many: bool) -> Iterator[tuple[str, Callable[[Key, int, int], Key]]]:
+    """Ways from a key to that of a tensor: those of libraries, and then those of loops."""
+    for name, derive in _NAMED:
+        yield f"jax.random.key: {name}", derive
+    for step, of_step in _OF_STEP if many else ():
+        for tensor, of_tensor in _OF_TENSOR:
+            if step or of_tensor is _carried:
+                yield (
+                    f"jax.random.key: {', '.join(filter(None, (step, tensor)))}",
+                    _both(of_step, of_tensor),
+                )
+
+
+def _both(
+    of_step: Callable[[Key], Key], of_tensor: Callable[[Key, int, int], Key]
+) -> Callable[[Key, int, int], Key]:
+    return lambda key, index, count: of_tensor(of_step(key), index, count)
 
 
 def probe_seeds(
@@ -119,12 +173,18 @@ def _candidates(
     # Equal parts, so that one program serves all: seeds are repeated to fill up the last.
     filled = np.resize(seeds, -(-seeds.size // at_once) * at_once).astype(np.uint32)
     roots = jax.vmap(jax.random.key)(filled)
-    for way, derive in _WAYS:
+    # With keys that can be split in parallel, to split is to fold.
+    known: set[bytes] = set()
+    for way, derive in _ways(many=drawn <= _FEW_DRAWN):
         # Not compiled together with the draws, which all ways and all audits share.
         keys = [
             jax.vmap(lambda key, index=index, derive=derive: derive(key, index, count))(roots)
             for index, _, _, _ in leaves
         ]
+        name = b"".join(np.asarray(jax.random.key_data(item[0])).tobytes() for item in keys)
+        if name in known:
+            continue
+        known.add(name)
         rows = [
             np.concatenate(
                 [

@@ -86,13 +86,18 @@ class Readings:
     @staticmethod
     def check(steps: int, width: int, buffer: int | None) -> None:
         """Refuse what would take too much memory: at once, before a long run is planned."""
-        if buffer is None and 4 * steps * width > _MOST_BYTES:
+        if not Readings.fits(steps, width, buffer):
             raise InvalidArgumentError(
                 f"Expected readings of at most {_MOST_BYTES >> 20} MB on the device, got "
                 f"{4 * steps * width >> 20} MB for {steps:,} steps of {width:,} places. "
                 "Give buffer= and call drain(state) at least once in so many steps, or take fewer "
                 "canaries."
             )
+
+    @staticmethod
+    def fits(steps: int, width: int, buffer: int | None) -> bool:
+        """Whether so many readings may be on the device."""
+        return buffer is not None or 4 * steps * width <= _MOST_BYTES
 
     # ------------------------------------------------------------------------ inside the step
 

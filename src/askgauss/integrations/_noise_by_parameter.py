@@ -21,13 +21,18 @@ class NoiseByParameter:
         optimizer: The private optimizer.
         parameters: Those that are audited, in order.
         arrived: Called with a parameter's index before its noise.
+        noisy: Called with its index after its noise.
     """
 
     def __init__(
-        self, optimizer: Any, parameters: list[nn.Parameter], arrived: Callable[[int], None]
+        self,
+        optimizer: Any,
+        parameters: list[nn.Parameter],
+        arrived: Callable[[int], None],
+        noisy: Callable[[int], None],
     ) -> None:
         self._index = {id(item): index for index, item in enumerate(parameters)}
-        self._arrived = arrived
+        self._arrived, self._after = arrived, noisy
         self._noisy: set[int] = set()
         self._stand_ins = [
             StandIn(optimizer, "_add_noise_parameter", self._add_noise),
@@ -48,6 +53,9 @@ class NoiseByParameter:
         self._arrive(parameter)
         self._noisy.add(id(parameter))
         original(parameter)
+        index = self._index.get(id(parameter))
+        if index is not None:
+            self._after(index)
 
     def _scale(self, original: Callable[..., None], parameter: nn.Parameter) -> None:
         if id(parameter) in self._noisy:

@@ -27,6 +27,7 @@ from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import Restartable
 from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
+from askgauss.integrations._sampled_noise import SampledNoise
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._stand_in import StandIn
 from askgauss.integrations._torch_seeds import probe_first_noise
@@ -75,6 +76,7 @@ class RecordedSteps(Restartable):
     _loader: LoaderWatch
     _probe: ExampleProbe | None
     _watch: NoiseWatch | None
+    _sampled: SampledNoise
     _shadow: Shadow | None
     _witness: ClipWitness
     _clip_count: ClipCountWatch
@@ -117,6 +119,7 @@ class RecordedSteps(Restartable):
             add_noise()
             return
         self._before_noise()
+        self._sampled.before()
         self._clip_count.before_noise()
         add_noise()
         self._clip_count.after_noise()
@@ -133,17 +136,21 @@ class RecordedSteps(Restartable):
                 torch.distributed.all_reduce(noisy)
         noise = step.noise_multiplier * step.clip_norm if alone or self._rank == 0 else 0.0
         self._witness.after_noise(noisy, noise)
+        if self._rank == 0:
+            self._sampled.after(self.steps, self._deviation)
         if self._unprobed and self._rank == 0:
             # The first noise after every restart: another process has another generator.
             self._unprobed = False
-            found = probe_first_noise(self._optimizer.params, self._optimizer)
+            found = probe_first_noise(self._optimizer.params, self._optimizer, self._loader.records)
             if self._seeds is None or found.found:
                 self._seeds = found
 
     def _noise_stand_in(self) -> StandIn | NoiseByParameter:
         """What is to stand where the optimizer adds its noise."""
         if run.noise_by_parameter(self._optimizer):
-            return NoiseByParameter(self._optimizer, self._parameters, self._one_before_noise)
+            return NoiseByParameter(
+                self._optimizer, self._parameters, self._one_before_noise, self._one_after_noise
+            )
         return StandIn(self._optimizer, "add_noise", self._plant_then_add_noise)
 
     def _one_before_noise(self, index: int) -> None:
@@ -155,6 +162,7 @@ class RecordedSteps(Restartable):
         assert self._planted is not None
         kept = run.clipped_sum(self._optimizer, self._parameters[index])
         assert kept is not None
+        self._sampled.before([index])
         places = self._coordinates.places
         self._arrived[index] = [
             self._coordinates.taken(number, kept)
@@ -171,6 +179,17 @@ class RecordedSteps(Restartable):
             parts = [part for number in sorted(self._arrived) for part in self._arrived[number]]
             self._arrived = {}
             self._begin(torch.cat(parts).to(self._coordinates.dtype))
+
+    def _one_after_noise(self, index: int) -> None:
+        """One parameter got its noise."""
+        if self._rank == 0:
+            self._sampled.after(self.steps, self._deviation, [index])
+
+    @property
+    def _deviation(self) -> float:
+        """What is stated for the noise, of each value."""
+        multiplier = run.gradient_noise_multiplier(self._optimizer)
+        return multiplier * float(self._optimizer.max_grad_norm)
 
     def _draw(self) -> None:
         """A step gets its noise: who is planted in it?"""

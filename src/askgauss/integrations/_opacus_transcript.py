@@ -64,6 +64,7 @@ class RecordedRun(RecordedSteps):
             else replace(self._shadow.facts, declare=self._declare),
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
+            reuse=self._sampled.facts,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -131,7 +132,7 @@ class RecordedRun(RecordedSteps):
         state = self._recorder.state_dict()
         if self._probe is not None:
             state |= self._probe.arrays()
-        state |= self._loader.arrays()
+        state |= self._loader.arrays() | self._sampled.arrays()
         return state if self._watch is None else state | self._watch.arrays()
 
     def _progress(self) -> Progress:
@@ -179,6 +180,7 @@ class RecordedRun(RecordedSteps):
         if self._watch is not None:
             self._watched_all = self._watch.load(arrays, self.steps)
         self._loader.load(arrays, self.steps)
+        self._sampled.load(arrays)
         self._weights, self._accumulated = progress.weights, set(progress.accumulated)
         self._planted = arrays["drawn"].copy() if "drawn" in arrays else None
         self._step = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,17 +30,24 @@ _COMPARED = 64
 _WHOLE = 4096
 # What a torch.Generator starts from that nobody has seeded.
 _UNSEEDED = 67280421310721
+# Records of a loader whose draws are repeated for every seed.
+_MOST_RECORDS = 1 << 15
 # A larger seed of the process was drawn, not chosen.
 _CHOSEN = 2**32
 
 
-def probe_first_noise(parameters: Sequence[torch.nn.Parameter], optimizer: Any = None) -> SeedProbe:
+def probe_first_noise(
+    parameters: Sequence[torch.nn.Parameter],
+    optimizer: Any = None,
+    records: int | None = None,
+) -> SeedProbe:
     """Try the likely seeds on the noise that was just added.
 
     Args:
         parameters: The parameters in the order their noise is drawn, with the clean sum and the
             noisy one. Of those that ranks share out, the first rank holds what is drawn first.
         optimizer: The private optimizer, where it may keep the sums itself.
+        records: Records the loader draws from, where that is known.
     """
     first: list[torch.nn.Parameter] = []
     for parameter in parameters:
@@ -48,31 +57,50 @@ def probe_first_noise(parameters: Sequence[torch.nn.Parameter], optimizer: Any =
         (local(item.grad) - local(clipped_sum(optimizer, item))).flatten()[:_COMPARED]
         for item in first
     ]
-    own = [_UNSEEDED, *(seed for seed in [torch.initial_seed()] if seed < _CHOSEN)]
+    chosen = [seed for seed in [torch.initial_seed()] if seed < _CHOSEN]
+    own = [_UNSEEDED, *chosen]
     values = torch.cat([part.detach().double().cpu() for part in noise]).numpy()
     held = [len(part) for part in noise]
-    return try_seeds(values, _candidates(first, held, likely_seeds(own)))
+    found = try_seeds(values, _candidates(first, held, likely_seeds(own), records))
+    return replace(found, seeded=bool(chosen) and getattr(optimizer, "generator", None) is None)
 
 
 def _candidates(
-    first: Sequence[torch.nn.Parameter], held: Sequence[int], seeds: NDArray[np.int64]
+    first: Sequence[torch.nn.Parameter],
+    held: Sequence[int],
+    seeds: NDArray[np.int64],
+    records: int | None,
 ) -> Iterator[Candidates]:
     generator = torch.Generator(device=first[0].device)
 
-    def drawn(seed: int) -> NDArray[np.float64]:
+    def drawn(
+        seed: int, before: Callable[[], None] = lambda: None, again: int | None = None
+    ) -> NDArray[np.float64]:
         generator.manual_seed(seed)
-        parts = [
-            torch.normal(
-                0.0,
-                1.0,
-                (item.numel() if item.numel() <= _WHOLE else _COMPARED,),
-                generator=generator,
-                device=item.device,
-            )[:count]
-            for item, count in zip(first, held, strict=True)
-        ]
+        before()
+        parts = []
+        for number, (item, count) in enumerate(zip(first, held, strict=True)):
+            if again is not None:
+                generator.manual_seed(seed + again * number)
+            size = item.numel() if item.numel() <= _WHOLE else _COMPARED
+            noise = torch.normal(0.0, 1.0, (size,), generator=generator, device=item.device)
+            parts.append(noise[:count])
         return torch.cat(parts).double().cpu().numpy()
 
-    yield "torch.manual_seed: as Opacus draws it", seeds, np.array([drawn(int(s)) for s in seeds])
+    def loaded() -> None:
+        # A loader draws a seed for its workers, and Opacus' sampler one number a record.
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        torch.rand(records or 0, generator=generator)
+
+    ways: list[tuple[str, Callable[[int], NDArray[np.float64]]]] = [("as Opacus draws it", drawn)]
+    if len(first) > 1:
+        ways += [
+            ("called again for every tensor", functools.partial(drawn, again=0)),
+            ("plus the number of the tensor", functools.partial(drawn, again=1)),
+        ]
+    if records is not None and records <= _MOST_RECORDS and first[0].device.type == "cpu":
+        ways.append(("before the loader draws", functools.partial(drawn, before=loaded)))
+    for way, draw in ways:
+        yield f"torch.manual_seed: {way}", seeds, np.array([draw(int(seed)) for seed in seeds])
     if len(first) == 1:
         yield from numpy_candidates(np.arange(held[0]), seeds)

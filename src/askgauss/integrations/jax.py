@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -40,11 +40,13 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.released_steps import released_steps
+from askgauss.row_noise import RowNoise
 from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
 from askgauss.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
+from askgauss.witness import ReuseFacts
 
 try:
     import jax
@@ -56,6 +58,7 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations._jax_examples import ExampleAudit
+from askgauss.integrations._jax_noise import SampledLeaves
 from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
@@ -176,10 +179,22 @@ class Audit(DrainedRun, AuditedRun[Any]):
         self._released = released_steps(self._canaries, self._sampling, strategy, self._steps)
         self._present = np.flatnonzero(self._canaries.member)
         Readings.check(self._steps, width, buffer)
+        self._width = width
+        # Correlated noise is made of earlier noise, and says nothing before it is taken apart.
+        self._sampled: SampledLeaves | None = None
+        if strategy is None:
+            sampled = SampledLeaves(
+                self._tree.shapes,
+                self._tree.dtypes,
+                self._steps,
+                self._clip_norm * (noise_multiplier or 1.0),
+            )
+            if sampled.width and Readings.fits(self._steps, width + sampled.width, buffer):
+                self._sampled = sampled
         self._planted = self._plan()
         self._readings = Readings(
             self._steps,
-            width,
+            width + (0 if self._sampled is None else self._sampled.width),
             buffer,
             self._canaries.fingerprint().encode() + np.packbits(self._planted).tobytes(),
         )
@@ -325,8 +340,10 @@ class Audit(DrainedRun, AuditedRun[Any]):
                     leaves = self._seam.plant(leaves, mask, clip_norm=self._clip_norm)
                 planted = self._tree.rebuilt(leaves)
                 released, inner = privatizer.update(planted, state.inner, params, **extra)
-                row = self._read(self._tree.leaves(released)[0])
+                noisy = self._tree.leaves(released)[0]
+                row = self._read(noisy)
                 row = row - jnp.where(self._subtracted, clean, 0.0)
+                row = self._with_sample(row, noisy, leaves)
             return released, self._readings.kept(state, row, inner)
 
         kind = optax.GradientTransformationExtraArgs if takes_more else optax.GradientTransformation
@@ -366,13 +383,22 @@ class Audit(DrainedRun, AuditedRun[Any]):
             )
         given = self._tree.rebuilt(leaves)
         released, inner = privatizer.update(given, inner, params, **extra)
-        row = self._read(self._tree.leaves(released)[0]) * total
+        noisy = tuple(leaf * total for leaf in self._tree.leaves(released)[0])
+        row = self._read(noisy)
         row = row - jnp.where(self._subtracted, clean, 0.0)
+        row = self._with_sample(row, noisy, clipped)
         if total != batch:
             # A mean over more examples than the user has: his learning rate is for his own.
             released = jax.tree.map(lambda leaf: leaf * (total / batch), released)
         self._exercised = BEFORE_CLIPPING
         return released, inner, row
+
+    def _with_sample(self, row: Any, noisy: Sequence[Any], clean: Sequence[Any]) -> Any:
+        """A row of readings, with a sample of all noise of the step behind it."""
+        if self._sampled is None:
+            return row
+        noise = [one - other for one, other in zip(noisy, clean, strict=True)]
+        return jnp.concatenate([row, self._sampled.read(noise)])
 
     def _read(self, leaves: tuple[Any, ...]) -> Any:
         return self._seam.read(tuple(leaf.astype(jnp.float32) for leaf in leaves))
@@ -405,7 +431,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         if told is None:
             return
         alarm: PrivacyAlarm | None = None
-        for row in rows[told.steps - held :].astype(np.float64):
+        for row in rows[told.steps - held :, : self._width].astype(np.float64):
             told.sample()
             try:
                 told.observe(self._seam.along(row), background=0.0 if self._known else None)
@@ -428,7 +454,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
         """
         _validate.integer(0, unseen_steps=unseen_steps)
         own = self._readings.found(state)
-        values = self._readings.all(own)
+        rows = self._readings.all(own)
+        values = rows[:, : self._width]
         steps = self._released.recorded(len(values))
         if steps == 0:
             raise RecordingError(
@@ -436,6 +463,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
                 "for longer, and pass the state that the last step returned."
             )
         along = np.array([self._seam.along(row) for row in values])
+        apart = self._rows_apart(along)
         watched = self._seam.watched(values.T).T
         first = self._first_noise(values[0])
         along, watched = self._released.along(along), self._released.watched(watched)
@@ -456,6 +484,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
             unit="user" if self._users else "example",
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
+            reuse=self._reused(rows) if apart is None else apart.reuse,
+            rows=None if apart is None else apart.facts,
             notes=tuple(
                 note
                 for note in (
@@ -469,6 +499,21 @@ class Audit(DrainedRun, AuditedRun[Any]):
             ),
         )
         return recorded.with_facts(facts)
+
+    def _reused(self, rows: NDArray[np.float64]) -> ReuseFacts | None:
+        return None if self._sampled is None else self._sampled.facts(rows[:, self._width :])
+
+    def _rows_apart(self, along: NDArray[np.float64]) -> RowNoise | None:
+        """Correlated noise taken apart into the independent rows of its strategy."""
+        strategy = self._released.strategy
+        if strategy is None or not self._known:
+            return None
+        found = RowNoise(self._canaries, self._noise_multiplier)
+        noise = along / self._clip_norm
+        noise[:, self._present] -= self._planted[: len(noise)]
+        for row in strategy.apply(noise):
+            found.add(row)
+        return found
 
     def _first_noise(self, row: NDArray[np.float64]) -> SeedProbe:
         """Whether the first noise is one that a likely seed gives."""

@@ -62,6 +62,7 @@ from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
+from askgauss.integrations._sampled_noise import SampledNoise
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
@@ -289,6 +290,7 @@ class CanaryAudit(RecordedRun):
             optimizer, named, witness, self._canaries.root_seed, self._world
         )
         self._clip_count = ClipCountWatch(optimizer, self._world)
+        self._sampled = SampledNoise(optimizer, self._parameters)
         self._weights = ""
         self._accumulated = set()
         self._planted = None

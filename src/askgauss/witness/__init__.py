@@ -5,14 +5,18 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
+from askgauss.witness.noise_rows import NoiseRowFacts
+from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
 __all__ = [
     "ClipCountFacts",
+    "NoiseRowFacts",
     "ParticipationFacts",
     "ProbeFacts",
+    "ReuseFacts",
     "RoundFacts",
     "StepFacts",
     "StepWitness",

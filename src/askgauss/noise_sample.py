@@ -1,0 +1,349 @@
+"""Noise that is used again anywhere: all noise of a run, sampled by its content.
+
+A value of a certain size is kept wherever it occurs, with the four values on either side of it. If
+noise is used again, at other coordinates, in another tensor or step, reversed or negated, the same
+values are kept again, with the same neighbours. Independent noise has nine values in common with
+other noise about once in 2^62 pairs. As the run grows the interval of sizes is halved, so that
+memory stays bounded and what was kept before stays comparable with what is kept later.
+
+Noise whose values alone come back, in another order or from a table, has more pairs of equal values
+than pairs of nearly equal ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.exceptions import FileFormatError
+from askgauss.witness import ReuseFacts
+
+__all__ = ["CENTRE", "WIDTH", "NoiseSample"]
+
+# Neighbours on either side, and values of a window.
+_SIDE = 4
+WIDTH = 2 * _SIDE + 1
+# Sizes that are kept, in deviations of the noise: this one, and so much more or less at first.
+CENTRE = 0.7
+_WIDEST = 0.5
+# Windows that are kept of either kind: around a value of that size, and first of a tensor.
+_MOST = 1 << 16
+# Sizes are compared in steps of this. Adding noise to a sum of float32 moves it by far less.
+_STEP = 2.0**-11
+# Windows of less spread, or with a value of no size, say nothing of where they come from.
+_SPREAD = 2.0**-6
+_NOTHING = 2.0**-20
+# Values are equal to this. Pairs are counted by their distance, in steps of it: where values
+# are independent there are as many of every distance.
+_EQUAL = 2.0**-18
+_DISTANCES = 16
+# Moves values off the grid that generators of float32 have, at the sizes that are kept.
+_DITHER = 2.0**-20.5
+# Values by which it is told whether the noise lies on a coarse grid, and the fewest.
+_FIRST = 4096
+_FEWEST = 64
+_REPEATED = 0.05
+_SMALLEST_GAP = 0.1
+_MEDIAN = 0.6744897501960817
+_GROUP = 2 * WIDTH
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+_NAMES = ("key", "value", "step", "tensor", "place", "lead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """Windows: hash, middle value, step, tensor, place, and whether it leads its tensor."""
+
+    key: NDArray[np.uint64]
+    value: NDArray[np.float64]
+    step: NDArray[np.int64]
+    tensor: NDArray[np.int64]
+    place: NDArray[np.int64]
+    lead: NDArray[np.bool_]
+
+    def only(self, chosen: NDArray[Any]) -> _Kept:
+        return _Kept(**{name: getattr(self, name)[chosen] for name in _NAMES})
+
+
+_EMPTY = _Kept(
+    key=np.zeros(0, np.uint64),
+    value=np.zeros(0),
+    step=np.zeros(0, np.int64),
+    tensor=np.zeros(0, np.int64),
+    place=np.zeros(0, np.int64),
+    lead=np.zeros(0, np.bool_),
+)
+
+
+class NoiseSample:
+    """What is kept of all noise of a run.
+
+    Args:
+        size: Values of the noise of a step.
+        expected: Windows that a step may give at first; more of them narrow the interval.
+        most: Windows that are kept of either kind.
+
+    Attributes:
+        half: Half the width of the interval of sizes that are kept.
+        scale: Deviation of the noise over what is stated for it, to a power of two; None before
+            noise was seen.
+    """
+
+    def __init__(self, size: int, expected: int = 1024, most: int = _MOST) -> None:
+        self._size, self._most = max(size, 1), most
+        share = min(1.0, expected / self._size)
+        self.half = _WIDEST * 2.0 ** math.floor(math.log2(share))
+        self.scale: float | None = None
+        self._values = 0
+        self._seen = 0
+        self._bits = 0
+        self._first = np.zeros(0)
+        self._parts: list[_Kept] = []
+        self._waiting = 0
+
+    def calibrate(self, sizes: NDArray[np.float64]) -> None:
+        """Measure the scale of the noise once, by sizes in units of what is stated."""
+        found = sizes[np.isfinite(sizes) & (sizes > 0.0)]
+        if self.scale is None and found.size >= min(_FEWEST, self._size):
+            self.scale = 2.0 ** round(math.log2(float(np.median(found)) / _MEDIAN))
+
+    def saw(self, values: int) -> None:
+        """Count the values of a step that were looked at."""
+        self._values += values
+        self._seen = max(self._seen, values)
+
+    def add(
+        self,
+        windows: NDArray[np.float64],
+        *,
+        step: NDArray[np.int64] | int,
+        tensor: NDArray[np.int64],
+        place: NDArray[np.int64],
+        lead: NDArray[np.bool_],
+    ) -> None:
+        """Keep windows of nine sizes each, in units of what is stated for the noise.
+
+        Args:
+            windows: One row a window.
+            step: The step of all or of each.
+            tensor: Index of each one's tensor.
+            place: Position of the middle value in it.
+            lead: Whether it is kept because it leads its tensor, whatever its values are.
+        """
+        self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel())
+        if self.scale is None or not len(windows):
+            return
+        sizes = windows / self.scale
+        spread = sizes.max(axis=1) - sizes.min(axis=1)
+        good = np.isfinite(spread) & (spread > _SPREAD) & (sizes.min(axis=1) > _NOTHING)
+        new = _Kept(
+            key=_keys(sizes),
+            value=sizes[:, _SIDE],
+            step=np.broadcast_to(np.asarray(step, dtype=np.int64), place.shape),
+            tensor=tensor,
+            place=place,
+            lead=lead,
+        )
+        self._remember(sizes, new, good)
+        self._parts.append(new.only(good))
+        self._waiting += int(good.sum())
+        if self._waiting > self._most // 4:
+            self._prune()
+
+    def add_row(self, values: NDArray[np.float64], step: int) -> None:
+        """Look at one row of noise, in units of what is stated for it."""
+        sizes = np.abs(values)
+        if sizes.size < WIDTH:
+            return
+        self.calibrate(sizes)
+        if self.scale is None:
+            return
+        self.saw(sizes.size)
+        off = np.abs(sizes[_SIDE:-_SIDE] / self.scale - CENTRE)
+        middle = np.flatnonzero(off <= self.half) + _SIDE
+        place = np.concatenate([[_SIDE], middle])
+        self.add(
+            sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)],
+            step=step,
+            tensor=np.zeros_like(place),
+            place=place,
+            lead=np.arange(place.size) == 0,
+        )
+
+    def _remember(self, sizes: NDArray[np.float64], new: _Kept, good: NDArray[np.bool_]) -> None:
+        """Keep some values of windows that do not overlap, each window once."""
+        if self._first.size >= _FIRST:
+            return
+        once = np.zeros(len(sizes), np.bool_)
+        once[np.unique(new.key, return_index=True)[1]] = True
+        apart = np.abs(new.place % _GROUP - (_GROUP - 1) / 2.0) <= WIDTH / 2.0
+        chosen = np.flatnonzero(once & good & apart)
+        block = (new.step * 64 + new.tensor)[chosen] * (1 << 32) + new.place[chosen] // _GROUP
+        chosen = chosen[np.unique(block, return_index=True)[1]]
+        room = (_FIRST - self._first.size) // (WIDTH - 1) + 1
+        found = np.delete(sizes[chosen[:room]], _SIDE, axis=1).ravel()
+        self._first = np.concatenate([self._first, found])
+
+    def _prune(self) -> None:
+        kept = self._joined()
+        while int((~kept.lead).sum()) > self._most:
+            self.half /= 2.0
+            kept = kept.only(kept.lead | (np.abs(kept.value - CENTRE) <= self.half))
+        while int(kept.lead.sum()) > self._most:
+            self._bits += 1
+            low = kept.key & np.uint64((1 << self._bits) - 1)
+            kept = kept.only(~kept.lead | (low == 0))
+        self._parts, self._waiting = [kept], 0
+
+    def _joined(self) -> _Kept:
+        parts = [_EMPTY, *self._parts]
+        return _Kept(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _NAMES})
+
+    # ------------------------------------------------------------------------------ the result
+
+    def facts(self, *, within: float | None = None) -> ReuseFacts:
+        """What was found so far.
+
+        Args:
+            within: Half the width of the sizes of which all were kept; as they were asked for, if
+                not given.
+        """
+        self._prune()
+        kept = self._joined()
+        coarse = _on_a_grid(self._first)
+        facts = ReuseFacts(
+            values=self._values,
+            kept=len(kept.key),
+            share=min(1.0, self._seen / self._size),
+            coarse=coarse,
+        )
+        if coarse or not len(kept.key):
+            return facts
+        equal, nearly, uneven = _coincidences(
+            kept.value[~kept.lead], self.half if within is None else within
+        )
+        facts = replace(facts, equal=equal, nearly=nearly, uneven=uneven)
+        return _with_matches(facts, kept)
+
+    # ------------------------------------------------------------------------------- restarts
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to resume from."""
+        self._prune()
+        kept = self._joined()
+        numbers = [self.half, self.scale or 0.0, self._values, self._seen, self._bits]
+        return {
+            "reuse.numbers": np.array(numbers, dtype=np.float64),
+            "reuse.first": self._first,
+            **{f"reuse.{name}": getattr(kept, name) for name in _NAMES},
+        }
+
+    def load(self, arrays: dict[str, Any]) -> None:
+        """Resume from `arrays`; without them, from nothing.
+
+        Raises:
+            FileFormatError: They are no such arrays.
+        """
+        numbers = arrays.get("reuse.numbers")
+        if numbers is None:
+            return
+        found = {name: arrays.get(f"reuse.{name}") for name in _NAMES}
+        like = {name: getattr(_EMPTY, name).dtype for name in _NAMES}
+        length = len(found["key"]) if isinstance(found["key"], np.ndarray) else -1
+        first = arrays.get("reuse.first")
+        if (
+            getattr(numbers, "shape", None) != (5,)
+            or not isinstance(first, np.ndarray)
+            or first.dtype != np.float64
+            or any(
+                not isinstance(item, np.ndarray)
+                or item.dtype != like[name]
+                or item.shape != (length,)
+                for name, item in found.items()
+            )
+        ):
+            raise FileFormatError(
+                "Expected the noise sample of a checkpoint to be whole, got parts of another. Load "
+                "an older checkpoint."
+            )
+        self.half, scale = float(numbers[0]), float(numbers[1])
+        self.scale = scale or None
+        self._values, self._seen, self._bits = (int(item) for item in numbers[2:])
+        self._first = first.copy()
+        self._parts = [_Kept(**{name: np.array(item) for name, item in found.items()})]
+        self._waiting = 0
+
+
+def _keys(sizes: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """A hash of every window that is the same for the reversed window."""
+    features = sizes[:, _SIDE::-1] + sizes[:, _SIDE:]
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.clip(np.nan_to_num(features / _STEP), 0.0, 2.0**40).astype(np.uint64)
+        key = np.zeros(len(sizes), np.uint64)
+        for column in steps.T:
+            key = (key ^ column) * _ODD
+            key ^= key >> _SHIFT
+            key *= _MIX
+            key ^= key >> _SHIFT
+    return key
+
+
+def _with_matches(facts: ReuseFacts, kept: _Kept) -> ReuseFacts:
+    """Add the windows that occur more than once, and where the first of them does."""
+    order = np.lexsort((kept.place, kept.tensor, kept.step, kept.key))
+    kept = kept.only(order)
+    same = kept.key[1:] == kept.key[:-1]
+    # A window that leads a tensor may be kept for its values as well.
+    itself = same.copy()
+    for name in ("step", "tensor", "place"):
+        values = getattr(kept, name)
+        itself &= values[1:] == values[:-1]
+    pairs = np.flatnonzero(same & ~itself)
+    if not pairs.size:
+        return facts
+    at = int(pairs[np.lexsort((kept.step[pairs], kept.step[pairs + 1]))[0]])
+    moved = (kept.place[pairs] != kept.place[pairs + 1]) | (
+        kept.tensor[pairs] != kept.tensor[pairs + 1]
+    )
+    return replace(
+        facts,
+        matches=int(pairs.size),
+        moved=int(moved.sum()),
+        first=(int(kept.step[at]), int(kept.tensor[at]), int(kept.place[at])),
+        again=(int(kept.step[at + 1]), int(kept.tensor[at + 1]), int(kept.place[at + 1])),
+    )
+
+
+def _coincidences(values: NDArray[np.float64], half: float) -> tuple[int, int, float]:
+    """Pairs of equal values, those of nearly equal ones, and how far the latter are from even."""
+    reach = _DISTANCES * _EQUAL
+    if half <= reach:
+        return 0, 0, 0.0
+    dither = np.random.default_rng(0).normal(0.0, _DITHER, values.size)
+    # The ends of the interval are joined, so that every value has pairs of every distance.
+    moved = np.sort((values + dither)[np.abs(values - CENTRE) <= half] % (2.0 * half))
+    around = np.concatenate([moved, moved[moved < reach] + 2.0 * half])
+    edges = [
+        int(np.searchsorted(around, moved + number * _EQUAL, side="right").sum())
+        for number in range(1, _DISTANCES + 1)
+    ]
+    equal, nearly = edges[0] - moved.size * (moved.size + 1) // 2, np.diff(edges)
+    return equal, int(nearly.sum()), float(np.abs(nearly - nearly.mean()).max())
+
+
+def _on_a_grid(values: NDArray[np.float64]) -> bool:
+    """Whether many values are equal because they lie on a grid; those of a small table do not."""
+    ordered = np.sort(values[(values > 0.25) & (values < 1.0)])
+    if ordered.size < _FEWEST:
+        return False
+    gaps = np.diff(ordered)
+    apart = gaps[gaps > _NOTHING]
+    if apart.size >= (1.0 - _REPEATED) * gaps.size:
+        return False
+    return apart.size < 2 or bool(apart.min() > _SMALLEST_GAP * apart.mean())
