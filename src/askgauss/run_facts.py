@@ -10,7 +10,7 @@ from askgauss._sums import check_magnitude
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
-from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RoundFacts, RowFacts, StepFacts, WeightFacts
 
 __all__ = ["RunFacts", "SeedProbe"]
 
@@ -82,6 +82,8 @@ class RunFacts:
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        rows: Rows that the steps trained on, compared with the records drawn for them; None where
+            nobody looked.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
@@ -129,6 +131,7 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    rows: RowFacts | None = None
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -182,7 +185,7 @@ class RunFacts:
                 raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
-        for part in (self.weights, self.witness, self.rounds, self.clip_count):
+        for part in (self.weights, self.witness, self.rounds, self.clip_count, self.rows):
             if part is not None:
                 part.check()
         for name in ("batches", "plantings"):

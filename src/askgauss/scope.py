@@ -122,10 +122,18 @@ _KINDS = (
             "sampling of pairs",
             "sampling in time",
             "batch sizes",
+            "single records",
             "sampling",
             "participation",
         ),
         how_to_test="send canaries through the loader: ExampleCanaries, or observe(planted=...)",
+    ),
+    _Kind(
+        name="trained rows",
+        passed="",
+        deciding=("rows per record",),
+        others=("training loader", "repeated batches", "unused batches"),
+        how_to_test="give the audit the loader that make_private returned: data_loader=",
     ),
     _Kind(
         name="steps",

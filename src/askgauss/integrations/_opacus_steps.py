@@ -181,6 +181,7 @@ class RecordedSteps(Restartable):
 
     def _before_noise(self) -> None:
         optimizer = self._optimizer
+        self._loader.trained.before_noise()
         sums = self._clipped_sums()
         self._witness.before_noise()
         self._draw()
@@ -202,6 +203,7 @@ class RecordedSteps(Restartable):
                     *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
                 self._witness.aside(rows)
+        self._loader.trained.planted()
         self._begin(clean)
 
     def _begin(self, clean: torch.Tensor) -> None:
@@ -293,11 +295,11 @@ class RecordedSteps(Restartable):
             self._unnoised += 1
             return
         self._clip_count.stepped()
+        self._loader.step(step.batches)
         if self._probe is not None:
             self._observe_examples(self._probe, step)
             self._witness.finish()
             return
-        self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
         assert gradient is not None

@@ -71,6 +71,7 @@ class RecordedRun(RecordedSteps):
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
+            rows=self._loader.trained.facts,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -156,6 +157,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
+            rows=self._loader.trained.facts,
             seeds=self._seeds,
         )
 
@@ -194,5 +196,6 @@ class RecordedRun(RecordedSteps):
             self._shadow.load(progress.moves)
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
+        self._loader.trained.load(progress.rows)
         self._commitment = progress.commitment
         self._seeds, self._unprobed = progress.seeds, True

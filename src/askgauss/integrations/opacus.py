@@ -274,9 +274,14 @@ class CanaryAudit(RecordedRun):
         if self._probe is not None and NoiseWatch.fits(self._parameters):
             self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
         self._watched_all = self._watch is not None or self._probe is None
-        watched = None if isinstance(canaries, ExampleCanaries) else data_loader
-        held = self._sampling.against(accounted_rate)
-        self._loader = LoaderWatch(watched, held, self._world)
+        self._loader = LoaderWatch(
+            data_loader,
+            self._sampling.against(accounted_rate),
+            self._world,
+            optimizer=optimizer,
+            parameters=self._parameters,
+            rows_only=self._probe is not None,
+        )
         self._shadow: Shadow | None = None
         if (places := self._places) is not None:
             self._shadow = Shadow(
@@ -372,9 +377,9 @@ class CanaryAudit(RecordedRun):
         _attached.add(optimizer)
         if self._shadow is not None:
             self._shadow.attach(lambda: self.steps, elsewhere=self._ledger.went_on)
+        self._loader.listen()
         self._witness.attach(self.steps)
         self._clip_count.attach()
-        self._loader.listen()
         if self._probe is not None:
             self._probe.listen()
         self._entered = True
