@@ -60,10 +60,11 @@ def marks_of(*content: Any) -> Marks | None:
         # Labels alone say nothing of who they belong to.
         return None
     places = np.unique(np.linspace(0, width - 1, min(width, _READ)).astype(np.int64))
-    index = np.unravel_index(places, widest.shape[1:])
+    index: tuple[Any, ...] = np.unravel_index(places, widest.shape[1:])
+    index = (slice(None), *map(torch.from_numpy, index))
     with torch.no_grad():
         # One row after the other is a view; places of each row are picked without a copy of it.
-        values = widest.detach()[(slice(None), *(torch.from_numpy(item) for item in index))]
+        values = widest.detach()[index]
     return Marks(values, width)
 
 

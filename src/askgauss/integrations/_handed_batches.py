@@ -55,16 +55,16 @@ class Listener(Protocol):
 _listeners: list[Listener] = []
 _passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
 _drawing = 0
-_next_index: Any = _BaseDataLoaderIter._next_index
-_next: Any = _BaseDataLoaderIter.__next__
+_iterators: Any = _BaseDataLoaderIter
+_next_index: Any = _iterators._next_index
+_next: Any = _iterators.__next__
 _call: Any = AbstractGradSampleModule.__call__
 
 
 def listen(listener: Listener) -> None:
     """Begin to tell a listener."""
     _listeners.append(listener)
-    _BaseDataLoaderIter._next_index = _listened_index  # type: ignore[method-assign]
-    _BaseDataLoaderIter.__next__ = _listened_next  # type: ignore[method-assign]
+    _iterators._next_index, _iterators.__next__ = _listened_index, _listened_next
     AbstractGradSampleModule.__call__ = _listened_call
 
 
@@ -73,8 +73,7 @@ def unlisten(listener: Listener) -> None:
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:
-        _BaseDataLoaderIter._next_index = _next_index  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = _next  # type: ignore[method-assign]
+        _iterators._next_index, _iterators.__next__ = _next_index, _next
         AbstractGradSampleModule.__call__ = _call
         _passes.clear()
 

@@ -307,7 +307,8 @@ class RecordedSteps(Restartable):
         # Where parameters are shared out, ranks are reduced before the noise, otherwise after it.
         stated = step.divisor if self._sharded else step.scale
         self._witness.divided(released.numpy(), stated, self._spacing)
-        self._witness.finish()
+        if self._witness.finish():
+            self._loader.trained.tell(self._world, self._parameters[0].device)
         values = released.numpy() * step.scale
         if self._world > 1 and not self._sharded:
             # Only now: inside a backward pass the ranks' own calls come first.

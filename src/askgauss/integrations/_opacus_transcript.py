@@ -71,7 +71,7 @@ class RecordedRun(RecordedSteps):
             weights=None if self._shadow is None else self._shadow.facts,
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
-            rows=self._loader.trained.facts,
+            rows=self._loader.trained.over_ranks,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -157,7 +157,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
-            rows=self._loader.trained.facts,
+            rows=self._loader.trained.over_ranks,
             seeds=self._seeds,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from askgauss import _plain
 from askgauss.integrations import _handed_batches as heard
 from askgauss.integrations._batch_marks import Marks, marks_of
 from askgauss.integrations._handed_batches import Pass
 from askgauss.integrations._opacus_run import clips_without_rows, noise_by_parameter
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
+from askgauss.integrations._ranks import told_by_all
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import RowFacts
+from askgauss.witness.rows import rows_over_ranks
 
 __all__ = ["HandedBatch", "TrainedRows", "draws_for"]
 
@@ -98,6 +102,7 @@ class TrainedRows:
         self._gaps: tuple[int, int, int] = (0, 0, 0)
         self._ratio = 0
         self._was_handed = False
+        self._ranks: list[RowFacts] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -111,6 +116,19 @@ class TrainedRows:
         if facts is not None:
             self.facts = facts
             self._was_handed = facts.undrawn < facts.steps
+
+    def tell(self, world: int, device: torch.device) -> None:
+        """Ranks draw and train on batches of their own, and tell each other what they found."""
+        text = json.dumps(_plain.to_plain(self.facts))
+        self._ranks = [
+            _plain.from_plain(RowFacts, json.loads(item), "rows")
+            for item in told_by_all(text, world, device)
+        ]
+
+    @property
+    def over_ranks(self) -> RowFacts:
+        """What was found so far, by all ranks as far as they told."""
+        return rows_over_ranks([self.facts, *self._ranks])
 
     # --- what is heard ----------------------------------------------------------------------------
 
@@ -211,16 +229,18 @@ class TrainedRows:
         if not used:
             self._without_draw(rows)
             return None
-        if any(not item.ours for item in used):
-            self._note("foreign", other=_name(used[0].source.sampler))
-        if any(item.step for item in used):
-            self._note("again")
+        others = [item for item in used if not item.ours]
+        if others:
+            undrawn = self.facts.undrawn + int(not self._was_handed)
+            self._note("foreign", other=_name(others[0].source.sampler), undrawn=undrawn)
         ours = [item for item in used if item.ours]
         fresh = [item for item in ours if not item.step]
+        if len(fresh) < len(ours):
+            self._note("again")
         for item in sorted(fresh, key=lambda item: item.place):
             self._close_gap(item)
             item.step = facts.steps
-        if not ours:
+        if not fresh:
             return None
         if any(item.indices is None for item in ours):
             self.facts = replace(self.facts, missed=self.facts.missed + 1)

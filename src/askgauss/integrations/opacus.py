@@ -49,6 +49,12 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._attach_checks import (
+    check_folder,
+    check_model,
+    warn_of_few_canaries,
+    warn_of_loader,
+)
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
@@ -139,7 +145,8 @@ class CanaryAudit(RecordedRun):
             in the same step.
 
     Raises:
-        InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
+        InvalidArgumentError: An argument is wrong, the model is another than the optimizer's, a
+            file cannot be written, or no sampling rate can be found.
         UnsupportedError: This kind of optimizer cannot be audited the way it was asked.
         RecordingError: The checkpoint belongs to another run, or is in use by a live one.
 
@@ -206,13 +213,18 @@ class CanaryAudit(RecordedRun):
                 "A store keeps the steps of one process, and this run has several: leave store= "
                 "out and read the transcript, which every rank has."
             )
+        if self._rank == 0:
+            check_folder("checkpoint", checkpoint)
+            check_folder("store", store)
         meet(self._rank, self._world)
         self._checkpoints = CheckpointFiles()
         self._parameters = run.audited_parameters(optimizer)
+        check_model(model, self._parameters)
         self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
+        warn_of_loader(self._sampling)
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
@@ -248,6 +260,13 @@ class CanaryAudit(RecordedRun):
                 noise_multiplier=run.gradient_noise_multiplier(optimizer),
                 planned_steps=planned_steps,
             )
+            if canaries is not None or present is not None:
+                warn_of_few_canaries(
+                    int(self._canaries.member.sum()),
+                    sampling_rate=self._sampling.rate,
+                    noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                    planned_steps=planned_steps,
+                )
             self._coordinates = (
                 ShardedCoordinates(self._parameters, shards, self._canaries)
                 if shards

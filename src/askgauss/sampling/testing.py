@@ -514,7 +514,7 @@ def _extreme(which: str, count: int, expected: float, p_value: float) -> str:
 
 def _number_of(step: int) -> np.uint64:
     """A random number of a step."""
-    return np.random.SeedSequence((_TRACE, step)).generate_state(1, np.uint64)[0]
+    return np.uint64(np.random.SeedSequence((_TRACE, step)).generate_state(1, np.uint64)[0])
 
 
 def _gap_class(gaps: Integers) -> Integers:
