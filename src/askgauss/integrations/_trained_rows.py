@@ -73,6 +73,7 @@ class _Rows:
 
     count: int
     marks: Marks | None = None
+    untouched: bool = False
 
 
 class TrainedRows:
@@ -250,7 +251,7 @@ class TrainedRows:
 
     def _used(self, rows: Sequence[_Rows]) -> tuple[list[HandedBatch], bool]:
         """The batches that rows came from: recognised, or else by their numbers."""
-        found = [self._recognised(item.marks) for item in rows if item.count]
+        found = [self._recognised(item) for item in rows if item.count]
         if found and all(item is not None for item in found):
             used = list(dict.fromkeys(item for item in found if item is not None))
             return [*self._empty(sum(not item.count for item in rows)), *used], True
@@ -278,10 +279,15 @@ class TrainedRows:
         ]
         return waiting[:count]
 
-    def _recognised(self, marks: Marks | None) -> HandedBatch | None:
+    def _recognised(self, rows: _Rows) -> HandedBatch | None:
         """The batch that most rows are in: of those that no step used, that one did, of others."""
+        marks = rows.marks
         if marks is None or marks.rows == 0:
             return None
+        for item in self._waiting():
+            if item.marks is not None and item.marks.same(marks):
+                rows.untouched = True
+                return item
         own = marks.hashes()
         if own.size > 1 and (own == own[0]).all():
             return None  # rows that are all alike are nobody's
@@ -289,10 +295,14 @@ class TrainedRows:
         for item in self._batches[-_LOOKED_IN:]:
             if item.marks is not None and item.marks.rows and item.marks.width == marks.width:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
-        found = [_best(own, marks, kind) for kind in kinds]
-        # The batch that has all of the rows, if one does; else the first that has enough.
-        whole = [item for item, alike in found if alike == own.size]
-        return next(filter(None, (*whole, *(item for item, _ in found))), None)
+        first: HandedBatch | None = None
+        for kind in kinds:
+            item, alike = _best(own, marks, kind)
+            if alike == own.size:
+                return item
+            first = first or item
+        # No batch has all of the rows: the first that has enough of them.
+        return first
 
     def _without_draw(self, rows: Sequence[_Rows]) -> None:
         facts = self.facts
@@ -376,6 +386,8 @@ class TrainedRows:
     @staticmethod
     def _has_doubles(rows: Sequence[_Rows], used: Sequence[HandedBatch]) -> bool:
         """Whether all rows are those of the batches, and some of them more often than there."""
+        if all(item.untouched for item in rows if item.count):
+            return False
         trained = [item.marks for item in rows if item.marks is not None and item.count]
         yielded = [item.marks for item in used if item.marks is not None and item.records]
         if not trained or len({item.width for item in (*trained, *yielded)}) != 1:

@@ -46,7 +46,7 @@ _BETS = {"lags": _GAP_CLASSES, "counts": 1, "order": 1, "pairs": 1, "places": 1,
 _ODD = 1e-3
 _STATE = ("count", "first", "last")
 # Every step has a random number of its own: records with the same sum of them came together.
-_TRACE = 20_240_229
+_TRACE, _WORD = 20_240_229, (1 << 64) - 1
 _STEPS = ("sizes", "drawn", "pools", "coins")
 
 
@@ -513,8 +513,11 @@ def _extreme(which: str, count: int, expected: float, p_value: float) -> str:
 
 
 def _number_of(step: int) -> np.uint64:
-    """A random number of a step."""
-    return np.uint64(np.random.SeedSequence((_TRACE, step)).generate_state(1, np.uint64)[0])
+    """A random number of a step: the output of SplitMix64."""
+    mixed = (_TRACE + step * 0x9E3779B97F4A7C15) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+    return np.uint64(mixed ^ (mixed >> 31))
 
 
 def _gap_class(gaps: Integers) -> Integers:
