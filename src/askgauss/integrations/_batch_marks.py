@@ -59,7 +59,7 @@ def marks_of(*content: Any) -> Marks | None:
     widest: Tensor | None = None
     width = 0
     for tensor in _tensors(content, _DEPTH):
-        own = tensor[0].numel() if len(tensor) else 0
+        own = tensor.numel() // (len(tensor) or 1)
         if own > width:
             widest, width = tensor, own
     if widest is None or width < 2:

@@ -326,7 +326,9 @@ class TrainedRows:
         gap = item.place - before - 1
         least, most, number = self._gaps
         self._gaps = (min(least, gap) if number else gap, max(most, gap), number + 1)
-        self.facts = facts = replace(facts, even=self._gaps[0] == self._gaps[1] and number > 1)
+        even = self._gaps[0] == self._gaps[1] and number > 1
+        if even != facts.even:
+            self.facts = facts = replace(facts, even=even)
         if not gap:
             return
         between = (
