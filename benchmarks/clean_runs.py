@@ -34,6 +34,10 @@ from askgauss.results import Status, Verdict
 
 RECORDS, FEATURES, CLASSES, BATCH = 128, 10, 4, 16
 EXACT = {
+    "rows per record",
+    "training loader",
+    "repeated batches",
+    "unused batches",
     "weights moved by the release",
     "weights between steps",
     "closure",

@@ -15,6 +15,7 @@ from askgauss.witness import (
     NoiseRowFacts,
     ReuseFacts,
     RoundFacts,
+    RowFacts,
     StepFacts,
     WeightFacts,
 )
@@ -93,6 +94,8 @@ class RunFacts:
         weights: How the weights moved, compared with what was released; None where nobody looked.
         witness: What was found in steps that were looked at exactly; None where nobody looked.
         rounds: What was seen of the clients of federated rounds; None where there are none.
+        rows: Rows that the steps trained on, compared with the records drawn for them; None where
+            nobody looked.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
         unit: What one canary stands for: an example, or a user whose examples are clipped together.
@@ -144,6 +147,7 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    rows: RowFacts | None = None
     unit: Literal["example", "user"] = "example"
     reuse: ReuseFacts | None = None
     noise_rows: NoiseRowFacts | None = None
@@ -202,7 +206,7 @@ class RunFacts:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (
             *(self.weights, self.witness, self.rounds, self.clip_count),
-            *(self.reuse, self.rows),
+            *(self.rows, self.reuse, self.noise_rows),
         ):
             if part is not None:
                 part.check()

@@ -137,6 +137,7 @@ _KINDS = (
             "sampling of pairs",
             "sampling in time",
             "batch sizes",
+            "single records",
             "sampling",
             "participation",
         ),
@@ -195,6 +196,13 @@ _KINDS = (
         deciding=("privacy unit",),
         how_to_test='insert whole users as canaries and declare it, Recorder(..., unit="user")',
         needed=True,
+    ),
+    _Kind(
+        name="trained rows",
+        passed="",
+        deciding=("rows per record",),
+        others=("training loader", "repeated batches", "unused batches"),
+        how_to_test="give the audit the loader that make_private returned: data_loader=",
     ),
     _Kind(
         name="steps",

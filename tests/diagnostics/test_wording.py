@@ -49,6 +49,7 @@ from askgauss.witness import (
     ProbeFacts,
     ReuseFacts,
     RoundFacts,
+    RowFacts,
     StepFacts,
     WeightFacts,
 )
@@ -149,6 +150,19 @@ def facts():
         {"divisor_step": 3, "uneven": 5},
     ):  # fmt: skip
         yield {"witness": replace(SOUND_STEPS, **changes)}
+    more = {"more": 40, "more_first": 1, "more_rows": 3200, "more_drawn": 1600}
+    for changes in (
+        {}, {"unseen": "no loader was shown"}, {"compared": 0, "undrawn": 40, "other": "Shuffled"},
+        {"compared": 0, "undrawn": 40}, {"steps": 1, "compared": 0, "undrawn": 1},
+        {"foreign": 3, "foreign_first": 2, "other": "RandomSampler"}, {"identified": 40},
+        more | {"multiple": 4}, more | {"extra_least": 100, "extra_most": 100, "other": "A"},
+        more | {"more": 7, "extra_least": 3, "extra_most": 90},
+        {"fewer": 4, "fewer_first": 2, "fewer_rows": 20, "fewer_drawn": 40},
+        {"doubled": 2, "doubled_first": 5}, {"again": 3, "again_first": 4},
+        {"unused": 6, "unused_first": 2}, {"unused": 6, "unused_first": 2, "unused_empty": 6},
+        {"unused": 6, "unused_first": 2, "unused_empty": 1}, {"unused": 40, "even": True},
+    ):  # fmt: skip
+        yield {"rows": replace(RowFacts(steps=40, compared=40), **changes)}
     for changes in (
         {}, {"with_nan": "nan", "zero": "nan"}, {"with_nan": "ValueError", "zero": "ValueError"},
         {"heavy": 7.0}, {"heavy": None}, {"heavy_refused": "ValueError"}, {"spread": 2.0},

@@ -21,6 +21,7 @@ SAMPLER_CHECKS = {
     "sampling of pairs",
     "sampling in time",
     "batch sizes",
+    "single records",
 }
 
 
@@ -81,8 +82,8 @@ def test_every_batch_is_read_from_the_loader(physical, workers):
     )
     drawn = []
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
-        keep = audit._loader._keep
-        audit._loader._keep = lambda batch: (drawn.append(len(batch)), keep(batch))
+        add = audit._loader._add
+        audit._loader._add = lambda batch: (drawn.append(len(batch)), add(batch))
         run.train(3, physical)
     assert type(sampler) is own
     facts = audit.transcript().facts
@@ -207,7 +208,8 @@ def test_what_cannot_be_followed_is_not_judged_and_stops_nothing():
             run.optimizer.step()
     facts = audit.transcript().facts
     assert facts.batches is None
-    assert any("trained on a batch that it did not draw" in note for note in facts.notes)
+    assert facts.rows.again == 2
+    assert any("did not train on the records drawn for it" in note for note in facts.notes)
     assert "sampler" not in facts.exercised
     with CanaryAudit(run.optimizer, sampling_rate=0.125, seed=0) as audit:
         run.train()

@@ -28,6 +28,14 @@ _SENSITIVITY = (
 _SAME = 0.999
 # Neighbouring steps correlate by as much where all of them have one noise.
 _NEIGHBOURS = 0.9
+_OF_DRAWS = (
+    "sampling rate",
+    "sampling scheme",
+    "sampling of pairs",
+    "sampling in time",
+    "batch sizes",
+    "single records",
+)
 # Checks that fail because another one does, by the cause; no chain of them comes back to itself.
 _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -138,6 +146,11 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
             ),
             "client weight": ("contribution",),
             "noise norm": ("noise scale", "noise by step", "noise drift"),
+            "training loader": _OF_DRAWS,
+            "rows per record": (*_OF_DRAWS, "divisor"),
+            "repeated batches": _OF_DRAWS,
+            "unused batches": (*_OF_DRAWS, "step count"),
+            "single records": ("sampling scheme", "sampling of pairs", "sampling in time"),
             "sampling rate": ("batch sizes",),
             "sampling scheme": ("sampling of pairs", "sampling in time"),
             "sampling in time": ("sampling of pairs",),

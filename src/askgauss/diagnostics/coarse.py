@@ -41,6 +41,7 @@ _OF_ONE = frozenset(
         "repeated noise",
         "shared noise",
         "single plantings",
+        "single records",
         "whole-run correlation",
     }
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+import numpy as np
+from scipy.special import bdtrc
+
 from askgauss._rounded import digits, widened
-from askgauss.diagnostics.context import INTERVAL_ERROR, TOLERANCE, Context
+from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.sampling import DrawnBatches, Poisson, mismatch
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
-__all__ = ["SAMPLER_CHECKS", "accounted_sampling", "drawn_checks"]
+__all__ = ["SAMPLER_CHECKS", "accounted_sampling", "drawn_checks", "smallest_rate"]
 
 # Every test of drawn batches belongs to one check.
 _TESTS = {
@@ -20,8 +24,11 @@ _TESTS = {
     "sampling of pairs": ("pairs", "order"),
     "sampling in time": ("lags", "places"),
     "batch sizes": ("batch sizes", "largest batch"),
+    "single records": ("most drawn", "least drawn", "inseparable records"),
 }
 SAMPLER_CHECKS = tuple(_TESTS)
+# The p-value of one record that the gate rejects, one of three tests of one of some thirty checks.
+_NOTICED_BY_ONE = 5e-6
 _REMEDY = (
     "Draw batches by the scheme that was declared, or declare the one that draws them, and account "
     "for it."
@@ -77,7 +84,57 @@ def _accounted_sampling(context: Context) -> Finding:
 def drawn_checks(context: Context, drawn: DrawnBatches) -> Iterator[Finding]:
     """Every check of batches that were held against a scheme, step by step."""
     for name in _TESTS:
-        yield _rate(context, drawn) if name == "sampling rate" else _check(name, drawn)
+        if name == "sampling rate":
+            yield _rate(context, drawn)
+        elif name == "single records":
+            yield _single(context, drawn)
+        else:
+            yield _check(name, drawn)
+
+
+def _single(context: Context, drawn: DrawnBatches) -> Finding:
+    """Whether one record is drawn more or less often than all others, or always with another."""
+    name = "single records"
+    tests = drawn.named(*_TESTS[name])
+    if not tests:
+        return not_run(
+            name, f"batches that may hold any record, which {drawn.scheme} does not give"
+        )
+    worst = min(tests, key=lambda test: test.p_value)
+    p_value = min(1.0, len(tests) * worst.p_value)
+    consequence, implied = Consequence.INVALIDATES, ""
+    if worst.name == "most drawn" and p_value < SUSPICIOUS and drawn.most is not None:
+        # Of all records the most often drawn: the interval is to hold for each of them.
+        low = clopper_pearson_lower(drawn.most, drawn.steps, INTERVAL_ERROR / drawn.records)
+        if low > drawn.scheme.share:
+            broken, implied = context.breach(rate=low)
+            consequence = Consequence.BREACH if broken else Consequence.INVALIDATES
+    share = drawn.scheme.share
+    least = int(_rare_count(drawn.steps, share, _NOTICED_BY_ONE / drawn.records))
+    sees = ""
+    if least <= drawn.steps:
+        sees = (
+            f"any record in {least:,} of {drawn.steps:,} batches, where {drawn.steps * share:.3g} "
+            "are expected"
+        )
+    return judged(
+        name,
+        p_value,
+        f"{worst.summary[0].lower()}{worst.summary[1:]}",
+        if_wrong=implied.strip(),
+        consequence=consequence,
+        remedy="Draw every record with the same probability, independently of all others: no "
+        "record may be in every batch, and no two may come as one.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=sees,
+    )
+
+
+def _rare_count(steps: int, rate: float, chance: float) -> int:
+    """The smallest count of one record that has at most this probability; above it if none has."""
+    counts = np.arange(1, steps + 1)
+    rare = bdtrc(counts - 1, steps, rate) <= chance
+    return int(counts[rare][0]) if rare.any() else steps + 1
 
 
 def _check(name: str, drawn: DrawnBatches) -> Finding:
@@ -95,6 +152,11 @@ def _check(name: str, drawn: DrawnBatches) -> Finding:
     )
 
 
+def smallest_rate(rate: float, chances: float) -> float:
+    """The relative difference of rates that is noticed from so many coins."""
+    return max(NOTICED * math.sqrt((1.0 - rate) / (rate * chances)), TOLERANCE)
+
+
 def _rate(context: Context, drawn: DrawnBatches) -> Finding:
     """How often a record is drawn; where the scheme leaves no chance, whether it kept its rule."""
     name, share = "sampling rate", drawn.scheme.share
@@ -107,6 +169,7 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
         clopper_pearson_upper(drawn.drawn, drawn.chances, 0.5 * INTERVAL_ERROR),
     )
     consequence, implied = Consequence.INVALIDATES, ""
+    visible = smallest_rate(share, drawn.chances)
     if isinstance(drawn.scheme, Poisson):
         consequence = Consequence.LOOSENS
         if rate > share and p_value < SUSPICIOUS:
@@ -125,5 +188,6 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
         claimed=share,
         remedy=_REMEDY,
         tolerable=abs(rate / share - 1.0) < TOLERANCE and worst.name != "scheme",
+        sees=f"a sampling rate {digits(visible, 1):.1%} above the claim" if visible < 1.0 else "",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )

@@ -12,7 +12,12 @@ from scipy.special import chdtr, chdtrc, ndtr
 
 from askgauss._rounded import about, digits
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
-from askgauss.diagnostics.drawn import SAMPLER_CHECKS, accounted_sampling, drawn_checks
+from askgauss.diagnostics.drawn import (
+    SAMPLER_CHECKS,
+    accounted_sampling,
+    drawn_checks,
+    smallest_rate,
+)
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, judged, not_run
 from askgauss.diagnostics.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
@@ -143,14 +148,9 @@ def _sampling_rate(context: Context) -> Finding:
         claimed=claimed,
         remedy=_RATE_REMEDY,
         tolerable=abs(rate / claimed - 1.0) < TOLERANCE,
-        sees=f"a sampling rate {_smallest_rate(claimed, chances):.1%} above the claim",
-        visible=_smallest_rate(claimed, chances),
+        sees=f"a sampling rate {smallest_rate(claimed, chances):.1%} above the claim",
+        visible=smallest_rate(claimed, chances),
     )
-
-
-def _smallest_rate(rate: float, chances: float) -> float:
-    """The relative difference of rates that is noticed from so many coins."""
-    return max(NOTICED * math.sqrt((1.0 - rate) / (rate * chances)), TOLERANCE)
 
 
 def _declared_rate(context: Context) -> Finding:
@@ -386,7 +386,7 @@ def _batch_sizes(context: Context) -> Finding:
         claimed=claimed,
         remedy=f"{_RATE_REMEDY} {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"batches {_smallest_rate(claimed, chances):.1%} larger than accounted for",
+        sees=f"batches {smallest_rate(claimed, chances):.1%} larger than accounted for",
     )
 
 

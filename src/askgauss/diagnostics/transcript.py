@@ -14,6 +14,7 @@ from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
 from askgauss.diagnostics.reuse import in_row, in_step, reused_noise
 from askgauss.diagnostics.rounds import round_checks
+from askgauss.diagnostics.rows import row_checks
 from askgauss.diagnostics.shipped import step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
@@ -34,6 +35,8 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
         consequence=Consequence.INVALIDATES,
         remedy="Find where they come from: nothing can be said of such a run.",
     )
+    if transcript.facts.rows is not None:
+        yield from row_checks(Context(transcript, claim), transcript.facts.rows)
     if transcript.facts.noise_rows is not None:
         yield from noise_row_checks(transcript.facts.noise_rows)
     if transcript.facts.reuse is not None:

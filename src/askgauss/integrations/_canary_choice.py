@@ -9,7 +9,7 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 
-__all__ = ["choose_canaries", "default_numbers"]
+__all__ = ["choose_canaries", "default_numbers", "present_needed"]
 
 _CANARIES = 5000
 _PRESENT = 1000
@@ -159,9 +159,14 @@ def default_numbers(
     present = min(limit, max(8, places // 16), places // 4)
     if not few and sampling_rate and noise_multiplier:
         steps = planned_steps or _steps_taken_for_granted(sampling_rate, noise_multiplier)
-        needed = math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
+        needed = present_needed(sampling_rate, noise_multiplier, steps)
         present = max(present, min(needed, _MOST_PRESENT, known // 4, places // 6))
     return present, max(min(_CANARIES - present, places // 2), 2)
+
+
+def present_needed(sampling_rate: float, noise_multiplier: float, steps: int) -> int:
+    """How many present canaries notice 1.25 times the claim, mostly, in so many steps."""
+    return math.ceil(_PLANTINGS * noise_multiplier**2 / (sampling_rate * steps))
 
 
 def _steps_taken_for_granted(sampling_rate: float, noise_multiplier: float) -> int:

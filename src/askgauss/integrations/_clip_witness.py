@@ -325,8 +325,8 @@ class ClipWitness:
             values = noisy.cpu().double().numpy()
             self._witness.divisor(values, released, stated, precision, self.step)
 
-    def finish(self) -> None:
-        """The step is over."""
+    def finish(self) -> bool:
+        """The step is over; whether it is one after which ranks tell each other what they found."""
         told = self._world > 1 and self._is_due()
         self._count += 1
         self._forget()
@@ -337,6 +337,7 @@ class ClipWitness:
             self._ranks = [
                 _plain.from_plain(StepFacts, json.loads(item), "witness") for item in heard
             ]
+        return told
 
     def _silent(self, parameter: nn.Parameter) -> bool:
         """Whether a noisy sum is the sum before the noise, in all of a tensor or in part of it."""

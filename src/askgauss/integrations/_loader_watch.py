@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from askgauss.exceptions import AskGaussError, FileFormatError
+from askgauss.integrations._handed_batches import Pass, as_indices, is_drawing
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
+from askgauss.integrations._trained_rows import TrainedRows
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.sampling.recognising import Recogniser
 from askgauss.sampling.testing import SchemeSums
@@ -21,38 +24,53 @@ _MISSED = _PREFIX + "missed"
 
 
 class LoaderWatch:
-    """Listens to the sampler of a loader: every batch it draws, in the order of the steps.
+    """Follows the batches of a loader: what is drawn, handed out and trained on in every step.
 
     While it listens, the sampler is of a class made from its own, whose iteration passes every
-    batch on and keeps its indices. Parts of a batch that is split for memory come from one draw.
+    batch on: loaders that are not torch's are heard by that. Parts of a batch that is split for
+    memory come from one draw, and are put together again.
 
     Args:
         data_loader: The training loader; None where none was shown.
         scheme: How batches should be drawn; None where nobody said.
         world: Number of processes; each draws batches of its own, and only this one's are seen.
+        optimizer: The private optimizer.
+        parameters: The parameters it trains.
+        rows_only: Whether draws are not to be compared with the scheme.
     """
 
-    def __init__(self, data_loader: Any, scheme: Scheme | None, world: int) -> None:
+    def __init__(
+        self,
+        data_loader: Any,
+        scheme: Scheme | None,
+        world: int,
+        *,
+        optimizer: Any,
+        parameters: Sequence[nn.Parameter],
+        rows_only: bool = False,
+    ) -> None:
         self._sampler = sampler_of(data_loader)
         self._records = _records(data_loader)
-        self._queue: list[NDArray[np.int64]] = []
         self._class: type | None = None
         self._sums: SchemeSums | None = None
         self._recogniser: Recogniser | None = None
         self._steps = 0
-        self._lost = ""
+        self._lost = unseen = ""
         # Steps on batches of an iteration that had begun before anybody listened.
-        self._missed, self._begun = 0, False
+        self._missed = 0
         self._by_coins = isinstance(scheme, Poisson)
         if self._sampler is None or self._records is None:
-            self._lost = "the loader was not shown, or does not say what it draws from"
+            self._lost = unseen = "the loader was not shown, or does not say what it draws from"
         elif world > 1:
             self._lost = "each of several processes draws batches of its own"
+        elif rows_only:
+            self._lost = "the canaries show how they are drawn"
         else:
             if scheme is not None:
                 self._sums = SchemeSums(scheme, records=self._records)
             if isinstance(scheme, (Poisson, type(None))):
                 self._recogniser = Recogniser(self._records)
+        self.trained = TrainedRows(optimizer, parameters, self._sampler, unseen)
 
     @property
     def records(self) -> int | None:
@@ -84,58 +102,57 @@ class LoaderWatch:
         return []
 
     def listen(self) -> None:
-        """Begin to keep what is drawn."""
-        self._queue.clear()
-        if self._lost:
+        """Begin to follow what is drawn."""
+        self.trained.attach()
+        if self.trained.facts.unseen:
             return
         own = type(self._sampler)
         watch = self
 
         def iterate(sampler: Any) -> Iterator[Any]:
-            # Of an iteration that was begun before, nothing more will be trained on.
-            watch._queue.clear()
-            watch._begun = True
+            source = Pass(sampler, None)
             for batch in own.__iter__(sampler):
-                watch._keep(batch)
+                if not is_drawing():
+                    watch.trained.handed(source, as_indices(batch), None)
+                    source.handed += 1
                 yield batch
 
         self._class = own
         try:
             self._sampler.__class__ = type(own.__name__, (own,), {"__iter__": iterate})
-        except TypeError as error:
+        except TypeError:
+            # Loaders of torch are heard all the same.
             self._class = None
-            self._lost = f"its sampler cannot be listened to ({error})"
 
     def deafen(self) -> None:
-        """Keep no more; the sampler is of its own class again."""
+        """Follow no more; the sampler is of its own class again."""
+        self.trained.detach()
         if self._class is not None:
             self._sampler.__class__ = self._class
             self._class = None
 
-    def _keep(self, batch: Any) -> None:
-        indices = np.asarray(batch)
-        if indices.size == 0:
-            indices = np.zeros(0, dtype=np.int64)
-        self._queue.append(indices)
-
     def step(self, batches: int) -> None:
-        """A step is made of so many batches, taken in the order in which they were drawn.
+        """A step is made of so many batches.
 
         Never stops a training: a batch that is missing, or of something else than indices, ends
         the watch with the reason.
         """
+        used = self.trained.step()
         if self._lost:
             return
         self._steps += 1
         if batches != 1:
             self._lost = f"a step is made of {batches} batches"
-        elif not self._queue and not self._begun and self._by_coins:
+        elif not self.trained.facts.clean:
+            self._lost = f"step {self._steps} did not train on the records drawn for it, once each"
+        elif used is None and self._by_coins and not self.trained.facts.unseen:
             # Batches of coins say as much without those before them.
             self._missed += 1
-        elif not self._queue:
-            self._lost = f"step {self._steps} trained on a batch that it did not draw"
+        elif used is None:
+            self._lost = f"what step {self._steps} was drawn from was not seen"
         else:
-            self._add(self._queue.pop(0))
+            drawn = [item.indices for item in used if item.indices is not None]
+            self._add(np.concatenate(drawn))
 
     def _add(self, batch: NDArray[np.int64]) -> None:
         assert self._records is not None

@@ -23,7 +23,7 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.run_facts import SeedProbe
-from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RowFacts, StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
@@ -46,6 +46,7 @@ class Progress:
     witness: StepFacts | None = None
     commitment: Commitment | None = None
     clip_count: ClipCountFacts | None = None
+    rows: RowFacts | None = None
     seeds: SeedProbe | None = None
 
 

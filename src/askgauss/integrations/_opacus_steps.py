@@ -209,6 +209,7 @@ class RecordedSteps(Restartable):
 
     def _before_noise(self) -> None:
         optimizer = self._optimizer
+        self._loader.trained.before_noise()
         sums = self._clipped_sums()
         self._witness.before_noise()
         self._draw()
@@ -230,6 +231,7 @@ class RecordedSteps(Restartable):
                     *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
                 )
                 self._witness.aside(rows)
+        self._loader.trained.planted()
         self._begin(clean)
 
     def _begin(self, clean: torch.Tensor) -> None:
@@ -323,11 +325,11 @@ class RecordedSteps(Restartable):
             self._unnoised += 1
             return
         self._clip_count.stepped()
+        self._loader.step(step.batches)
         if self._probe is not None:
             self._observe_examples(self._probe, step)
             self._witness.finish()
             return
-        self._loader.step(step.batches)
         coordinates = self._coordinates
         # The only waits for the device in a step.
         assert gradient is not None
@@ -335,7 +337,8 @@ class RecordedSteps(Restartable):
         # Where parameters are shared out, ranks are reduced before the noise, otherwise after it.
         stated = step.divisor if self._sharded else step.scale
         self._witness.divided(released.numpy(), stated, self._spacing)
-        self._witness.finish()
+        if self._witness.finish():
+            self._loader.trained.tell(self._world, self._parameters[0].device)
         values = released.numpy() * step.scale
         if self._world > 1 and not self._sharded:
             # Only now: inside a backward pass the ranks' own calls come first.

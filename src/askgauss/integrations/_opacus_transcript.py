@@ -65,6 +65,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             clip_count=self._clip_count.facts,
             reuse=self._sampled.facts,
+            rows=self._loader.trained.over_ranks,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -151,6 +152,7 @@ class RecordedRun(RecordedSteps):
             witness=self._witness.facts,
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
+            rows=self._loader.trained.over_ranks,
             seeds=self._seeds,
         )
 
@@ -190,5 +192,6 @@ class RecordedRun(RecordedSteps):
             self._shadow.load(progress.moves, progress.state)
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
+        self._loader.trained.load(progress.rows)
         self._commitment = progress.commitment
         self._seeds, self._unprobed = progress.seeds, True

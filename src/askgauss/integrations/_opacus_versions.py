@@ -19,6 +19,7 @@ from opacus.utils.uniform_sampler import (
 )
 
 __all__ = [
+    "AbstractGradSampleModule",
     "AdaClipDPOptimizer",
     "AdaptiveGhostEngine",
     "AdaptiveGhostTensor",
@@ -61,6 +62,9 @@ def _found(module: str, name: str) -> Any:
 
 # Of torch: parameters that ranks share out, which came with 2.5.
 DTensor = _found("torch.distributed.tensor", "DTensor")
+AbstractGradSampleModule = _found("opacus.grad_sample.gsm_base", "AbstractGradSampleModule")
+if AbstractGradSampleModule is Missing:
+    AbstractGradSampleModule = _found("opacus.grad_sample", "GradSampleModule")
 AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
 DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")
 FSDPOptimizerFastGradientClipping = _found("opacus.optimizers", "FSDPOptimizerFastGradientClipping")

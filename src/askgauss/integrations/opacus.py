@@ -49,6 +49,12 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._attach_checks import (
+    check_folder,
+    check_model,
+    warn_of_few_canaries,
+    warn_of_loader,
+)
 from askgauss.integrations._attachment import Attachment, Leaving
 from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.integrations._clip_count import ClipCountWatch
@@ -141,7 +147,8 @@ class CanaryAudit(RecordedRun):
             in the same step.
 
     Raises:
-        InvalidArgumentError: An argument is wrong, or no sampling rate can be found.
+        InvalidArgumentError: An argument is wrong, the model is another than the optimizer's, a
+            file cannot be written, or no sampling rate can be found.
         UnsupportedError: This kind of optimizer cannot be audited the way it was asked.
         RecordingError: The checkpoint belongs to another run, or is in use by a live one.
 
@@ -208,13 +215,18 @@ class CanaryAudit(RecordedRun):
                 "A store keeps the steps of one process, and this run has several: leave store= "
                 "out and read the transcript, which every rank has."
             )
+        if self._rank == 0:
+            check_folder("checkpoint", checkpoint)
+            check_folder("store", store)
         meet(self._rank, self._world)
         self._checkpoints = CheckpointFiles()
         self._parameters = run.audited_parameters(optimizer)
+        check_model(model, self._parameters)
         self._outside = run.OutsideParameters(optimizer, model)
         found, accounted_rate = run.find_accountant(optimizer, accountant)
         self._ledger = Ledger(found)
         self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
+        warn_of_loader(self._sampling)
         self._known = False
         if not isinstance(canaries, ExampleCanaries):
             self._known = run.background_known(background, self._sampling)
@@ -250,6 +262,13 @@ class CanaryAudit(RecordedRun):
                 noise_multiplier=run.gradient_noise_multiplier(optimizer),
                 planned_steps=planned_steps,
             )
+            if canaries is not None or present is not None:
+                warn_of_few_canaries(
+                    int(self._canaries.member.sum()),
+                    sampling_rate=self._sampling.rate,
+                    noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                    planned_steps=planned_steps,
+                )
             self._coordinates = (
                 ShardedCoordinates(self._parameters, shards, self._canaries)
                 if shards
@@ -276,9 +295,14 @@ class CanaryAudit(RecordedRun):
         if self._probe is not None and NoiseWatch.fits(self._parameters):
             self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
         self._watched_all = self._watch is not None or self._probe is None
-        watched = None if isinstance(canaries, ExampleCanaries) else data_loader
-        held = self._sampling.against(accounted_rate)
-        self._loader = LoaderWatch(watched, held, self._world)
+        self._loader = LoaderWatch(
+            data_loader,
+            self._sampling.against(accounted_rate),
+            self._world,
+            optimizer=optimizer,
+            parameters=self._parameters,
+            rows_only=self._probe is not None,
+        )
         self._shadow: Shadow | None = None
         if (places := self._places) is not None:
             self._shadow = Shadow(
@@ -391,11 +415,11 @@ class CanaryAudit(RecordedRun):
         _attached.add(optimizer)
         if self._shadow is not None:
             self._shadow.attach(attachment, lambda: self.steps, elsewhere=self._ledger.went_on)
+        attachment.undo(self._loader.deafen)
+        self._loader.listen()
         self._witness.attach(attachment, self.steps)
         attachment.undo(self._clip_count.detach)
         self._clip_count.attach()
-        attachment.undo(self._loader.deafen)
-        self._loader.listen()
         if self._probe is not None:
             attachment.undo(self._probe.stop)
             self._probe.listen()

@@ -21,6 +21,7 @@ class DrawnBatches:
         steps: How many there were.
         records: Records that they may hold, or those of them that were looked at.
         drawn: How often such a record was in a batch.
+        most: How often the record was in one that was drawn most often; None where not counted.
         tests: Every test; each p-value is below any level with at most that probability if the
             scheme drew them.
     """
@@ -30,6 +31,7 @@ class DrawnBatches:
     records: int
     drawn: int
     tests: tuple[SchemeTest, ...]
+    most: int | None = None
 
     @classmethod
     def of(cls, sums: SchemeSums) -> DrawnBatches:
@@ -40,6 +42,7 @@ class DrawnBatches:
             records=sums.seen,
             drawn=int(sums.count.sum()),
             tests=sums.tests(),
+            most=int(sums.count.max()),
         )
 
     @property
@@ -61,6 +64,11 @@ class DrawnBatches:
             raise FileFormatError(
                 f"Expected {where} to have drawn at most every record in every step, got "
                 f"{self.drawn} of {self.records} in {self.steps}."
+            )
+        if self.most is not None and not 0 <= self.most <= self.steps:
+            raise FileFormatError(
+                f"Expected {where} to have drawn a record in at most {self.steps} steps, got "
+                f"{self.most}."
             )
         names = [test.name for test in self.tests]
         # Whether the rules were kept is always tested; nothing is tested twice.

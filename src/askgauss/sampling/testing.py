@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr, bdtrc
 
 from askgauss import _validate
 from askgauss._rounded import FEW, about, digits
@@ -44,6 +45,8 @@ _BETS = {"lags": _GAP_CLASSES, "counts": 1, "order": 1, "pairs": 1, "places": 1,
 # Smallest and largest batch are told where they are odd, to three digits: they are somebody's.
 _ODD = 1e-3
 _STATE = ("count", "first", "last")
+# Every step has a random number of its own: records with the same sum of them came together.
+_TRACE, _WORD = 20_240_229, (1 << 64) - 1
 _STEPS = ("sizes", "drawn", "pools", "coins")
 
 
@@ -76,6 +79,8 @@ class SchemeSums:
         count: How often each was drawn.
         first: Step in which each was first drawn; -1 if never.
         last: Step in which each was last drawn; -1 if never.
+        trace: A random number for each step that drew it, summed: equal for records that were
+            drawn in the same steps.
     """
 
     def __init__(self, scheme: Scheme, *, records: int | None, seen: int | None = None) -> None:
@@ -95,6 +100,7 @@ class SchemeSums:
         self.count = np.zeros(self.seen, dtype=np.int64)
         self.first = np.full(self.seen, -1, dtype=np.int64)
         self.last = np.full(self.seen, -1, dtype=np.int64)
+        self.trace = np.zeros(self.seen, dtype=np.uint64)
         self._rows: dict[str, list[float]] = {name: [] for name in _STEPS}
         self._bets = {name: Bets(sets) for name, sets in _BETS.items()}
         self._strays = self._missing = self._twice = 0
@@ -190,6 +196,7 @@ class SchemeSums:
         self._rows["pools"].append(float(np.count_nonzero(pool)))
         self._rows["coins"].append(np.nan if coin is None else coin)
         self.count += included
+        self.trace[included] += _number_of(self.step)
         self.last[included] = self.step
         self.first[included & (self.first < 0)] = self.step
         self.step += 1
@@ -247,6 +254,7 @@ class SchemeSums:
                 )
                 if self._bets[name].expected.sum() > 0.0
             ),
+            *self._single_tests(),
         )
 
     def _rule(self) -> SchemeTest:
@@ -296,6 +304,66 @@ class SchemeSums:
             )
         return tests
 
+    def _single_tests(self) -> list[SchemeTest]:
+        """The records that stand out, where every step may draw any record.
+
+        Given how many a step draws, each record is one of them with the same probability, whatever
+        happened before: a count is a sum of independent indicators, whose tails are no heavier than
+        those of a binomial with their mean (Hoeffding 1956). The extreme of all records has at most
+        the sum of their tails.
+        """
+        if self.seen < 2 or (self.pools != self.seen).any():
+            return []
+        share = self.drawn / self.seen
+        most, least, expected = int(self.count.max()), int(self.count.min()), float(share.sum())
+        rate = min(expected / self.step, 1.0)
+        above = below = 1.0
+        if most >= expected + 1.0:
+            above = min(1.0, self.seen * float(bdtrc(most - 1, self.step, rate)))
+        if least <= expected - 1.0:
+            below = min(1.0, self.seen * float(bdtr(least, self.step, rate)))
+        return [
+            SchemeTest(
+                name="most drawn",
+                p_value=above,
+                summary=_extreme("most", most, expected, above),
+            ),
+            SchemeTest(
+                name="least drawn",
+                p_value=below,
+                summary=_extreme("least", least, expected, below),
+            ),
+            self._together(),
+        ]
+
+    def _together(self) -> SchemeTest:
+        """Whether two records were always drawn in the same steps."""
+        order = np.argsort(self.trace)
+        same = self.trace[order][1:] == self.trace[order][:-1]
+        alike = self.count[order][1:][same]
+        p_value = 1.0
+        if alike.size:
+            records, drawn = float(self.seen), self.drawn.astype(np.float64)
+            both = drawn * (drawn - 1.0) / (records * (records - 1.0))
+            none = (records - drawn) * (records - drawn - 1.0) / (records * (records - 1.0))
+            # The same in every step, and together in so many of them.
+            together = both + none
+            with np.errstate(divide="ignore"):
+                log_chance = float(np.log(together).sum()) + np.log(0.5 * records * (records - 1.0))
+            of_all = float((both / np.maximum(together, 1e-300)).sum())
+            often = int(alike.max())
+            tail = 1.0
+            if often >= of_all + 1.0:
+                tail = float(bdtrc(often - 1, self.step, min(of_all / self.step, 1.0)))
+            p_value = min(1.0, float(np.exp(min(log_chance, 700.0))) * tail)
+        return SchemeTest(
+            name="inseparable records",
+            p_value=p_value,
+            summary="two records or more were always drawn together."
+            if p_value < _ODD
+            else "no two records were drawn together more often than chance has it.",
+        )
+
     def _bet_test(self, name: str, subject: str) -> SchemeTest:
         bets = self._bets[name]
         strongest = bets.strongest()
@@ -317,7 +385,7 @@ class SchemeSums:
         head += [-1 if self._broken is None else self._broken]
         content: dict[str, NDArray[Any]] = {"head": np.array(head, dtype=np.int64)}
         # Copies: a state that is kept must stay as it was while the run goes on.
-        content |= {name: getattr(self, name).copy() for name in (*_STATE, *_STEPS)}
+        content |= {name: getattr(self, name).copy() for name in (*_STATE, "trace", *_STEPS)}
         for name, bets in self._bets.items():
             content[f"bets_{name}"] = np.column_stack((bets.log_wealth, bets.met, bets.expected))
         return content
@@ -360,7 +428,7 @@ class SchemeSums:
             raise FileFormatError(
                 f"Cannot read the sums of drawn batches: {error} Write them again with askgauss."
             ) from error
-        for name in _STATE:
+        for name in (*_STATE, "trace"):
             getattr(sums, name)[:] = content[name]
         for name in _STEPS:
             sums._rows[name] = content[name].astype(np.float64).tolist()
@@ -385,6 +453,7 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
         "count": Field(np.int64, (seen,), low=0, high=steps),
         "first": Field(np.int64, (seen,), low=-1, high=steps, open=True),
         "last": Field(np.int64, (seen,), low=-1, high=steps, open=True),
+        "trace": Field(np.uint64, (seen,)),
         "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
         "drawn": number,
         "pools": number,
@@ -431,6 +500,24 @@ def _times_expected(met: float, expected: float) -> str:
     if expected == 0.0:
         return "inclusions where none is expected" if met else "no inclusions, as is expected"
     return f"{met / expected:.3g} times the inclusions that are expected"
+
+
+def _extreme(which: str, count: int, expected: float, p_value: float) -> str:
+    """How often the record was drawn that was drawn most, or least, often; told where it is odd."""
+    if p_value >= _ODD or expected <= 0.0:
+        return f"the record drawn {which} often does not stand out."
+    return (
+        f"the record drawn {which} often was drawn {digits(count / expected, 2):g} times as often "
+        "as is expected."
+    )
+
+
+def _number_of(step: int) -> np.uint64:
+    """A random number of a step: the output of SplitMix64."""
+    mixed = (_TRACE + step * 0x9E3779B97F4A7C15) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+    return np.uint64(mixed ^ (mixed >> 31))
 
 
 def _gap_class(gaps: Integers) -> Integers:

@@ -8,6 +8,7 @@ from askgauss.witness.clip_count import ClipCountFacts
 from askgauss.witness.noise_rows import NoiseRowFacts
 from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
+from askgauss.witness.rows import RowFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
@@ -18,6 +19,7 @@ __all__ = [
     "ProbeFacts",
     "ReuseFacts",
     "RoundFacts",
+    "RowFacts",
     "StepFacts",
     "StepWitness",
     "WeightFacts",

@@ -1,0 +1,135 @@
+"""What loaders hand out and what private models are called with, while somebody listens.
+
+Both are heard where the class is, not at one loader or model: a loader may be wrapped, split for
+memory or made anew for every epoch, and a hook on a model would be saved and copied with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from askgauss.integrations._opacus_versions import AbstractGradSampleModule
+
+__all__ = ["Listener", "Pass", "as_indices", "is_drawing", "listen", "unlisten"]
+
+
+@dataclass(eq=False, slots=True)
+class Pass:
+    """One pass of an iterator over its sampler; an iterator with workers that stay makes several.
+
+    Attributes:
+        sampler: What draws the indices.
+        indices: Drawn and not handed out yet: workers fetch ahead.
+        handed: Batches handed out so far.
+        ordered: Whether batches are handed out in the order in which they were drawn.
+        collate: What makes a batch of records.
+        last: Place of the last batch that a step used; -1 if none was.
+    """
+
+    sampler: Any
+    drawing: Any = field(repr=False)
+    ordered: bool = True
+    collate: Any = None
+    indices: deque[NDArray[np.int64] | None] = field(default_factory=deque)
+    handed: int = 0
+    last: int = -1
+
+
+class Listener(Protocol):
+    """Whoever wants to hear of batches and calls."""
+
+    def handed(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
+        """A loader handed out a batch; of those drawn before anybody listened, indices are None."""
+
+    def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A model that computes per-sample gradients is called."""
+
+
+_listeners: list[Listener] = []
+_passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+_drawing = 0
+_iterators: Any = _BaseDataLoaderIter
+_next_index: Any = _iterators._next_index
+_next: Any = _iterators.__next__
+_call: Any = AbstractGradSampleModule.__call__
+
+
+def listen(listener: Listener) -> None:
+    """Begin to tell a listener."""
+    _listeners.append(listener)
+    _iterators._next_index, _iterators.__next__ = _listened_index, _listened_next
+    AbstractGradSampleModule.__call__ = _listened_call
+
+
+def unlisten(listener: Listener) -> None:
+    """Tell it no more; with nobody left, torch and Opacus are as they were."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+    if not _listeners:
+        _iterators._next_index, _iterators.__next__ = _next_index, _next
+        AbstractGradSampleModule.__call__ = _call
+        _passes.clear()
+
+
+def is_drawing() -> bool:
+    """Whether a loader of torch is drawing right now, which will hand the batch out itself."""
+    return _drawing > 0
+
+
+def _pass_of(iterator: Any) -> Pass:
+    found, drawing = _passes.get(iterator), iterator._sampler_iter
+    if found is None or found.drawing is not drawing:
+        found = Pass(
+            iterator._index_sampler,
+            drawing,
+            ordered=bool(getattr(iterator, "_in_order", True)),
+            collate=getattr(iterator, "_collate_fn", None),
+        )
+        _passes[iterator] = found
+    return found
+
+
+def _listened_index(iterator: Any) -> Any:
+    global _drawing
+    _drawing += 1
+    try:
+        index = _next_index(iterator)
+    finally:
+        _drawing -= 1
+    source = _pass_of(iterator)
+    source.indices.append(as_indices(index) if source.ordered else None)
+    return index
+
+
+def as_indices(index: Any) -> NDArray[np.int64] | None:
+    """What a sampler drew, as record indices; None where it is something else."""
+    try:
+        found = np.asarray(index)
+    except (TypeError, ValueError):
+        return None
+    if found.size == 0 and found.ndim == 1:
+        return np.zeros(0, dtype=np.int64)
+    return found if found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def _listened_next(iterator: Any) -> Any:
+    batch = _next(iterator)
+    source = _pass_of(iterator)
+    indices = source.indices.popleft() if source.indices else None
+    for listener in tuple(_listeners):
+        listener.handed(source, indices, batch)
+    source.handed += 1
+    return batch
+
+
+def _listened_call(model: Any, *arguments: Any, **options: Any) -> Any:
+    for listener in tuple(_listeners):
+        listener.called(model, arguments, options)
+    return _call(model, *arguments, **options)

@@ -1,0 +1,369 @@
+"""The rows that a step trains on are compared with the records that the loader drew for it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from opacus.grad_sample.gsm_base import AbstractGradSampleModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+import askgauss as ag
+from askgauss.exceptions import AskGaussWarning, InvalidArgumentError
+from askgauss.integrations.opacus import CanaryAudit
+from askgauss.results import Status, Verdict
+from askgauss.witness import RowFacts
+from askgauss.witness.rows import rows_over_ranks
+from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+DATA = TensorDataset(
+    torch.randn(RECORDS, FEATURES, generator=torch.Generator().manual_seed(3)),
+    torch.arange(RECORDS) % CLASSES,
+)
+
+
+def step(run, features, target):
+    run.optimizer.zero_grad()
+    run.criterion(run.model(features), target).backward()
+    run.optimizer.step()
+
+
+def losses(run, features, target):
+    with torch.no_grad():
+        return nn.functional.cross_entropy(run.model(features), target, reduction="none")
+
+
+def audited(loop, epochs=4, change=None, **options):
+    """The audit of a run whose loop gets every pass over the private loader."""
+    run = make_run(data=DATA, **options)
+    if change is not None:
+        change(run)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40) as audit:
+        for _ in range(epochs):
+            loop(run)
+    return run, audit
+
+
+def rows_of(loop, **options):
+    return audited(loop, **options)[1].transcript().facts.rows
+
+
+def judged(loop, **options):
+    run, audit = audited(loop, **options)
+    claim = ag.PrivacyClaim(epsilon=1.001 * run.engine.get_epsilon(1e-5), delta=1e-5)
+    return audit.result(claim=claim)
+
+
+def failed(result):
+    return [item.check for item in result.findings if item.status is Status.FAIL]
+
+
+def views(count):
+    def loop(run):
+        for features, target in run.loader:
+            noisy = [features + 0.1 * torch.randn_like(features) for _ in range(count)]
+            step(run, torch.cat(noisy), target.repeat(count))
+
+    return loop
+
+
+def anchors(count):
+    def loop(run):
+        first, labels = DATA.tensors[0][:count], DATA.tensors[1][:count]
+        for features, target in run.loader:
+            step(run, torch.cat([features, first]), torch.cat([target, labels]))
+
+    return loop
+
+
+def half(run):
+    for features, target in run.loader:
+        hard = losses(run, features, target).argsort()[len(target) // 2 :]
+        step(run, features[hard], target[hard])
+
+
+def doubled(run):
+    """As many rows as records: the harder half of them twice."""
+    for features, target in run.loader:
+        hard = losses(run, features, target).argsort()[len(target) // 2 :]
+        hard = torch.cat([hard, hard])[: len(target)]
+        step(run, features[hard], target[hard])
+
+
+def sent_twice(run):
+    for features, target in run.loader:
+        for last in (False, True):
+            run.optimizer.signal_skip_step(not last)
+            step(run, features, target)
+
+
+def again(run):
+    for features, target in run.loader:
+        step(run, features, target)
+        if len(target) > 15:
+            step(run, features, target)
+
+
+def dropped(run):
+    for features, target in run.loader:
+        if len(target) >= 14:
+            step(run, features, target)
+
+
+def another_loader(run):
+    for features, target in DataLoader(DATA, batch_size=16, shuffle=True):
+        step(run, features, target)
+
+
+def zipped(run):
+    for _, (features, target) in zip(
+        run.loader, DataLoader(DATA, batch_size=16, shuffle=True), strict=False
+    ):
+        step(run, features, target)
+
+
+def plain(run):
+    for features, target in run.loader:
+        step(run, features, target)
+
+
+class Doubling:
+    """A collate function that has every record twice."""
+
+    def __call__(self, records):
+        return [torch.cat([item, item]) for item in default_collate(records)]
+
+
+def doubles_records(run):
+    run.loader.collate_fn.wrapped_collator_fn = Doubling()
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_several_rows_of_a_record_are_a_violation_with_their_epsilon(count, mode):
+    result = judged(views(count), mode=mode)
+    assert failed(result) == ["rows per record"]
+    assert result.verdict is Verdict.VIOLATION
+    found = next(item for item in result.findings if item.check == "rows per record")
+    assert found.measured == count
+    assert "implies epsilon" in found.summary
+    parts = {part.name: part.status for part in result.scope}
+    assert parts["trained rows"] == "broken"
+    assert parts["sampler"] == "not tested"
+
+
+@pytest.mark.parametrize("options", [{"change": doubles_records}, {}])
+def test_a_record_that_comes_twice_is_seen_wherever_it_is_doubled(options):
+    facts = rows_of(plain if options else sent_twice, **options)
+    assert facts.multiple == 2
+    assert facts.more == facts.steps == 32
+
+
+@pytest.mark.parametrize(
+    ("loop", "check", "says"),
+    [
+        (anchors(1), "rows per record", "1 rows more"),
+        (anchors(100), "rows per record", "100 rows more"),
+        (half, "rows per record", "only part of the batch"),
+        (doubled, "rows per record", "two rows or more and others none"),
+        (again, "repeated batches", "had no draw of their own"),
+        (dropped, "unused batches", "drawn and not trained on"),
+        (another_loader, "training loader", "not drawn from in any of 32 steps"),
+        (zipped, "training loader", "a batch of another loader (RandomSampler)"),
+    ],
+)
+def test_every_other_fault_is_named_first(loop, check, says):
+    result = judged(loop)
+    assert result.verdict is Verdict.INVALID
+    assert failed(result)[0] == check
+    assert says in next(item for item in result.findings if item.check == check).summary
+
+
+def test_empty_batches_that_are_skipped_are_counted():
+    def loop(run):
+        for features, target in run.loader:
+            if len(target):
+                step(run, features, target)
+
+    facts = rows_of(loop, epochs=1, batch_size=1)
+    assert facts.unused == facts.unused_empty > 20
+    clean = rows_of(plain, epochs=1, batch_size=1)
+    assert clean.clean
+    assert clean.steps == clean.compared == 128
+
+
+def split_by_hand(run):
+    for features, target in run.loader:
+        parts = list(zip(features.split(5), target.split(5), strict=True))
+        for number, part in enumerate(parts, 1):
+            run.optimizer.signal_skip_step(number < len(parts))
+            step(run, *part)
+
+
+def averaged(run):
+    for features, target in run.loader:
+        run.optimizer.zero_grad()
+        seen = features.repeat_interleave(4, 0)
+        seen = seen + 0.1 * torch.randn_like(seen)
+        run.criterion(run.model(seen), target.repeat_interleave(4)).backward()
+        for item in run.model.parameters():
+            item.grad_sample = item.grad_sample.reshape(-1, 4, *item.shape).mean(1)
+        run.optimizer.step()
+
+
+def transformed(run):
+    for features, target in run.loader:
+        flipped = torch.where(torch.rand(len(features), 1) < 0.5, -features, features)
+        step(run, flipped, target)
+
+
+def evaluated(run):
+    plain(run)
+    run.model.eval()
+    for data in (run.loader, DataLoader(DATA, batch_size=16)):
+        for features, _ in data:
+            run.model(features * 2.0)
+    run.model.train()
+    for features, target in run.loader:
+        step(run, features * 2.0, target)
+
+
+def fetched_ahead(run):
+    batches = iter(run.loader)
+    waiting = next(batches)
+    while waiting is not None:
+        current, waiting = waiting, next(batches, None)
+        step(run, *current)
+
+
+def stopped_early(run):
+    for number, (features, target) in enumerate(run.loader):
+        if number == 5:
+            break
+        if number >= 2:
+            step(run, features, target)
+
+
+def anew(run):
+    for _ in range(8):
+        step(run, *next(iter(run.loader)))
+
+
+def with_workers(run):
+    run.loader = DataLoader(
+        DATA,
+        batch_sampler=run.loader.batch_sampler,
+        collate_fn=run.loader.collate_fn,
+        num_workers=2,
+        persistent_workers=True,
+    )
+
+
+def in_parts(run):
+    run.train(1, 5)
+
+
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        (plain, {}),
+        (plain, {"mode": "functorch"}),
+        (plain, {"change": with_workers, "epochs": 2}),
+        (stopped_early, {"change": with_workers, "epochs": 2}),
+        (in_parts, {}),
+        (in_parts, {"mode": "ghost"}),
+        (split_by_hand, {}),
+        (averaged, {}),
+        (transformed, {}),
+        (evaluated, {}),
+        (fetched_ahead, {}),
+        (stopped_early, {}),
+        (anew, {}),
+    ],
+)
+def test_correct_loops_are_clean(loop, options):
+    audit = audited(loop, **options)[1]
+    facts = audit.transcript().facts
+    assert facts.rows.clean
+    assert facts.rows.compared == facts.rows.steps == audit.steps
+    assert facts.batches.steps == audit.steps
+    # What was changed on the way to the model is not taken for another batch.
+    assert (facts.rows.identified == 0) == (loop is averaged)
+
+
+def test_an_untouched_batch_is_recognised_in_another_number_format_and_shape():
+    def loop(run):
+        for features, target in run.loader:
+            step(run, features.double().reshape(len(features), 2, -1).flatten(1).float(), target)
+
+    facts = rows_of(loop)
+    assert facts.identified == facts.steps == 32
+
+
+def test_an_audit_that_comes_late_says_which_steps_it_missed():
+    run = make_run(data=DATA)
+    batches = iter(run.loader)
+    for _ in range(2):
+        step(run, *next(batches))
+    waiting = next(batches)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
+        step(run, *waiting)
+        for features, target in batches:
+            step(run, features, target)
+        plain(run)
+    facts = audit.transcript().facts
+    assert facts.rows.clean
+    assert facts.batches.steps == 13
+    assert facts.rows.undrawn == 1
+    assert any("batches of 1 steps are not judged" in note for note in facts.notes)
+
+
+def test_nothing_is_left_behind_and_models_can_be_copied_meanwhile():
+    run = make_run(data=DATA)
+    before = _BaseDataLoaderIter.__next__, _BaseDataLoaderIter._next_index
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0):
+        assert _BaseDataLoaderIter.__next__ is not before[0]
+        plain(run)
+        copy.deepcopy(run.model._module)
+        assert b"askgauss" not in pickle.dumps(run.model._module)
+    assert (_BaseDataLoaderIter.__next__, _BaseDataLoaderIter._next_index) == before
+    assert AbstractGradSampleModule.__call__ is nn.Module.__call__
+    assert "clip_and_accumulate" not in vars(run.optimizer)
+
+
+def test_a_checkpoint_keeps_what_was_found(tmp_path):
+    run = make_run(data=DATA)
+    path = tmp_path / "audit.npz"
+    for _ in range(2):
+        with CanaryAudit(run.optimizer, data_loader=run.loader, checkpoint=path) as audit:
+            half(run)
+    assert audit.transcript().facts.rows.fewer == 16
+
+
+def test_what_is_wrong_before_the_first_step_is_said_there(tmp_path):
+    run = make_run(data=DATA)
+    with pytest.raises(InvalidArgumentError, match="the model that the optimizer trains"):
+        CanaryAudit(run.optimizer, data_loader=run.loader, model=nn.Linear(2, 2))
+    for name in ("checkpoint", "store"):
+        with pytest.raises(InvalidArgumentError, match=f"Expected {name}= to be a file in a fold"):
+            CanaryAudit(
+                run.optimizer, data_loader=run.loader, **{name: tmp_path / "none" / "a.npz"}
+            )
+    with pytest.warns(AskGaussWarning, match="does not use Poisson sampling"):
+        CanaryAudit(run.optimizer, data_loader=DataLoader(DATA, batch_size=16, shuffle=True))
+    with pytest.warns(AskGaussWarning, match="too few for a verdict after 20 steps"):
+        CanaryAudit(run.optimizer, data_loader=run.loader, present=4, planned_steps=20)
+
+
+def test_ranks_share_the_faults_of_any():
+    clean = RowFacts(steps=9, compared=9)
+    faulty = RowFacts(steps=9, compared=9, more=4, more_first=2, multiple=3, more_rows=9)
+    merged = rows_over_ranks([clean, faulty])
+    assert (merged.more, merged.more_first, merged.multiple) == (4, 2, 3)
+    assert not merged.clean
