@@ -10,7 +10,7 @@ from askgauss._sums import check_magnitude
 from askgauss.commitment import Commitment
 from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
-from askgauss.witness import ClipCountFacts, RoundFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RoundFacts, SettingFacts, StepFacts, WeightFacts
 
 __all__ = ["RunFacts", "SeedProbe"]
 
@@ -84,6 +84,11 @@ class RunFacts:
         rounds: What was seen of the clients of federated rounds; None where there are none.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
+        settings: How clip norm, noise multiplier, learning rate and expected batch size moved from
+            step to step; empty where nobody looked.
+        frozen: Name, first step and number of steps of tensors that were frozen while the audit
+            watched them; their canaries were left out.
+        ended: Why the recording ended before the training did; empty where it did not.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -129,6 +134,9 @@ class RunFacts:
     witness: StepFacts | None = None
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
+    settings: tuple[SettingFacts, ...] = ()
+    frozen: tuple[tuple[str, int, int], ...] = ()
+    ended: str = ""
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -182,7 +190,7 @@ class RunFacts:
                 raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
-        for part in (self.weights, self.witness, self.rounds, self.clip_count):
+        for part in (self.weights, self.witness, self.rounds, self.clip_count, *self.settings):
             if part is not None:
                 part.check()
         if self.commitment is not None:

@@ -23,7 +23,7 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.run_facts import SeedProbe
-from askgauss.witness import ClipCountFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, SettingFacts, StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
@@ -47,6 +47,10 @@ class Progress:
     commitment: Commitment | None = None
     clip_count: ClipCountFacts | None = None
     seeds: SeedProbe | None = None
+    settings: tuple[SettingFacts, ...] = ()
+    frozen: tuple[tuple[str, int, int], ...] = ()
+    beside: bool = False
+    ended: str = ""
 
 
 def read_progress(checkpoint: Path | None) -> Progress | None:

@@ -55,6 +55,8 @@ from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._frozen import FrozenTensors
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations._noise_by_parameter import NoiseByParameter
@@ -62,6 +64,7 @@ from askgauss.integrations._noise_watch import NoiseWatch
 from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
+from askgauss.integrations._settings_watch import SettingsWatch
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
@@ -278,15 +281,21 @@ class CanaryAudit(RecordedRun):
         watched = None if isinstance(canaries, ExampleCanaries) else data_loader
         held = self._sampling.against(accounted_rate)
         self._loader = LoaderWatch(watched, held, self._world)
+        self._guard = Guard(active=self._world == 1)
         self._shadow: Shadow | None = None
         if (places := self._places) is not None:
             self._shadow = Shadow(
-                optimizer.original_optimizer, self._parameters, places, self._names
+                optimizer.original_optimizer, self._parameters, places, self._names, self._guard
             )
         self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
         named = run.parameter_names(optimizer, self._parameters, self._whole, model)
+        self._settings = SettingsWatch(optimizer)
+        self._frozen: FrozenTensors | None = None
+        if isinstance(self._canaries, DiracCanaries) and not self._sharded and store is None:
+            self._frozen = FrozenTensors(self._canaries, self._names)
+        self._beside = False
         self._witness = ClipWitness(
-            optimizer, named, witness, self._canaries.root_seed, self._world
+            optimizer, named, witness, self._canaries.root_seed, self._world, self._guard
         )
         self._clip_count = ClipCountWatch(optimizer, self._world)
         self._weights = ""
@@ -471,10 +480,13 @@ class CanaryAudit(RecordedRun):
             with audit.postprocessing():
                 clamp(model)
 
+        So is a learning rate, clip norm or noise multiplier that is computed from released values,
+        such as the norm of the noisy gradient: set it in here.
+
         The result says how often that was declared.
         """
         followed = contextlib.nullcontext() if self._shadow is None else self._shadow.declared()
-        with self._outside.declared(), followed:
+        with self._settings.declared(), self._outside.declared(), followed:
             yield
 
 

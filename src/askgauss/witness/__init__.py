@@ -6,6 +6,7 @@ What is compared is framework-free and lives here; what reads it from a framewor
 
 from askgauss.witness.clip_count import ClipCountFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
+from askgauss.witness.settings import SettingCourse, SettingFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
@@ -14,6 +15,8 @@ __all__ = [
     "ParticipationFacts",
     "ProbeFacts",
     "RoundFacts",
+    "SettingCourse",
+    "SettingFacts",
     "StepFacts",
     "StepWitness",
     "WeightFacts",
