@@ -47,6 +47,10 @@ EXACT = {
     "ghost norms",
     "noise coverage",
     "divisor",
+    "clip norm schedule",
+    "noise multiplier schedule",
+    "learning rate schedule",
+    "recording",
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

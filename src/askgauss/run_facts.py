@@ -16,6 +16,7 @@ from askgauss.witness import (
     ReuseFacts,
     RoundFacts,
     RowFacts,
+    SettingFacts,
     StepFacts,
     WeightFacts,
 )
@@ -102,6 +103,11 @@ class RunFacts:
         reuse: Whether any noise was used again; None where not all of it was seen.
         noise_rows: What was seen of the noise of single rows of a strategy; None where there are
             none.
+        settings: How clip norm, noise multiplier, learning rate and expected batch size moved from
+            step to step; empty where nobody looked.
+        frozen: Name, first step and number of steps of tensors that were frozen while the audit
+            watched them; their canaries were left out.
+        ended: Why the recording ended before the training did; empty where it did not.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -151,6 +157,9 @@ class RunFacts:
     unit: Literal["example", "user"] = "example"
     reuse: ReuseFacts | None = None
     noise_rows: NoiseRowFacts | None = None
+    settings: tuple[SettingFacts, ...] = ()
+    frozen: tuple[tuple[str, int, int], ...] = ()
+    ended: str = ""
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -206,7 +215,7 @@ class RunFacts:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (
             *(self.weights, self.witness, self.rounds, self.clip_count),
-            *(self.rows, self.reuse, self.noise_rows),
+            *(self.rows, self.reuse, self.noise_rows, *self.settings),
         ):
             if part is not None:
                 part.check()

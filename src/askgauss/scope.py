@@ -107,6 +107,7 @@ _KINDS = (
             "noise coverage",
             "noise norm",
             "noise of the clipping count",
+            "noise multiplier schedule",
         ),
         how_to_test="record with observe(..., background=the clean sum), or watch coordinates",
     ),
@@ -167,6 +168,7 @@ _KINDS = (
             "sum of records",
             "ghost norms",
             "divisor",
+            "clip norm schedule",
             "nan update",
             "zero update",
             "clip norm direction",
@@ -207,7 +209,7 @@ _KINDS = (
     _Kind(
         name="steps",
         deciding=("step count",),
-        others=("steps after epsilon was read",),
+        others=("steps after epsilon was read", "recording"),
         how_to_test="say how many steps were accounted for: PrivacyClaim(steps=...)",
     ),
     _Kind(
@@ -219,13 +221,22 @@ _KINDS = (
     _Kind(
         name="weights",
         deciding=("weights moved by the release",),
-        others=("loaded optimizer state", "weights between steps", "closure"),
+        others=(
+            "loaded optimizer state",
+            "weights between steps",
+            "closure",
+            "learning rate schedule",
+        ),
         how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam",
     ),
     _Kind(
         name="trained parameters",
         deciding=("parameters outside the optimizer",),
-        others=("trained parameters without canaries", "weights that never train"),
+        others=(
+            "trained parameters without canaries",
+            "weights that never train",
+            "frozen parameters",
+        ),
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )

@@ -372,6 +372,8 @@ def _commitment(result: AuditResult, data: Data, published: str | None) -> Verif
         return _part(name, False, "", "the data hold one, and the result does not carry it.")
     if result.commitment != kept.digest:
         return _part(name, False, "", "the result names another digest than the data.")
+    if data.facts.frozen:
+        return _part(name, None, "canaries of frozen layers were left out: no coins to open it.")
     try:
         fault = kept.fault(data.facts.seed, data.member)
         claim = kept.claim

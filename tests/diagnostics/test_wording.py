@@ -50,6 +50,7 @@ from askgauss.witness import (
     ReuseFacts,
     RoundFacts,
     RowFacts,
+    SettingFacts,
     StepFacts,
     WeightFacts,
 )
@@ -72,7 +73,7 @@ CLAIM = ag.PrivacyClaim(
 
 
 # Checks that say something only where something is wrong.
-ONLY_WRONG = {"known background", "watched coordinates"}
+ONLY_WRONG = {"known background", "watched coordinates", "recording", "frozen parameters"}
 
 
 def runs():
@@ -147,7 +148,7 @@ def facts():
         {"recomputed": True, "norm_off": 0.4, "norm_step": 1, "norm_tensor": "bias"},
         {"uncovered": ("a",), "uncovered_step": 1}, {"covered": 0}, {"divided": 0},
         {"divisor_step": 3, "least_divisor": 0.9, "most_divisor": 1.2},
-        {"divisor_step": 3, "uneven": 5},
+        {"divisor_step": 3, "uneven": 5}, {"precision": "bfloat16", "coarseness": 0.0117},
     ):  # fmt: skip
         yield {"witness": replace(SOUND_STEPS, **changes)}
     more = {"more": 40, "more_first": 1, "more_rows": 3200, "more_drawn": 1600}
@@ -163,6 +164,14 @@ def facts():
         {"unused": 6, "unused_first": 2, "unused_empty": 1}, {"unused": 40, "even": True},
     ):  # fmt: skip
         yield {"rows": replace(RowFacts(steps=40, compared=40), **changes)}
+    yield {"ended": "no space left.", "frozen": (("a", 3, 2),), "weights": SOUND_WEIGHTS}
+    for name in ("clip norm", "noise multiplier", "learning rate", "expected batch size"):
+        for changes in (
+            {}, {"changes": 9}, {"changes": 30, "turns": 20, "first": 2}, {"declared": 39},
+            {"changes": 9, "scheduler": "ReduceLROnPlateau"}, {"changes": 39, "adapted": True},
+        ):  # fmt: skip
+            setting = SettingFacts(name=name, steps=40, **changes)
+            yield {"settings": (setting,), "witness": SOUND_STEPS}
     for changes in (
         {}, {"with_nan": "nan", "zero": "nan"}, {"with_nan": "ValueError", "zero": "ValueError"},
         {"heavy": 7.0}, {"heavy": None}, {"heavy_refused": "ValueError"}, {"spread": 2.0},

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import askgauss as ag
 from askgauss.canaries import Stream, random_stream
 from askgauss.exceptions import (
+    AskGaussWarning,
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
@@ -25,8 +26,9 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.results import Status
+from askgauss.results import Status, Verdict
 from askgauss.step_store import StepStore
+from askgauss.transcript import Transcript
 from tests.integrations.runs import CLASSES, FEATURES, PARAMETERS, RECORDS, SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -456,19 +458,64 @@ def test_frozen_parameters_are_left_out():
     assert audit.transcript().facts.tensors == ("0:2.weight(4, 16)", "1:2.bias(4,)")
 
 
-@pytest.mark.parametrize("cleared", [True, False])
-def test_freezing_in_the_middle_is_refused_before_anything_moves(cleared):
+@pytest.mark.parametrize("cleared", [True, False, "to none"])
+@pytest.mark.parametrize("inject", ["sum", "sample"])
+def test_a_layer_frozen_in_the_middle_is_left_out_and_the_training_goes_on(
+    cleared, inject, tmp_path
+):
     """Opacus clears no sum of a frozen parameter: the one of the last step must not be read."""
-    run = make_run()
-    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0):
-        run.train()
+
+    def train(run):
+        run.train(2)
         if cleared:
-            run.optimizer.zero_grad()
+            run.optimizer.zero_grad(set_to_none=cleared == "to none")
+        run.model._module[0].requires_grad_(False)
+        run.train(2)
+        run.model._module[0].requires_grad_(True)
+        run.train()
+
+    plain, looked, planted = make_run(), make_run(), make_run()
+    torch.manual_seed(7)
+    train(plain)
+    torch.manual_seed(7)
+    nobody = ag.DiracCanaries(present=0, absent=40, tensors=SIZES, seed=3)
+    with CanaryAudit(looked.optimizer, canaries=nobody, data_loader=looked.loader, inject=inject):
+        train(looked)
+    assert torch.equal(plain.weights(), looked.weights())
+    options = {"present": 40, "absent": 100, "seed": 0, "model": planted.model, "witness": 1.0}
+    with CanaryAudit(
+        planted.optimizer, data_loader=planted.loader, inject=inject, **options
+    ) as audit:
+        train(planted)
+    transcript = audit.transcript()
+    assert transcript.number_of_steps == 40
+    names = ("0:0.weight(16, 10)", "1:0.bias(16,)")
+    assert transcript.facts.frozen == tuple((name, 17, 16) for name in names)
+    assert set(transcript.tensor) == {2, 3}
+    assert set(transcript.watch_tensor) <= {2, 3}
+    assert transcript.finite
+    transcript.save(tmp_path / "frozen.npz")
+    assert Transcript.load(tmp_path / "frozen.npz").facts == transcript.facts
+    result = audit.result(claim=ag.PrivacyClaim(epsilon=1000.0, delta=1e-5))
+    found = {item.check: item for item in result.findings}
+    assert found["frozen parameters"].status is Status.WARN
+    assert [item.check for item in result.findings if item.status is Status.FAIL] == []
+    assert found["weights moved by the release"].status is Status.PASS
+
+
+def test_blocks_end_at_a_frozen_layer_and_the_training_goes_on():
+    run = make_run()
+    with CanaryAudit(run.optimizer, canaries=blocks(), data_loader=run.loader) as audit:
+        run.train()
         run.model._module[0].requires_grad_(False)
         before = run.weights().clone()
-        with pytest.raises(RecordingError, match=r"parameter 0:\(16, 10\) has none"):
+        with pytest.warns(AskGaussWarning, match="ended its recording"):
             run.train()
-    assert torch.equal(run.weights(), before)
+    assert not torch.equal(run.weights(), before)
+    assert audit.steps == 8
+    result = audit.result(claim=ag.PrivacyClaim(epsilon=1000.0, delta=1e-5))
+    assert result.verdict is Verdict.INVALID
+    assert "has none" in next(x for x in result.findings if x.check == "recording").summary
 
 
 @pytest.mark.parametrize("inject", ["sum", "sample"])

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import askgauss as ag
 from askgauss.canaries import ExampleCanaries, ExampleDataset
 from askgauss.exceptions import (
+    AskGaussWarning,
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
@@ -349,14 +350,16 @@ def test_accumulated_batches_belong_to_one_step():
     assert any("in one step, 12 times" in note for note in transcript.facts.notes)
 
 
-def test_a_step_without_a_batch_of_ours_is_refused():
+def test_a_step_without_a_batch_of_ours_ends_the_recording():
     canaries = examples()
     run = make_run(model=small_model(), data=canaries.dataset(records()))
     batch = next(iter(run.loader))
-    with audited(canaries, run):
+    with audited(canaries, run) as audit:
         run.criterion(run.model(batch[0]), batch[1]).backward()
-        with pytest.raises(RecordingError, match=r"canaries\.dataset"):
+        with pytest.warns(AskGaussWarning, match=r"canaries\.dataset"):
             run.optimizer.step()
+    with pytest.raises(RecordingError, match=r"canaries\.dataset"):
+        audit.transcript()
 
 
 def test_workers_are_refused_by_name():

@@ -247,6 +247,25 @@ class Context:
             return False, ""
         return True, f" It implies epsilon {implied:.3g} where {self.claim.epsilon:g} is claimed."
 
+    def epsilon_by_sensitivity(self, sensitivity: float) -> tuple[float, float] | None:
+        """The epsilon of the claimed steps, for records of one clip norm and of so many.
+
+        None where noise, rate or claim are not known, or batches are not drawn by Poisson sampling.
+        """
+        rate, noise = self.claimed_rate, self.claimed_noise
+        poisson = isinstance(self.facts.scheme, (Poisson, type(None)))
+        if self.claim is None or rate is None or noise is None or not (noise > 0.0).all():
+            return None
+        if not poisson or noise.size > _MOST_STEPS:
+            return None
+        one, more = (
+            accounting.schedule_epsilon_lower(
+                signal_to_noise=size / noise, sampling_rate=rate, delta=self.claim.delta
+            )
+            for size in (1.0, sensitivity)
+        )
+        return one, more
+
     def tensor_name(self, index: int) -> str:
         """A tensor in words: its name, or its number."""
         names = self.facts.tensors

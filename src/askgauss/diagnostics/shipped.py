@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from askgauss._rounded import FEW, about, digits
 from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
-from askgauss.witness import StepFacts, WeightFacts
+from askgauss.run_facts import RunFacts
+from askgauss.witness import SettingFacts, StepFacts, WeightFacts
 
-__all__ = ["loaded_state", "moved_by_the_release", "step_checks", "weight_checks"]
+__all__ = [
+    "loaded_state",
+    "moved_by_the_release",
+    "recording_checks",
+    "step_checks",
+    "weight_checks",
+]
 
 # A contribution this far above the clip norm is no rounding; one further still breaks the claim.
 _ABOVE = 1.001
@@ -18,6 +25,11 @@ _FAR_ABOVE = 1.01
 _NORM_OFF = 0.01
 # A loaded state that changes an update by more than the update itself is no detail.
 _MORE_THAN_THE_RELEASE = 1.0
+# The setting that the divisor is, and the scheduler whose value depends on what it is told.
+_DIVISOR = "expected batch size"
+_BY_METRIC = "ReduceLROnPlateau"
+# The epsilon of a sensitivity of one clip norm, and of so many; None where it is not known.
+Costs = Callable[[float], tuple[float, float] | None]
 
 
 def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
@@ -213,26 +225,111 @@ def _first(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def step_checks(facts: StepFacts) -> Iterator[Finding]:
-    """Every exact check of the steps that were looked at."""
+def recording_checks(facts: RunFacts) -> Iterator[Finding]:
+    """Whether the whole training was recorded, and by which settings its steps were taken."""
+    if facts.ended:
+        yield fact(
+            "recording",
+            True,
+            f"the audit stopped recording before the training ended: {facts.ended}",
+            consequence=Consequence.INVALIDATES,
+            remedy="Remove the cause, then train and audit again.",
+        )
+    if facts.frozen:
+        yield _frozen(facts.frozen)
+    for setting in facts.settings:
+        if setting.name != _DIVISOR and (setting.changes or setting.declared):
+            yield _schedule(setting)
+
+
+def _frozen(frozen: tuple[tuple[str, int, int], ...]) -> Finding:
+    shown = ", ".join(
+        f"{name} in {steps:,} steps from step {first:,} on" for name, first, steps in frozen[:3]
+    )
+    more = f" and {len(frozen) - 3} others" if len(frozen) > 3 else ""
+    return fact(
+        "frozen parameters",
+        True,
+        f"{len(frozen)} tensors were frozen during the audit ({shown}{more}): their canaries were "
+        "left out, and their noise was tested only in steps that were looked at exactly.",
+        consequence=Consequence.INFORMS,
+        measured=float(len(frozen)),
+        claimed=0.0,
+        remedy="To test these tensors too, make a new audit whenever the set of trained layers "
+        "changes.",
+    )
+
+
+def _schedule(setting: SettingFacts) -> Finding:
+    """Whether a setting that moved may have followed the data."""
+    name, changes, steps = setting.name, setting.changes, setting.steps
+    declared = (
+        f" {setting.declared:,} changes were declared to be independent of the data, or made by a "
+        "scheduler of the step number."
+        if setting.declared
+        else ""
+    )
+    said = f"the {name} changed in {changes:,} of {steps:,} steps"
+    if setting.erratic:
+        said += (
+            f", up and down, first in step {setting.first:,}, and no schedule of the step number "
+            "explains it. A value computed from the batch (norms, loss, batch size) without noise "
+            "leaks who is in it."
+        )
+    elif setting.adapted:
+        said += ", adapted by the optimizer from a noisy count."
+    elif not changes:
+        said = f"the {name} followed its schedule in all {steps:,} steps."
+    elif setting.scheduler:
+        said += f", set by {setting.scheduler}."
+    else:
+        said += "; no scheduler sets it: that it depends on the step alone is taken on trust."
+    if setting.scheduler == _BY_METRIC:
+        said += " That its metric is public, or was released with noise, is taken on trust."
+    check = f"{name} schedule"
+    return fact(
+        check,
+        setting.erratic,
+        f"{said}{declared}",
+        consequence=Consequence.INVALIDATES,
+        measured=float(changes),
+        claimed=0.0,
+        remedy=f"Keep the {name} constant, or make it a function of the step number. If it is "
+        "computed from released (noisy) values alone, set it inside audit.postprocessing(). "
+        "Otherwise release it with noise, and account for that.",
+    )
+
+
+def step_checks(
+    facts: StepFacts, settings: Sequence[SettingFacts] = (), costs: Costs | None = None
+) -> Iterator[Finding]:
+    """Every exact check of the steps that were looked at.
+
+    Args:
+        facts: What was found in them.
+        settings: How the settings of the steps moved.
+        costs: Says what epsilon a larger sensitivity costs; None where that cannot be computed.
+    """
     if facts.share > 0.0:
-        yield _contributions(facts)
+        yield _contributions(facts, costs)
         yield _sum_of_records(facts)
         if facts.recomputed:
             yield _ghost_norms(facts)
         yield _coverage(facts)
-    yield _divisor(facts)
+    moving = next((item for item in settings if item.name == _DIVISOR), None)
+    yield _divisor(facts, moving)
 
 
 def _not_looked(name: str, facts: StepFacts) -> Finding:
     return not_run(name, f"a step that can be looked at: {facts.unchecked or 'none was'}")
 
 
-def _contributions(facts: StepFacts) -> Finding:
+def _contributions(facts: StepFacts, costs: Costs | None) -> Finding:
     name = "record contributions"
     if facts.records == 0:
         return _not_looked(name, facts)
-    beyond = facts.largest > _ABOVE
+    rounding = max(_ABOVE - 1.0, facts.coarseness)
+    beyond = facts.largest > 1.0 + rounding
     if not beyond and not _exercised(facts):
         return not_run(
             name,
@@ -242,18 +339,36 @@ def _contributions(facts: StepFacts) -> Finding:
     where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
     how = "computed again" if facts.recomputed else "all that were in them"
     # Above the norm by little is told with the digits that show it.
-    largest = digits(facts.largest, 4 if beyond else 3)
+    largest = digits(facts.largest, 4 if beyond or facts.coarseness else 3)
     return fact(
         name,
         beyond,
         f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
-        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped.",
-        consequence=Consequence.BREACH if facts.largest > _FAR_ABOVE else Consequence.INFORMS,
+        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped."
+        f"{_rounding(facts, costs)}",
+        consequence=Consequence.BREACH
+        if facts.largest > max(_FAR_ABOVE, 1.0 + rounding)
+        else Consequence.INFORMS,
         measured=largest,
         claimed=1.0,
         remedy="Clipping does not hold: a record may add one clip norm, whatever its gradient is.",
         sees=f"any of {_some(facts.clipped)} long gradients let through",
     )
+
+
+def _rounding(facts: StepFacts, costs: Costs | None) -> str:
+    """What norms in a coarse number format cost."""
+    if not facts.coarseness:
+        return ""
+    most = 1.0 + facts.coarseness
+    said = (
+        f" Per-sample gradients are {facts.precision}: their norms are rounded, so that a record "
+        f"may add up to {most:.4g} clip norms"
+    )
+    both = None if costs is None else costs(most)
+    if both is None:
+        return f"{said}."
+    return f"{said}; that raises epsilon from {both[0]:.4g} to {both[1]:.4g}."
 
 
 def _exercised(facts: StepFacts) -> bool:
@@ -292,7 +407,7 @@ def _ghost_norms(facts: StepFacts) -> Finding:
     name = "ghost norms"
     if facts.records == 0:
         return _not_looked(name, facts)
-    wrong = abs(facts.norm_off) > _NORM_OFF
+    wrong = abs(facts.norm_off) > max(_NORM_OFF, facts.coarseness)
     said = f"the largest error is {abs(facts.norm_off):.2g} of a record's norm"
     if wrong:
         side = "small" if facts.norm_off < 0.0 else "large"
@@ -335,18 +450,26 @@ def _coverage(facts: StepFacts) -> Finding:
     )
 
 
-def _divisor(facts: StepFacts) -> Finding:
+def _divisor(facts: StepFacts, stated: SettingFacts | None) -> Finding:
     name = "divisor"
     if facts.divided == 0:
         return not_run(name, "a step that was watched at some coordinates")
-    wrong = facts.divisor_step > 0
+    # One that only grows, or only shrinks, is a schedule of batch sizes.
+    moving = stated is not None and stated.turns > 0
+    wrong = facts.divisor_step > 0 or moving
     said = f"all {facts.divided:,} steps divided by the stated number of records."
+    if stated is not None and stated.changes:
+        said = (
+            f"the stated number of records that a step divides by (expected_batch_size) changed "
+            f"in {stated.changes:,} of {stated.steps:,} steps, first in step {stated.first:,}"
+            f"{', up and down.' if moving else '; that its schedule is public is taken on trust.'}"
+        )
     if facts.uneven:
         said = (
             f"in {facts.uneven:,} of {facts.divided:,} steps, first in step "
             f"{facts.divisor_step:,}, the noisy sum was not divided by one number."
         )
-    elif wrong:
+    elif facts.divisor_step:
         said = (
             f"steps divided by {facts.least_divisor:.3g} to {facts.most_divisor:.3g} times the "
             f"stated number, first in step {facts.divisor_step:,}."

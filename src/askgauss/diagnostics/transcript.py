@@ -15,7 +15,7 @@ from askgauss.diagnostics.predictable import predictable_noise
 from askgauss.diagnostics.reuse import in_row, in_step, reused_noise
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.rows import row_checks
-from askgauss.diagnostics.shipped import step_checks, weight_checks
+from askgauss.diagnostics.shipped import recording_checks, step_checks, weight_checks
 from askgauss.diagnostics.signal import signal_checks
 from askgauss.diagnostics.watched import noise_by_itself, watched_coordinates
 from askgauss.results import Consequence, Finding
@@ -54,7 +54,9 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     if transcript.facts.weights is not None:
         yield from weight_checks(transcript.facts.weights)
     if transcript.facts.witness is not None:
-        yield from step_checks(transcript.facts.witness)
+        costs = Context(transcript, claim).epsilon_by_sensitivity if transcript.finite else None
+        yield from step_checks(transcript.facts.witness, transcript.facts.settings, costs)
+    yield from recording_checks(transcript.facts)
     if transcript.facts.clip_count is not None and transcript.finite:
         yield from clip_count_checks(Context(transcript, claim), transcript.facts.clip_count)
     if transcript.facts.rounds is not None:

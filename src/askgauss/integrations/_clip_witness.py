@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from askgauss import _plain
 from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._ghost_witness import GhostLook, listen, unlisten
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._opacus_run import clipped_sum, noise_by_parameter
 from askgauss.integrations._opacus_versions import (
     DPOptimizerFastGradientClipping,
@@ -32,6 +33,8 @@ __all__ = ["ClipWitness"]
 
 # Rounding of a sum, in spacings of its numbers and norms of what was added.
 _ULPS = 4.0
+# Half spacings that norm by tensor, whole norm and clip factor are each rounded by, together.
+_ROUNDINGS = 1.5
 # A sum that multiples of the records explain to this share is made of them.
 _EXPLAINED = 1e-3
 # What Opacus adds to a norm before it divides by it.
@@ -51,11 +54,19 @@ class ClipWitness:
         share: The share of steps to look at, beside the first.
         seed: Root of the choice.
         world: Number of ranks, which tell each other what they found in every step they look at.
+        guard: Keeps what goes wrong here from stopping the training.
     """
 
     def __init__(
-        self, optimizer: Any, names: dict[int, str], share: float, seed: int, world: int = 1
+        self,
+        optimizer: Any,
+        names: dict[int, str],
+        share: float,
+        seed: int,
+        world: int = 1,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = Guard(active=False) if guard is None else guard
         self._optimizer = optimizer
         self._names = names
         self._seed = seed
@@ -128,6 +139,8 @@ class ClipWitness:
         return self._count + 1
 
     def _is_due(self) -> bool:
+        if self.guard.reason:
+            return False
         if self._due is None:
             self._due = self._witness.due(self.step)
         return self._due and not self._aside
@@ -138,21 +151,28 @@ class ClipWitness:
         if not self._is_due():
             original()
             return
-        before = self._sums()
+        with self.guard:
+            before = self._sums()
         original()
-        self._look(before)
+        if not self.guard.reason:
+            with self.guard:
+                self._look(before)
 
     def _accumulate(self, original: Callable[[], None]) -> None:
         if not self._is_due():
             original()
             return
-        before = self._sums()
+        with self.guard:
+            before = self._sums()
         original()
-        if not self._sharded:
-            added = [item.grad for item in self._optimizer.params]
-            self._compare_sum(before, added, sum(float(item.norm()) for item in added))
-        self._seen += 1
-        self._keep()
+        if self.guard.reason:
+            return
+        with self.guard:
+            if not self._sharded:
+                added = [item.grad for item in self._optimizer.params]
+                self._compare_sum(before, added, sum(float(item.norm()) for item in added))
+            self._seen += 1
+            self._keep()
 
     def _sums(self) -> list[Tensor | None]:
         return [
@@ -169,11 +189,11 @@ class ClipWitness:
     def _keep(self) -> None:
         self._after = [self._sum(item).clone() for item in self._optimizer.params]
 
-    def aside(self, call: Callable[[], None]) -> None:
+    def aside(self, call: Callable[[], bool]) -> bool:
         """Do something that is no part of the run's own step."""
         self._aside = True
         try:
-            call()
+            return call()
         finally:
             self._aside = False
 
@@ -182,19 +202,20 @@ class ClipWitness:
         optimizer = self._optimizer
         rows = [item.detach() for item in optimizer.grad_samples]
         clip_norm = float(optimizer.max_grad_norm)
-        parts = torch.stack([_flat(row).norm(2, dim=-1).cpu() for row in rows])
-        parts = parts.double()
-        if isinstance(optimizer, DPPerLayerOptimizer):
-            limits = torch.tensor(optimizer.max_grad_norms, dtype=torch.float64)[:, None]
-            factors = (limits / (parts + _TINY)).clamp(max=1.0)
+        coarse = self._coarser(rows)
+        # The norms of coarse numbers themselves, and as the run computes and rounds them.
+        parts = _norms([row.float() if coarse else row for row in rows]).double().cpu()
+        added = parts
+        for norms in (_norms(rows), parts) if coarse else (parts,):
+            factors = self._factors(norms).double().cpu()
+            expected = [
+                torch.einsum("i,i...", factor.to(row.device, item.dtype), row.to(item.dtype))
+                for factor, row, item in zip(factors, rows, optimizer.params, strict=True)
+            ]
+            added = factors * parts
+            if self._compare_sum(before, expected, float(added.norm(dim=0).sum()), judge=False):
+                break
         else:
-            factors = (clip_norm / (parts.norm(dim=0) + _TINY)).clamp(max=1.0).expand_as(parts)
-        expected = [
-            torch.einsum("i,i...", factor.to(row.device, item.dtype), row.to(item.dtype))
-            for factor, row, item in zip(factors, rows, optimizer.params, strict=True)
-        ]
-        added = factors * parts
-        if not self._compare_sum(before, expected, float(added.norm(dim=0).sum()), judge=False):
             added = self._told_apart(before, expected, rows, parts, added)
         sizes = (added.norm(dim=0) / clip_norm).numpy()
         where = added.abs().argmax(dim=0).tolist()
@@ -203,6 +224,26 @@ class ClipWitness:
         self._witness.contributions(sizes, norms, names, self.step)
         self._seen += 1
         self._keep()
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        """What Opacus multiplies records' parts in tensors by, in the format of the norms."""
+        optimizer = self._optimizer
+        if isinstance(optimizer, DPPerLayerOptimizer):
+            limits = torch.tensor(optimizer.max_grad_norms, dtype=norms.dtype, device=norms.device)
+            return (limits[:, None] / (norms + _TINY)).clamp(max=1.0)
+        # Laid out as in Opacus: coarse sums depend on their order.
+        whole: Tensor = norms.T.contiguous().norm(2, dim=1)
+        factors: Tensor = (float(optimizer.max_grad_norm) / (whole + _TINY)).clamp(max=1.0)
+        return factors.expand_as(norms)
+
+    def _coarser(self, rows: Sequence[Tensor]) -> bool:
+        """Whether records' gradients are in a coarse format, as under autocast."""
+        worst = max((row.dtype for row in rows), key=lambda kind: torch.finfo(kind).eps)
+        spacing = float(torch.finfo(worst).eps)
+        coarse = spacing > torch.finfo(torch.float32).eps
+        if coarse:
+            self._witness.coarse(str(worst).removeprefix("torch."), _ROUNDINGS * spacing)
+        return coarse
 
     def _compare_sum(
         self,
@@ -269,7 +310,10 @@ class ClipWitness:
             else:
                 added[group] = torch.from_numpy(found.factors).abs() * parts[group]
         off = _finite(np.linalg.norm(rests))
-        self._note(off, self._rounding(float(parts.norm(dim=0).sum())), rests.tolist())
+        allowed = self._rounding(float(parts.norm(dim=0).sum()))
+        # Norms that were rounded otherwise than here give each record another factor.
+        allowed += self._witness.facts.coarseness * float(clipped.norm(dim=0).norm())
+        self._note(off, allowed, rests.tolist())
         return added
 
     def _before_backward(self, look: GhostLook) -> bool:
@@ -280,7 +324,7 @@ class ClipWitness:
             return False
         if not self._is_due():
             return False
-        look.step, look.seed = self.step, self._seed
+        look.step, look.seed, look.guard = self.step, self._seed, self.guard
         look.witness, look.name = self._witness, self._name
         look.clip_norm = float(self._optimizer.max_grad_norm)
         return True
@@ -361,6 +405,11 @@ class ClipWitness:
 def _finite(value: Any) -> float:
     """A distance; infinite where it is none."""
     return float(value) if np.isfinite(value) else float("inf")
+
+
+def _norms(rows: Sequence[Tensor]) -> Tensor:
+    """Norms of each record's part in each tensor."""
+    return torch.stack([_flat(row).norm(2, dim=-1).to(rows[0].device) for row in rows])
 
 
 def _flat(rows: Tensor) -> Tensor:

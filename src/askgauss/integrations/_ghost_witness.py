@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from askgauss.integrations._attachment import Attachment
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._opacus_versions import DPTensorFastGradientClipping
 from askgauss.integrations._stand_in import StandIn
 from askgauss.witness import StepWitness
@@ -21,6 +22,10 @@ __all__ = ["GhostLook", "listen", "unlisten"]
 # Records of a batch whose gradients are computed again, each by a backward pass.
 _RECORDS = 2
 _ULPS = 4.0
+# Spacings of a coarse format that norms of products may be off by, as a share of a record's norm.
+_ROUNDINGS = 3.0
+# Values that do not all lie on the numbers of a coarse format by accident.
+_ON_GRID = 16
 
 _listeners: weakref.WeakKeyDictionary[Any, Callable[[GhostLook], bool]]
 _listeners = weakref.WeakKeyDictionary()
@@ -35,6 +40,7 @@ class GhostLook:
     module: Any = None
     witness: StepWitness | None = None
     name: Callable[[nn.Parameter], str] = str
+    guard: Guard = field(default_factory=lambda: Guard(active=False))
     clip_norm: float = 1.0
     step: int = 0
     seed: int = 0
@@ -68,22 +74,26 @@ def _backward(loss: Any) -> None:
     chance = np.random.default_rng((look.seed, look.step, len(losses)))
     count = min(_RECORDS, len(losses))
     look.chosen = sorted(chance.choice(len(losses), count, replace=False).tolist())
-    look.norms = [
-        torch.stack([_norm(part) for part in _gradients(module, losses[index], trained)])
-        for index in look.chosen
-    ]
+    with look.guard:
+        look.norms = [
+            torch.stack([_norm(part) for part in _gradients(module, losses[index], trained)])
+            for index in look.chosen
+        ]
 
     def between(original: Callable[[], Tensor]) -> Tensor:
         # The first pass has measured the norms, and the second has not begun.
-        look.factors = original()
-        whole = (look.factors.detach().to(losses.device) * losses).sum()
-        look.expected = _gradients(module, whole, trained)
-        return look.factors
+        factors = original()
+        with look.guard:
+            whole = (factors.detach().to(losses.device) * losses).sum()
+            look.expected, look.factors = _gradients(module, whole, trained), factors
+        return factors
 
     with Attachment() as attachment:
         attachment.stand_in(StandIn(module, "get_clipping_coef", between))
         _original(loss)
-    _compare(look, trained)
+    if not look.guard.reason:
+        with look.guard:
+            _compare(look, trained)
 
 
 def _gradients(module: Any, loss: Tensor, trained: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
@@ -93,6 +103,14 @@ def _gradients(module: Any, loss: Tensor, trained: list[nn.Parameter]) -> tuple[
             attachment.undo(module.enable_hooks)
         module.disable_hooks()
         return torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
+
+
+def _rounded_to(kind: torch.dtype, gradient: Tensor) -> bool:
+    """Whether a gradient was computed in a coarser format than it is kept in."""
+    if torch.finfo(gradient.dtype).eps >= torch.finfo(kind).eps:
+        return False
+    some = gradient.detach()[gradient != 0.0]
+    return some.numel() >= _ON_GRID and bool((some.to(kind).to(some.dtype) == some).all())
 
 
 def _norm(gradient: Tensor | None) -> Tensor:
@@ -116,6 +134,11 @@ def _compare(look: GhostLook, trained: list[nn.Parameter]) -> None:
             measured = float(item._norm_sample[index])  # type: ignore[attr-defined]
             if whole > 0.0 and np.isfinite(whole):
                 witness.norm((measured - norm) / whole, look.name(item), look.step)
+    for kind in (torch.bfloat16, torch.float16):
+        if any(_rounded_to(kind, item) for item in look.expected if item is not None):
+            name = str(kind).removeprefix("torch.")
+            witness.coarse(name, _ROUNDINGS * torch.finfo(kind).eps)
+            break
     lengths = np.array([float(item.norm()) for item in look.norms]) / look.clip_norm
     witness.contributions(np.array(sizes), lengths, names, look.step)
     pairs = [

@@ -23,7 +23,7 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.run_facts import SeedProbe
-from askgauss.witness import ClipCountFacts, RowFacts, StepFacts, WeightFacts
+from askgauss.witness import ClipCountFacts, RowFacts, SettingFacts, StepFacts, WeightFacts
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
@@ -48,6 +48,10 @@ class Progress:
     clip_count: ClipCountFacts | None = None
     rows: RowFacts | None = None
     seeds: SeedProbe | None = None
+    settings: tuple[SettingFacts, ...] = ()
+    frozen: tuple[tuple[str, int, int], ...] = ()
+    beside: bool = False
+    ended: str = ""
 
 
 def read_progress(checkpoint: Path | None) -> Progress | None:

@@ -20,6 +20,8 @@ from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._frozen import FrozenTensors
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations._noise_by_parameter import NoiseByParameter
@@ -28,6 +30,7 @@ from askgauss.integrations._opacus_restarts import Restartable
 from askgauss.integrations._restarts import check_weights
 from askgauss.integrations._rows import send_through_clipping
 from askgauss.integrations._sampled_noise import SampledNoise
+from askgauss.integrations._settings_watch import SettingsWatch
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._stand_in import StandIn
 from askgauss.integrations._torch_seeds import probe_first_noise
@@ -47,8 +50,10 @@ class _Step:
     noise_multiplier: float
     divisor: float
     scale: float
+    batch_size: float
     clean: torch.Tensor
     batches: int
+    missing: tuple[int, ...] = ()
 
 
 class RecordedSteps(Restartable):
@@ -93,6 +98,11 @@ class RecordedSteps(Restartable):
     _attachment: Attachment
     # Whether the training that the audit was attached for is over, where nobody says so.
     _ended: Callable[[], bool] | None = None
+    _guard: Guard
+    _settings: SettingsWatch
+    _frozen: FrozenTensors | None
+    # Whether the optimizer's own clipping keeps more than its sum, so that no rows go through it.
+    _beside: bool
 
     @property
     def steps(self) -> int:
@@ -118,19 +128,25 @@ class RecordedSteps(Restartable):
             self._attachment.__exit__(type(error), error, None)
             add_noise()
             return
-        self._before_noise()
-        self._sampled.before()
-        self._clip_count.before_noise()
+        if not self._guard.reason:
+            # A refusal to go on from a wrong checkpoint, before anything moved: it may escape.
+            self._check_same_step()
+            with self._guard:
+                self._before_noise()
+                self._sampled.before()
+                self._clip_count.before_noise()
         add_noise()
-        self._clip_count.after_noise()
-        self._after_noise()
+        if not self._guard.reason:
+            with self._guard:
+                self._clip_count.after_noise()
+                self._after_noise()
 
     def _after_noise(self) -> None:
         step, places = self._step, self._places
         assert step is not None
         noisy, alone = None, self._world == 1 or self._sharded
         if places is not None:
-            noisy = places.read([_gradient(item) for item in self._parameters])
+            noisy = places.read(self._gradients(step.missing))
             if not alone:
                 # What is divided is the sum over all ranks, and they are reduced later.
                 torch.distributed.all_reduce(noisy)
@@ -155,6 +171,13 @@ class RecordedSteps(Restartable):
 
     def _one_before_noise(self, index: int) -> None:
         """One parameter's sum is whole, and about to get its noise."""
+        if not self._guard.reason:
+            if not self._arrived or index in self._arrived:
+                self._check_same_step()
+            with self._guard:
+                self._arrive(index)
+
+    def _arrive(self, index: int) -> None:
         if index in self._arrived:
             self._arrived = {}
         if not self._arrived:
@@ -193,7 +216,6 @@ class RecordedSteps(Restartable):
 
     def _draw(self) -> None:
         """A step gets its noise: who is planted in it?"""
-        self._check_same_step()
         self._ledger.open()
         self._count_batches()
         if self._probe is not None:
@@ -210,7 +232,7 @@ class RecordedSteps(Restartable):
     def _before_noise(self) -> None:
         optimizer = self._optimizer
         self._loader.trained.before_noise()
-        sums = self._clipped_sums()
+        sums, missing = self._clipped_sums()
         self._witness.before_noise()
         self._draw()
         assert self._planted is not None
@@ -221,24 +243,32 @@ class RecordedSteps(Restartable):
             # Sums that are shared out were averaged over the ranks on the way.
             clean *= self._world
         plants = self._probe is None and (self._rank == 0 or self._sharded)
-        if plants and self._planted.size:
-            if self._inject == "sum":
-                height = clip_norm / (self._witness.averaged or self._world if self._sharded else 1)
-                self._coordinates.plant(sums, self._planted, height)
-            else:
-                rows = functools.partial(
-                    send_through_clipping,
-                    *(optimizer, self._parameters, self._coordinates, self._planted, clip_norm),
-                )
-                self._witness.aside(rows)
+        planted = self._planted
+        if self._frozen is not None:
+            planted = self._frozen.planted(planted, missing)
+        if plants and planted.size and not self._sent_through(planted, clip_norm):
+            height = clip_norm / (self._witness.averaged or self._world if self._sharded else 1)
+            self._coordinates.plant(sums, planted, height)
         self._loader.trained.planted()
-        self._begin(clean)
+        self._begin(clean, missing)
 
-    def _begin(self, clean: torch.Tensor) -> None:
+    def _sent_through(self, planted: NDArray[np.int64], clip_norm: float) -> bool:
+        """Whether canaries went through the optimizer's own clipping, where they are to."""
+        if self._inject == "sum" or self._beside:
+            return False
+        rows = functools.partial(
+            send_through_clipping,
+            *(self._optimizer, self._parameters, self._coordinates, planted, clip_norm),
+        )
+        self._beside = not self._witness.aside(rows)
+        return not self._beside
+
+    def _begin(self, clean: torch.Tensor, missing: tuple[int, ...] = ()) -> None:
         """Planted, and about to get noise: what the step states of itself.
 
         Args:
             clean: This rank's sum at the places that are read, before anything was planted.
+            missing: Indices of the parameters that are frozen in this step.
         """
         optimizer = self._optimizer
         mean, batches = optimizer.loss_reduction == "mean", run.accumulated(optimizer)
@@ -250,8 +280,10 @@ class RecordedSteps(Restartable):
             # Sums that are shared out were divided by the ranks before their noise.
             divisor=divisor if self._sharded else scale,
             scale=scale,
+            batch_size=float(optimizer.expected_batch_size) if mean else 0.0,
             clean=clean,
             batches=batches,
+            missing=missing,
         )
 
     @property
@@ -279,24 +311,38 @@ class RecordedSteps(Restartable):
         """How often a record is in a step that accumulates so many batches."""
         return min(1.0, self._sampling.rate * (max(accumulated) if self._sampling.by_batch else 1))
 
-    def _clipped_sums(self) -> list[torch.Tensor]:
+    def _clipped_sums(self) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+        """The sums, zero where there is none, and the parameters of which there is none."""
         sums: list[torch.Tensor] = []
+        missing: list[int] = []
         for index, parameter in enumerate(self._parameters):
             value = run.clipped_sum(self._optimizer, parameter)
             # Opacus leaves what a parameter had when it was frozen: an old sum, not this step's.
             if value is None or not parameter.requires_grad:
-                raise RecordingError(
-                    f"Expected a clipped sum for every parameter, parameter {self._whole[index]} "
-                    "has none. It was trainable when the audit was attached: freeze parameters "
-                    "before that."
-                )
+                missing.append(index)
+                value = torch.zeros_like(parameter)
             sums.append(value)
-        return sums
+        if len(missing) == len(sums) or (missing and self._frozen is None):
+            raise RecordingError(
+                f"Expected a clipped sum for every parameter, parameter {self._whole[missing[0]]} "
+                "has none. It was trainable when the audit was attached: freeze parameters "
+                "before that."
+            )
+        return sums, tuple(missing)
+
+    def _gradients(self, missing: tuple[int, ...]) -> list[torch.Tensor]:
+        """The gradients as they are, zero for parameters that are frozen in this step."""
+        return [
+            torch.zeros_like(item) if index in missing else _gradient(item)
+            for index, item in enumerate(self._parameters)
+        ]
 
     def _observe(self, _: Any, arguments: Any, options: Any) -> None:
         """Runs as the wrapped torch optimizer begins its step."""
-        self._record_step(arguments, options)
-        self._tell_of_weights()
+        if not self._guard.reason:
+            with self._guard:
+                self._record_step(arguments, options)
+                self._tell_of_weights()
 
     def _tell_of_weights(self) -> None:
         """Tell the monitor how the weights moved in the steps that are over."""
@@ -318,12 +364,24 @@ class RecordedSteps(Restartable):
         step, self._step = self._step, None
         places, gradient = self._places, None
         if step is not None and places is not None:
-            gradient = places.read([_gradient(item) for item in self._parameters])
+            gradient = places.read(self._gradients(step.missing))
         if self._shadow is not None:
-            self._shadow.begin(arguments, options, gradient, None if step is None else step.clean)
+            applied = gradient
+            if step is not None and places is not None and step.missing:
+                # An old gradient of a frozen parameter, where there is one, is applied again.
+                applied = places.read(
+                    [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+                )
+            self._shadow.begin(arguments, options, applied, None if step is None else step.clean)
         if step is None:
             self._unnoised += 1
             return
+        self._settings.step(
+            self._witness.step,
+            clip_norm=step.clip_norm,
+            noise=step.noise_multiplier,
+            batch_size=step.batch_size,
+        )
         self._clip_count.stepped()
         self._loader.step(step.batches)
         if self._probe is not None:
@@ -345,13 +403,27 @@ class RecordedSteps(Restartable):
             torch.distributed.all_reduce(step.clean)
         # Infinite gradients leave nan here. They are recorded, and the audit says so.
         noise = values - step.clean.cpu().numpy()
+        observed = coordinates.along(noise if self._known else values)
+        watched = coordinates.watched(noise)
+        if step.missing:
+            assert self._frozen is not None
+            assert self._planted is not None
+            self._frozen.fill(
+                step.missing,
+                self.steps + 1,
+                observed,
+                watched,
+                self._planted,
+                step.clip_norm,
+                step.clip_norm * step.noise_multiplier,
+            )
         try:
             self._recorder.observe(
-                coordinates.along(noise if self._known else values),
+                observed,
                 background=0.0 if self._known else None,
                 clip_norm=step.clip_norm,
                 noise_multiplier=step.noise_multiplier,
-                watch=coordinates.watched(noise),
+                watch=watched,
             )
         except PrivacyAlarm:
             # The step has been recorded, and whoever catches this may go on.

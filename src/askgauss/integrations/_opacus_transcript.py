@@ -11,6 +11,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.commitment import Commitment
 from askgauss.exceptions import RecordingError
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._frozen import left_out
 from askgauss.integrations._ledger import accounted_facts, accounting_notes
 from askgauss.integrations._opacus_restarts import Progress
 from askgauss.integrations._opacus_steps import RecordedSteps
@@ -44,7 +45,7 @@ class RecordedRun(RecordedSteps):
             raise RecordingError(
                 f"Expected at least one step with noise, got none ({self._unnoised} steps of the "
                 "wrapped optimizer went by without). Train inside the with block, with the "
-                "optimizer that make_private returned."
+                f"optimizer that make_private returned. {self._guard.reason}".rstrip()
             )
         recorded = self._recorder.transcript()
         facts, differs = accounted_facts(
@@ -75,14 +76,21 @@ class RecordedRun(RecordedSteps):
             accounted_scheme=accounted,
             found_scheme=self._loader.found,
             records=self._loader.records,
-            exercised=(*(() if batches is None else ("sampler",)), *_EXERCISED[self._inject]),
+            settings=self._settings.facts,
+            frozen=() if self._frozen is None else self._frozen.facts,
+            ended=self._guard.reason,
+            exercised=(
+                *(() if batches is None else ("sampler",)),
+                *_EXERCISED["sum" if self._beside else self._inject],
+            ),
             precision=tuple(
                 sorted({str(item.dtype).removeprefix("torch.") for item in self._parameters})
             ),
             notes=(*self._sampling.notes, *self._loader.notes(), *self._notes(differs)),
         )
         if self._probe is None:
-            return recorded.with_facts(facts)
+            gone = () if self._frozen is None else self._frozen.tensors
+            return left_out(recorded.with_facts(facts), gone)
         facts = replace(
             facts,
             poisson=self._sampling.poisson is True or self._sampling.declared,
@@ -112,6 +120,17 @@ class RecordedRun(RecordedSteps):
             notes.append(
                 f"steps accumulate {min(self._accumulated)} to {max(self._accumulated)} batches, "
                 "and canaries are planted at the rate of one batch."
+            )
+        notes += [
+            f"the {item.name} was changed by hand in {item.changes:,} steps: that it depends on "
+            "the step number alone is taken on trust."
+            for item in self._settings.facts
+            if item.changes and not (item.erratic or item.adapted or item.scheduler)
+        ]
+        if self._beside:
+            notes.append(
+                "the optimizer's own clipping keeps more than its sum, or draws random numbers: "
+                "canaries were added to the clipped sum instead, so that training stays as it is."
             )
         if self._discarded:
             notes.append(f"noise was added {self._discarded} times without a step after it.")
@@ -154,6 +173,10 @@ class RecordedRun(RecordedSteps):
             clip_count=self._clip_count.facts,
             rows=self._loader.trained.over_ranks,
             seeds=self._seeds,
+            settings=self._settings.facts,
+            frozen=() if self._frozen is None else self._frozen.facts,
+            beside=self._beside,
+            ended=self._guard.reason,
         )
 
     def _go_on(self, arrays: dict[str, Any], progress: Progress) -> None:
@@ -195,3 +218,7 @@ class RecordedRun(RecordedSteps):
         self._loader.trained.load(progress.rows)
         self._commitment = progress.commitment
         self._seeds, self._unprobed = progress.seeds, True
+        self._settings.load(progress.settings)
+        if self._frozen is not None:
+            self._frozen.load(progress.frozen)
+        self._beside, self._guard.reason = progress.beside, progress.ended

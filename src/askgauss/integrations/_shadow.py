@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._coordinates import CanaryCoordinates
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._shards import local
 from askgauss.witness.weights import WeightFacts, WeightMove, WeightWitness
 
@@ -65,6 +66,7 @@ class _Part:
     group: int
     small: nn.Parameter
     state: dict[str, Any]
+    idle: bool = False
 
 
 class Shadow:
@@ -85,6 +87,7 @@ class Shadow:
         parameters: Those that are audited, in order.
         places: Where to look.
         names: Their names.
+        guard: Keeps what goes wrong here from stopping the training.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Shadow:
         parameters: Sequence[nn.Parameter],
         places: CanaryCoordinates,
         names: Sequence[str],
+        guard: Guard | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._parameters = list(parameters)
@@ -117,6 +121,8 @@ class Shadow:
             for item in group["params"]
             if id(item) not in audited
         }
+        self.guard = Guard(active=False) if guard is None else guard
+        self._idle: tuple[bool, ...] = ()
         self._parts: list[_Part] = []
         self._twin: torch.optim.Optimizer | None = None
         self._after: Tensor | None = None
@@ -201,7 +207,7 @@ class Shadow:
         self._doubted = self._doubted or (self._witness.begun and not elsewhere)
         optimizer = self._optimizer
         attachment.undo(self._leave)
-        attachment.hook(optimizer.register_step_post_hook, self._follow)
+        attachment.hook(optimizer.register_step_post_hook, self._guarded)
         attachment.hook(optimizer.register_state_dict_post_hook, lambda *_: self._saved())
         attachment.hook(
             optimizer.register_load_state_dict_post_hook,
@@ -288,6 +294,10 @@ class Shadow:
         if released is None:
             self._twin, self._doubted = None, False
             return
+        idle = tuple(item.grad is None for item in self._parameters)
+        if idle != self._idle:
+            # Optimizers leave alone what has no gradient, such as a layer that was frozen.
+            self._doubted, self._idle = self._doubted or self._twin is not None, idle
         if self._doubted:
             self._look_at_state()
         if self._twin is None:
@@ -307,8 +317,13 @@ class Shadow:
         on_host = one.device.type == "cpu" and not self._places.collective
         return on_host and torch.equal(one, other)
 
-    def _follow(self, *_: Any) -> None:
+    def _guarded(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
+        if not self.guard.reason:
+            with self.guard:
+                self._follow()
+
+    def _follow(self) -> None:
         before, read, self._read = self._before, self._read, None
         loaded, self._loaded = self._loaded, False
         self._after = self._places.read(self._parameters)
@@ -357,7 +372,7 @@ class Shadow:
         for start, gradient, part in zip(starts, gradients, self._parts, strict=True):
             small = part.small
             small.data = start.to(small.device, small.dtype, copy=True)
-            small.grad = gradient.to(small.device, small.dtype)
+            small.grad = None if part.idle else gradient.to(small.device, small.dtype)
             self._twin.param_groups[part.group]["params"].append(small)
         _plain_step(self._twin)
 
@@ -468,7 +483,12 @@ def _joined(
         own = {name for name, value in kept.items() if _by_entry(value, real)}
         taken = {name: _taken(value, real, places, number) for name, value in kept.items()}
         weights = places.taken(number, real)
-        part = _Part(group=group_of[id(real)], small=nn.Parameter(weights), state=taken)
+        part = _Part(
+            group=group_of[id(real)],
+            small=nn.Parameter(weights),
+            state=taken,
+            idle=real.grad is None,
+        )
         if joined and known:
             last, entries = joined[-1]
             if entries == own and _alike(last, part, own):
@@ -482,7 +502,9 @@ def _joined(
 
 def _alike(one: _Part, other: _Part, by_entry: set[str]) -> bool:
     """Whether an optimizer does the same to two parts, apart from what it keeps by entry."""
-    if one.group != other.group or one.state.keys() != other.state.keys():
+    if (one.group, one.idle) != (other.group, other.idle):
+        return False
+    if one.state.keys() != other.state.keys():
         return False
     if (one.small.device, one.small.dtype) != (other.small.device, other.small.dtype):
         return False

@@ -61,6 +61,8 @@ from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
 from askgauss.integrations._examples import ExampleProbe
+from askgauss.integrations._frozen import FrozenTensors
+from askgauss.integrations._guard import Guard
 from askgauss.integrations._ledger import Ledger
 from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations._noise_by_parameter import NoiseByParameter
@@ -69,6 +71,7 @@ from askgauss.integrations._opacus_restarts import read_progress
 from askgauss.integrations._opacus_transcript import RecordedRun
 from askgauss.integrations._ranks import agree, meet, shared_nonce
 from askgauss.integrations._sampled_noise import SampledNoise
+from askgauss.integrations._settings_watch import SettingsWatch
 from askgauss.integrations._shadow import Shadow
 from askgauss.integrations._shards import ShardedCoordinates, is_sharded, shards_of
 from askgauss.integrations._stand_in import StandIn
@@ -303,15 +306,21 @@ class CanaryAudit(RecordedRun):
             parameters=self._parameters,
             rows_only=self._probe is not None,
         )
+        self._guard = Guard(active=self._world == 1)
         self._shadow: Shadow | None = None
         if (places := self._places) is not None:
             self._shadow = Shadow(
-                optimizer.original_optimizer, self._parameters, places, self._names
+                optimizer.original_optimizer, self._parameters, places, self._names, self._guard
             )
         self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
         named = run.parameter_names(optimizer, self._parameters, self._whole, model)
+        self._settings = SettingsWatch(optimizer)
+        self._frozen: FrozenTensors | None = None
+        if isinstance(self._canaries, DiracCanaries) and not self._sharded and store is None:
+            self._frozen = FrozenTensors(self._canaries, self._names)
+        self._beside = False
         self._witness = ClipWitness(
-            optimizer, named, witness, self._canaries.root_seed, self._world
+            optimizer, named, witness, self._canaries.root_seed, self._world, self._guard
         )
         self._clip_count = ClipCountWatch(optimizer, self._world)
         self._sampled = SampledNoise(optimizer, self._parameters)
@@ -497,10 +506,13 @@ class CanaryAudit(RecordedRun):
             with audit.postprocessing():
                 clamp(model)
 
+        So is a learning rate, clip norm or noise multiplier that is computed from released values,
+        such as the norm of the noisy gradient: set it in here.
+
         The result says how often that was declared.
         """
         followed = contextlib.nullcontext() if self._shadow is None else self._shadow.declared()
-        with self._outside.declared(), followed:
+        with self._settings.declared(), self._outside.declared(), followed:
             yield
 
 

@@ -9,6 +9,7 @@ from askgauss.witness.noise_rows import NoiseRowFacts
 from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
 from askgauss.witness.rows import RowFacts
+from askgauss.witness.settings import SettingCourse, SettingFacts
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
@@ -20,6 +21,8 @@ __all__ = [
     "ReuseFacts",
     "RoundFacts",
     "RowFacts",
+    "SettingCourse",
+    "SettingFacts",
     "StepFacts",
     "StepWitness",
     "WeightFacts",

@@ -34,6 +34,10 @@ class StepFacts:
         recomputed: Whether the records' gradients were computed again, as for ghost clipping.
         steps: Steps looked at.
         records: Records whose contribution was computed.
+        precision: Number format of the records' gradients, where it is coarser than float32;
+            empty where it is not.
+        coarseness: How far above the clip norm norms in that format may let a record, in clip
+            norms.
         clipped: Those whose gradient was longer than the clip norm, so that clipping had to act.
         largest: The largest contribution of a record after clipping.
         largest_step: The step it was in.
@@ -62,6 +66,8 @@ class StepFacts:
     recomputed: bool = False
     steps: int = 0
     records: int = 0
+    precision: str = ""
+    coarseness: float = 0.0
     clipped: int = 0
     largest: float = 0.0
     largest_step: int = 0
@@ -95,6 +101,7 @@ class StepFacts:
             "uneven",
             "covered",
             "share",
+            "coarseness",
         )
         for name in names:
             if not getattr(self, name) >= 0:
@@ -159,6 +166,7 @@ def over_ranks(ranks: Sequence[StepFacts]) -> StepFacts:
         for rank, facts in enumerate(ranks)
     ]
     largest = max(told, key=lambda facts: facts.largest)
+    coarse = max(told, key=lambda facts: facts.coarseness)
     off = max(told, key=lambda facts: facts.off - facts.off_allowed if facts.off_step else -1.0)
     norm = max(told, key=lambda facts: abs(facts.norm_off))
     bare = [facts.uncovered_step for facts in told if facts.uncovered_step]
@@ -166,6 +174,8 @@ def over_ranks(ranks: Sequence[StepFacts]) -> StepFacts:
         told[0],
         steps=min(facts.steps for facts in told),
         records=sum(facts.records for facts in told),
+        precision=coarse.precision,
+        coarseness=coarse.coarseness,
         clipped=sum(facts.clipped for facts in told),
         largest=largest.largest,
         largest_step=largest.largest_step,
@@ -256,6 +266,11 @@ class StepWitness:
                 largest_tensor=tensors[place],
             )
         self._facts = facts
+
+    def coarse(self, precision: str, coarseness: float) -> None:
+        """Records' gradients are in a coarser number format than the weights."""
+        if coarseness > self._facts.coarseness:
+            self._facts = replace(self._facts, precision=precision, coarseness=coarseness)
 
     def distance(self, off: float, allowed: float, tensor: str, step: int) -> None:
         """How far a sum was from that of its records, and how far rounding may put it."""
