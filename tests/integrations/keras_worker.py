@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import tempfile
+
+# Lines of the callback at which fit() is interrupted: of attaching, and of leaving.
+PLACES = ("keras.py", "_attachment.py", "_stand_in.py")
+LINES = [int(item) for item in sys.argv[1:]] or [30, 100, 150, 200]
 
 
 def main() -> None:
@@ -105,6 +111,7 @@ def main() -> None:
             "epsilon": result.epsilon_lower,
             "failed": [item.check for item in result.findings if item.status.value == "fail"],
             "text": str(result),
+            "all": " ".join(item.summary for item in result.findings),
             "weights": len(model.weights) - weights,
         }
 
@@ -115,6 +122,63 @@ def main() -> None:
             return str(error)
         return ""
 
+    def written(model, write, *, declared=False):
+        """Something writes to the weights after every batch."""
+        weights = len(model.weights)
+        audit = callback(model)
+
+        class Writes(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                with audit.audit.postprocessing() if declared else contextlib.nullcontext():
+                    variable = self.model.trainable_variables[0]
+                    variable.assign(write(variable))
+
+        fit(model, [Writes(), audit], 20)
+        return told(audit.result(), model, weights)
+
+    def interrupted(line=None):
+        """fit() is interrupted at a line of the callback, or in a step; then the model trains on.
+
+        Returns:
+            Where; and what is left in the model after it was trained without the callback.
+        """
+        model = private()
+        weights, before = len(model.weights), dict(vars(model))
+        audit, place, count = callback(model), "", 0
+
+        class Stops(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if line is None and batch == 2:
+                    raise KeyboardInterrupt
+
+        def trace(frame, event, _):
+            nonlocal count, place
+            code = frame.f_code
+            name = code.co_filename.rpartition("/")[2]
+            if name not in PLACES or code.co_name in ("_attach", "_audited"):
+                return None
+            count += event == "line"
+            if event == "line" and count == line:
+                place = f"{code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+            return trace
+
+        traces.append(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(trace if line else None)
+            fit(model, [audit, Stops()], 1)
+        sys.settrace(None)
+        fit(model, [], 1)
+        left = [
+            name
+            for name in ("train_step", "make_train_function")
+            if vars(model).get(name) is not before.get(name)
+        ]
+        left += ["privatizer"] * (noise_addition.gaussian_privatizer is not made)
+        return [place, left, len(model.weights) - weights]
+
+    traces = []
+    made = noise_addition.gaussian_privatizer
     trained = private()
     plain = network()
     plain.compile(loss="mse")
@@ -126,6 +190,9 @@ def main() -> None:
         "microbatches": said(private(microbatch=20), (20, True)),
         "shuffled": said(private(poisson=False), (20, True)),
         "unseen": said(private(), (15, True), (5, False)),
+        "written": written(private(), lambda value: value + features.mean(axis=0)[:, None]),
+        "clamped": written(private(), lambda value: keras.ops.clip(value, -1, 1), declared=True),
+        "interrupted": [interrupted(), *map(interrupted, LINES)],
         "before fit": refused(AuditCallback().result),
         "not private": refused(lambda: fit(plain, [AuditCallback()], 1)),
         "accumulated": refused(lambda: fit(private(accumulation=2), [AuditCallback()], 1)),
@@ -133,7 +200,6 @@ def main() -> None:
     audit = callback(trained)
     audit.set_model(trained)
     outcomes["another model"] = refused(lambda: fit(private(), [audit], 1))
-    made = noise_addition.gaussian_privatizer
     noise_addition.gaussian_privatizer = lambda stddev: made(stddev=stddev / 2)
     outcomes["half noise"] = said(private(), (20, True))
     print(json.dumps(outcomes))

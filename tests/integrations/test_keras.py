@@ -73,6 +73,28 @@ def test_weights_that_changed_while_no_step_was_counted_are_not_passed(outcomes)
     assert run["verdict"] == "INVALID"
 
 
+def test_weights_written_between_steps_are_not_passed(outcomes):
+    """Here the mean of the training data is added to the weights after every batch."""
+    run = outcomes["written"]
+    assert run["verdict"] == "INVALID"
+    assert "weights between steps" in run["failed"]
+    assert "with callback.audit.postprocessing():" in " ".join(run["text"].split())
+
+
+def test_declared_postprocessing_and_the_steps_of_correct_runs_change_nothing(outcomes):
+    assert outcomes["clamped"]["verdict"] == "CONSISTENT", outcomes["clamped"]["text"]
+    assert "100 changes were declared postprocessing" in " ".join(
+        outcomes["clamped"]["all"].split()
+    )
+    for run in ("correct", "microbatches", "unseen", "half noise", "shuffled"):
+        assert "weights between steps" not in outcomes[run]["failed"]
+
+
+def test_a_model_trains_on_without_canaries_after_an_interrupt(outcomes):
+    for place, left, variables in outcomes["interrupted"]:
+        assert (left, variables) == ([], 0), place
+
+
 @pytest.mark.parametrize("run", ["correct", "microbatches", "shuffled", "unseen", "half noise"])
 def test_nothing_of_the_audit_stays_in_the_model(outcomes, run):
     assert outcomes[run]["weights"] == 0

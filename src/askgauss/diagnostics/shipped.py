@@ -25,8 +25,9 @@ def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
     yield moved_by_the_release(facts)
     yield loaded_state(facts)
     yield _weights_between_steps(facts)
-    yield _closure(facts)
-    yield _without_canaries(facts)
+    if facts.optimizer:
+        yield _closure(facts)
+        yield _without_canaries(facts)
     yield _trained(facts)
 
 

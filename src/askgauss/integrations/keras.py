@@ -12,13 +12,16 @@
 
 The callback wraps the privatizer that the model's own training step makes. What it reads is held
 in variables of the model while ``fit`` runs, so that everything stays in the jitted step, and taken
-out of it when ``fit`` ends: what is saved then is the model alone. It needs Keras' JAX backend.
+out of it when ``fit`` ends, or when the next training begins after one that was interrupted: what
+is saved then is the model alone. It needs Keras' JAX backend.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,6 +36,8 @@ from askgauss.transcript import Transcript
 from askgauss.witness import WeightFacts
 
 try:
+    import jax
+    import jax.numpy as jnp
     import keras
     import numpy as np
     import optax
@@ -43,11 +48,15 @@ except ImportError as error:
         "'askgauss[keras]', and set KERAS_BACKEND=jax before Keras is imported."
     ) from error
 
+from askgauss.integrations._attachment import Attachment
+from askgauss.integrations._stand_in import StandIn
 from askgauss.integrations.jax import Audit, AuditState
 
 __all__ = ["AuditCallback"]
 
 _KEPT = ("step", "readings", "planted", "tag")
+# Beside the readings: checksums of the weights as the last step left them, and what came of them.
+_SUMS, _BETWEEN = "checksums", "between"
 
 
 class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[misc]
@@ -78,8 +87,9 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         self._claim: PrivacyClaim | None = None
         self._attached: Any = None
         self._variables: dict[str, Any] = {}
-        # The model's own training step, while another stands in its place.
-        self._step: Any = None
+        self._attachment = Attachment()
+        # Whether fit() is about to make its training function.
+        self._armed = False
         # What was read, between two calls of fit().
         self._held: AuditState | None = None
         # At the last look, the model's own counter and the steps that were read; batches since.
@@ -88,7 +98,15 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         self._unseen, self._forgotten = 0, 0
         # Digests of the variables that train when fit() last ended, by their names.
         self._left: dict[str, str] = {}
-        self._changed = WeightFacts(unchecked="an optimizer of Keras is not followed")
+        self._changed = WeightFacts(
+            unchecked="an optimizer of Keras is not followed",
+            declare="callback.audit.postprocessing()",
+        )
+
+    @property
+    def audit(self) -> AuditCallback:
+        """The audit, which is the callback itself; callbacks of other trainers have one too."""
+        return self
 
     def set_model(self, model: Any) -> None:
         """Attach to a model before it trains; Keras calls it."""
@@ -101,13 +119,55 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
                 "AuditCallback for each model."
             )
         if not self._variables:
-            self._keep(model)
-            self._compare()
-            self._look()
-            self._step = model.train_step
-            model.train_step = types.MethodType(self._audited(self._step), model)
-            # A step that was traced before knows nothing of the canaries' variables.
-            model.train_function = None
+            try:
+                self._put(model)
+            except BaseException:
+                self._attachment.__exit__(*sys.exc_info())
+                raise
+        self._armed = True
+
+    def _put(self, model: Any) -> None:
+        """Put canaries into the training step; each part registers first what ends it."""
+        attachment = self._attachment
+        attachment.undo(self._take_out)
+        self._keep(model)
+        self._compare()
+        self._look()
+        # A step that was traced before knows nothing of the canaries' variables.
+        attachment.undo(functools.partial(setattr, model, "train_function", None))
+        attachment.stand_in(StandIn(model, "train_step", self._audited))
+        attachment.stand_in(StandIn(model, "make_train_function", self._made))
+        model.train_function = None
+
+    def _made(self, make: Any, *arguments: Any, **options: Any) -> Any:
+        """A training begins: without this callback, it is none of the audit's."""
+        if not self._armed:
+            self._attachment.close()
+        self._armed = False
+        return make(*arguments, **options)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Let go where the model is only evaluated; Keras calls it."""
+        if self._armed:
+            self._armed = False
+            self._attachment.close()
+
+    on_predict_begin = on_test_begin
+
+    @contextlib.contextmanager
+    def postprocessing(self) -> Iterator[None]:
+        """Declare that what changes the weights in here reads released weights and no data.
+
+        Weights that change between two steps make the verdict INVALID, since whatever wrote them
+        was not audited. Clamping them, or averaging them, is postprocessing.
+        """
+        yield
+        if self._variables:
+            # Reading `model` is what tells Keras that its variables may have changed.
+            self.model.trainable_variables  # noqa: B018
+            self._variables[_SUMS].assign(_checksums(self._attached.trainable_variables))
+        self._left = _digests(self._attached) if self._left else {}
+        self._changed = replace(self._changed, declared=self._changed.declared + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See whether weights were put back since the last epoch; Keras calls it."""
@@ -144,13 +204,28 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         now = _digests(self._attached)
         others = [name for name, found in self._left.items() if now.get(name) != found]
         if others and self._counted() == self._counter:
-            before = self._changed
-            self._changed = replace(
-                before,
-                between=before.between + 1,
-                between_first=before.between_first or self._seen + 1,
-                between_tensor=before.between_tensor or others[0],
-            )
+            self._note_change(1, self._seen + 1, others[0])
+
+    def _note_change(self, times: int, first: int, tensor: str) -> None:
+        before = self._changed
+        self._changed = replace(
+            before,
+            between=before.between + times,
+            between_first=before.between_first or first,
+            between_tensor=before.between_tensor or tensor,
+        )
+
+    def _compare_within(self) -> None:
+        """Whether weights changed from one step to the next within fit(), or after its last."""
+        model = self._attached
+        names = [variable.path for variable in model.trainable_variables]
+        times, first, tensor = np.asarray(self._variables[_BETWEEN].value).tolist()
+        if times:
+            self._note_change(times, first, names[tensor])
+        sums = np.asarray(self._variables[_SUMS].value)
+        others = np.flatnonzero(sums != np.asarray(_checksums(model.trainable_variables)))
+        if others.size and int(self._state().step):
+            self._note_change(1, int(self._state().step) + 1, names[int(others[0])])
 
     def _counted(self) -> int:
         """Steps by the model's own counter."""
@@ -159,14 +234,23 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leave the model as it was but for its training; Keras calls it."""
-        self._look()
-        self._left = _digests(self._attached)
-        self._held = self._state()
+        try:
+            self._look()
+            self._left = _digests(self._attached)
+        finally:
+            self._attachment.close()
+
+    def _take_out(self) -> None:
+        """Take the readings out of the model."""
+        names = (*_KEPT, _SUMS, _BETWEEN)
+        found = [getattr(self._variables.get(name), "_value", None) for name in names]
+        # Not where Keras lost them, in an interrupt within its first step.
+        if all(value is not None for value in found):
+            self._compare_within()
+            self._held = self._state()
         for variable in self._variables.values():
-            self.model._untrack_variable(variable)
+            self._attached._untrack_variable(variable)
         self._variables = {}
-        self.model.train_step, self._step = self._step, None
-        self.model.train_function = None
 
     def _attach(self, model: Any) -> None:
         config = getattr(model, "_dp_params", None)
@@ -216,8 +300,10 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
             nothing = optax.identity()
             values = [variable.value for variable in model.trainable_variables]
             self._held = self._audit.wrap(nothing).init(values)
-        for name in _KEPT:
-            value = getattr(self._held, name)
+        values = {name: getattr(self._held, name) for name in _KEPT}
+        values[_SUMS] = _checksums(model.trainable_variables)
+        values[_BETWEEN] = jnp.zeros(3, jnp.int32)
+        for name, value in values.items():
             self._variables[name] = model.add_weight(
                 name=f"_askgauss_{name}",
                 shape=value.shape,
@@ -235,25 +321,27 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
             return self._held
         return AuditState(None, *(self._variables[name].value for name in _KEPT))
 
-    def _audited(self, train_step: Any) -> Any:
-        audit = self._audit
-        assert audit is not None
-
-        def step(model: Any, state: Any, data: Any) -> Any:
-            own = model.non_trainable_variables
-            places = [
-                next(index for index, item in enumerate(own) if item is self._variables[name])
-                for name in _KEPT
-            ]
-            held = AuditState(None, *(state[1][place] for place in places))
-            with _wrapped_privatizers(audit, held) as after:
-                logs, changed = train_step(state, data)
-            others = list(changed[1])
-            for place, name in zip(places, _KEPT, strict=True):
-                others[place] = getattr(after[0], name)
-            return logs, (changed[0], others, *changed[2:])
-
-        return step
+    def _audited(self, train_step: Any, state: Any, data: Any) -> Any:
+        """Stands in for the model's training step while it is traced."""
+        assert self._audit is not None
+        own = self._attached.non_trainable_variables
+        places = {
+            name: next(index for index, item in enumerate(own) if item is variable)
+            for name, variable in self._variables.items()
+        }
+        held = AuditState(None, *(state[1][places[name]] for name in _KEPT))
+        with _wrapped_privatizers(self._audit, held) as after:
+            logs, changed = train_step(state, data)
+        # Behind a barrier the sums are those of the very numbers that the next step begins with.
+        weights = jax.lax.optimization_barrier(changed[0])
+        before, sums = state[1][places[_SUMS]], _checksums(state[0])
+        found = {name: getattr(after[0], name) for name in _KEPT}
+        found[_SUMS] = _checksums(weights)
+        found[_BETWEEN] = _between(state[1][places[_BETWEEN]], before != sums, after[0].step)
+        others = list(changed[1])
+        for name, place in places.items():
+            others[place] = found[name]
+        return logs, (weights, others, *changed[2:])
 
     def transcript(self) -> Transcript:
         """What the steps so far released about the canaries.
@@ -268,8 +356,7 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         unseen = self._unseen + self._forgotten
         counted, released = self._counted(), int(state.step) + unseen
         recorded = self._audit.transcript(state, unseen_steps=unseen)
-        if self._changed.between:
-            recorded = recorded.with_facts(replace(recorded.facts, weights=self._changed))
+        recorded = recorded.with_facts(replace(recorded.facts, weights=self._changed))
         if counted >= released:
             return recorded
         # Weights that are put back take the model's counter along; what was released stays so.
@@ -294,6 +381,26 @@ def _digests(model: Any) -> dict[str, str]:
     }
 
 
+def _checksums(tensors: Any) -> Any:
+    """A number for each tensor that another one of its values changes."""
+    return jnp.stack([_checksum(jnp.asarray(getattr(item, "value", item))) for item in tensors])
+
+
+def _checksum(values: Any) -> Any:
+    bits = jax.lax.bitcast_convert_type(values, f"uint{8 * values.dtype.itemsize}").reshape(-1)
+    # Wherever they lie: two values that change places are a change too.
+    places = 2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1
+    return jnp.sum(bits.astype(jnp.uint32) * places, dtype=jnp.uint32)
+
+
+def _between(kept: Any, changed: Any, step: Any) -> Any:
+    """How often weights had changed since the step before; the first such step and its tensor."""
+    any_changed = jnp.any(changed).astype(jnp.int32)
+    first = jnp.stack([any_changed, step.astype(jnp.int32), jnp.argmax(changed).astype(jnp.int32)])
+    again = kept.at[0].add(any_changed)
+    return jnp.where((kept[0] == 0) & jnp.any(changed), first, again)
+
+
 @contextlib.contextmanager
 def _wrapped_privatizers(audit: Audit, held: AuditState) -> Iterator[list[AuditState]]:
     """While a step is traced, the privatizer it makes is audited; yields the state after it."""
@@ -310,11 +417,10 @@ def _wrapped_privatizers(audit: Audit, held: AuditState) -> Iterator[list[AuditS
 
         return types.SimpleNamespace(init=wrapped.init, update=update)
 
-    noise_addition.gaussian_privatizer = made
-    try:
+    with Attachment() as attachment:
+        attachment.undo(functools.partial(setattr, noise_addition, "gaussian_privatizer", make))
+        noise_addition.gaussian_privatizer = made
         yield after
-    finally:
-        noise_addition.gaussian_privatizer = make
     if len(after) != 1:
         raise UnsupportedError(
             f"Expected a training step that adds noise once, got {len(after)} times. This version "
