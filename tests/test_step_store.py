@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import errno
 import json
 import zlib
 
@@ -12,12 +13,14 @@ import pytest
 
 from askgauss import DiracCanaries, Recorder, _files, _plain
 from askgauss.exceptions import (
+    AskGaussWarning,
     FileFormatError,
     InvalidArgumentError,
+    RecordingError,
     ScoresError,
 )
 from askgauss.scores import ScoreMetadata
-from askgauss.step_store import StepStore
+from askgauss.step_store import StepStore, StepWriter
 from tests.test_transcript import CANARIES, recorded
 
 
@@ -317,3 +320,29 @@ def test_the_likelihood_ratio_separates_better_than_the_sum(tmp_path):
 
     assert separation(plain) == pytest.approx(0.01 * np.sqrt(2000) / 0.8, abs=5 * 0.045)
     assert separation(ratio) > separation(plain)
+
+
+def test_a_full_disk_under_the_store_blocks_nothing_else(tmp_path, monkeypatch):
+    canaries = DiracCanaries(present=20, absent=40, dimension=400, seed=0)
+    recorder = Recorder(canaries, sampling_rate=0.5, store=tmp_path / "full" / "steps")
+    (tmp_path / "full").mkdir()
+    for _ in range(3):
+        recorder.sample()
+        recorder.observe(np.zeros(60))
+    write = StepWriter._write
+
+    def full(self, seal, sync):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StepWriter, "_write", full)
+    with pytest.warns(AskGaussWarning, match="step store could not be written.*No space left"):
+        recorder.save(tmp_path / "elsewhere.npz", finished=True)
+    with pytest.warns(AskGaussWarning, match="complete without it"):
+        assert recorder.transcript().number_of_steps == 3
+    again = Recorder(canaries, sampling_rate=0.5, store=tmp_path / "full" / "steps")
+    with pytest.raises(RecordingError, match="to hold the 3 steps of the checkpoint, got fewer"):
+        again.load(tmp_path / "elsewhere.npz")
+    # With room again nothing is lost.
+    monkeypatch.setattr(StepWriter, "_write", write)
+    recorder.save(tmp_path / "elsewhere.npz", finished=True)
+    assert StepStore(tmp_path / "full" / "steps").number_of_steps == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from askgauss._recorder_rows import MARKS, Rows, apart, by_tensor, halvings
 from askgauss._recorder_state import Progress, part_of, with_later_parts
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import (
+    AskGaussWarning,
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
@@ -462,6 +464,21 @@ class Recorder(Checkpointed):
             self._whole = True
             raise
 
+    def _complete_store(self, *, sync: bool = False) -> None:
+        """Hand over what the store has pending; what else is recorded does not depend on it."""
+        if self._store is None:
+            return
+        try:
+            self._store.flush(seal=True, sync=sync)
+        except OSError as error:
+            warnings.warn(
+                f"The step store could not be written ({error}): its last steps are missing until "
+                "there is room and the recorder is saved again. Transcript and result are complete "
+                "without it; a checkpoint saved now cannot be resumed with this store.",
+                AskGaussWarning,
+                stacklevel=4,
+            )
+
     def _check_whole(self) -> None:
         if not self._whole:
             raise RecordingError(
@@ -542,8 +559,7 @@ class Recorder(Checkpointed):
             RecordingError: No step has been observed.
         """
         self._check_whole()
-        if self._store is not None:
-            self._store.flush(seal=True)
+        self._complete_store()
         rows = apart({name: item.rows() for name, item in self._rows.items()})
         watch = self._canaries.watch_tensor if self._watched else np.zeros(0, dtype=np.int64)
         return Transcript(
@@ -607,11 +623,11 @@ class Recorder(Checkpointed):
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart: arrays, and plain values under ``"state"``.
 
-        What the store has pending is on disk when this returns.
+        What the store has pending is on disk when this returns, unless the disk is full: then a
+        warning says so, and the checkpoint can be audited but not resumed.
         """
         self._check_whole()
-        if self._store is not None:
-            self._store.flush(seal=True, sync=True)
+        self._complete_store(sync=True)
         sums = {name: item.copy() for name, item in self._sums.items()} | self._whole_sums()
         state: dict[str, Any] = {f"sums.{name}": item for name, item in sums.items()}
         state |= {f"rows.{name}": item.rows() for name, item in self._rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import warnings
@@ -18,6 +19,7 @@ from askgauss.exceptions import (
     PrivacyAlarm,
     RecordingError,
 )
+from askgauss.integrations import opacus
 from askgauss.results import Verdict
 from askgauss.transcript import Transcript
 
@@ -309,3 +311,45 @@ def test_the_other_lightning_takes_it_too(tmp_path):
     )
     made.fit(Other(), loader())
     assert callback.audit.steps == 16
+
+
+class Clamps(pl.Callback):
+    """Writes to the weights between two steps, with or without a word."""
+
+    def __init__(self, callback, declared):
+        self.callback, self.declared = callback, declared
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        with (
+            self.callback.audit.postprocessing() if self.declared else contextlib.nullcontext(),
+            torch.no_grad(),
+        ):
+            for item in pl_module.parameters():
+                item.clamp_(-0.05, 0.05)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_weights_written_between_steps_are_declared_by_the_callback(tmp_path, declared):
+    callback = AuditCallback(claim=claim(), **SMALL)
+    trainer(tmp_path, callback, Clamps(callback, declared), epochs=1).fit(Private(), loader())
+    found = finding(callback.result, "weights between steps")
+    assert found.status.value == ("pass" if declared else "fail")
+    assert ("with callback.audit.postprocessing():" in found.remedy) is not declared
+    assert (callback.result.verdict is Verdict.INVALID) is not declared
+
+
+class Stops(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_training_is_let_go_of(tmp_path):
+    callback, module = AuditCallback(claim=claim(), **SMALL), Private()
+    run = trainer(tmp_path, callback, Stops(), epochs=1)
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        run.fit(module, loader())
+    optimizer = module.optimizers(use_pl_optimizer=False)
+    assert callback.audit.steps == 3
+    assert "add_noise" not in vars(optimizer)
+    assert optimizer not in opacus._attached

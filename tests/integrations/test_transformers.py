@@ -12,6 +12,7 @@ from opacus.accountants import PRVAccountant
 import askgauss as ag
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, PrivacyAlarm, RecordingError
+from askgauss.integrations import opacus
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Verdict
 from askgauss.transcript import Transcript
@@ -21,6 +22,7 @@ pytest.importorskip("accelerate")
 
 from askgauss.integrations import transformers as module  # noqa: E402
 from askgauss.integrations.transformers import AuditCallback, text_losses  # noqa: E402
+from tests.integrations.interrupts import counted  # noqa: E402
 from tests.integrations.lightning_runs import weaken  # noqa: E402
 from tests.integrations.transformers_runs import (  # noqa: E402
     BATCH,
@@ -295,3 +297,33 @@ def test_losses_of_texts_are_those_of_the_model_alone():
     apart = TextCanaries(("",) * 4, ("w1", "w2", "w3", "w4"), seed=0)
     with pytest.raises(InvalidArgumentError, match="prefix"):
         text_losses(model, tokenizer, apart)
+
+
+class Stops(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_training_is_let_go_of(tmp_path):
+    """Nobody tells a callback: what is trained afterwards gets no canaries all the same."""
+    callback = AuditCallback(claim=claim(), **SMALL)
+    run = trainer(tmp_path, callback, steps=8)
+    run.add_callback(Stops())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    optimizer = run.optimizer.optimizer if hasattr(run.optimizer, "optimizer") else run.optimizer
+    with counted() as calls:
+        for rows in run.get_train_dataloader():
+            optimizer.zero_grad()
+            run.hooks(**rows).loss.backward()
+            optimizer.step()
+            break
+    assert calls == []
+    assert "add_noise" not in vars(optimizer)
+    assert optimizer not in opacus._attached
+    assert callback.audit.steps == 3
+    assert (
+        "with callback.audit.postprocessing():"
+        in finding(callback.result, "weights between steps").remedy
+    )

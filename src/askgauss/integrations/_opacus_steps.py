@@ -15,6 +15,7 @@ from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
 from askgauss.diagnostics.shipped import loaded_state, moved_by_the_release
 from askgauss.exceptions import PrivacyAlarm, RecordingError
 from askgauss.integrations import _opacus_run as run
+from askgauss.integrations._attachment import Attachment
 from askgauss.integrations._clip_count import ClipCountWatch
 from askgauss.integrations._clip_witness import ClipWitness
 from askgauss.integrations._coordinates import CanaryCoordinates
@@ -87,6 +88,9 @@ class RecordedSteps(Restartable):
     _arrived: dict[int, list[torch.Tensor]]
     _unnoised: int
     _discarded: int
+    _attachment: Attachment
+    # Whether the training that the audit was attached for is over, where nobody says so.
+    _ended: Callable[[], bool] | None = None
 
     @property
     def steps(self) -> int:
@@ -107,6 +111,11 @@ class RecordedSteps(Restartable):
 
     def _plant_then_add_noise(self, add_noise: Callable[[], None]) -> None:
         """Stands in for the optimizer's `add_noise` while attached."""
+        if self._ended is not None and self._ended():
+            error = RecordingError("The training ended without a word.")
+            self._attachment.__exit__(type(error), error, None)
+            add_noise()
+            return
         self._before_noise()
         self._clip_count.before_noise()
         add_noise()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -187,6 +187,7 @@ class TrainerAudit:
                 AskGaussWarning,
                 stacklevel=4,
             )
+        audit._ended = self._ended()
         audit._declare = "callback.audit.postprocessing()"
         self._audit = audit
         audit.__enter__()
@@ -199,6 +200,10 @@ class TrainerAudit:
                 AskGaussWarning,
                 stacklevel=4,
             )
+
+    def _ended(self) -> Callable[[], bool] | None:
+        """What tells that the training is over, for a trainer that may end without saying so."""
+        return None
 
     def _kept_seed(self) -> int | None:
         """The seed of the checkpoint to go on from, so that the canaries are the same."""

@@ -16,8 +16,11 @@ the optimizer that `make_private` returned inside accelerate's wrapper. With acc
 
 from __future__ import annotations
 
+import inspect
 import os
+import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,8 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
     ``report_to`` names gets bound, findings and report.
 
     An exception ends `train` without a word to callbacks: `result` then speaks of the steps until
-    there, and `finish` writes the files. Its arguments are those of `TrainerAudit`.
+    there, and `finish` writes the files. No canary is planted in what is trained afterwards. Its
+    arguments are those of `TrainerAudit`.
     """
 
     def on_train_begin(
@@ -93,6 +97,10 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
             )
         )
 
+    def _ended(self) -> Callable[[], bool] | None:
+        running = _frame_of_train()
+        return None if running is None else lambda: _frame_of_train() is not running
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Attach late, where the callback was added to a training that had begun."""
         if not self._attached:
@@ -117,6 +125,15 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write files, tell loggers."""
         self.finish()
+
+
+def _frame_of_train() -> types.FrameType | None:
+    """The call of ``Trainer.train`` that this is called in."""
+    code = inspect.unwrap(transformers.Trainer.train).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
 
 
 def _adapted(name: str, folder: Path) -> Logger | None:
