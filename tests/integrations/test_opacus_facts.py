@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from opacus.accountants import PRVAccountant
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import askgauss as ag
 from askgauss.canaries import ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.integrations._ledger import Ledger
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status
 from tests.faults.twins import Noise75, NoNoise
@@ -352,3 +354,29 @@ def test_without_a_look_at_the_noise_nothing_is_said_of_it():
     blind = transcript.with_facts(replace(transcript.facts, watch_background=None))
     result = ag.audit(blind, claim=claim)
     assert finding(result, "steps without noise").status is Status.NOT_RUN
+
+
+def test_an_accountant_is_asked_for_no_more_than_the_claim_needs(monkeypatch):
+    """An exact epsilon in the hundreds took a minute: far above the claim a rough one will do."""
+    asked = []
+    exact = PRVAccountant.get_epsilon
+
+    def noted(self, delta, *, eps_error=0.01, **options):
+        asked.append(eps_error)
+        return exact(self, delta, eps_error=eps_error, **options)
+
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", noted)
+    accountant = PRVAccountant()
+    accountant.history = [(1.0, 0.125, 300)]
+    ledger = Ledger(accountant)
+    true = accountant.get_epsilon(1e-5)
+    assert ledger.epsilon(1e-5, claimed=2.0) == pytest.approx(true, abs=0.2)
+    assert ledger.epsilon(1e-5, claimed=true) == true
+    assert asked == [0.01, 0.1, pytest.approx(0.05 * true), 0.01]
+    # What was read with the audit attached is known.
+    ledger.listen()
+    accountant.get_epsilon(delta=1e-6)
+    ledger.deafen()
+    del asked[:]
+    assert ledger.epsilon(1e-6, claimed=true) == pytest.approx(exact(accountant, 1e-6))
+    assert asked == []

@@ -316,14 +316,10 @@ def test_an_interrupted_training_is_let_go_of(tmp_path):
     with counted() as calls:
         for rows in run.get_train_dataloader():
             optimizer.zero_grad()
-            run.hooks(**rows).loss.backward()
+            run.model(**rows).loss.backward()
             optimizer.step()
             break
     assert calls == []
     assert "add_noise" not in vars(optimizer)
     assert optimizer not in opacus._attached
     assert callback.audit.steps == 3
-    assert (
-        "with callback.audit.postprocessing():"
-        in finding(callback.result, "weights between steps").remedy
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,9 @@ from askgauss.transcript import Transcript
 __all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 
 _MOST_READS = 16
+# The error of a rough answer, and how far above the claim it is enough, in claimed epsilons.
+_ROUGHLY = 0.05
+_FAR_ABOVE = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +132,29 @@ class Ledger:
         else:
             accountant.get_epsilon = self._previous
 
-    def epsilon(self, delta: float) -> float | None:
-        """What the accountant itself says; None where it cannot tell."""
+    def epsilon(self, delta: float, claimed: float) -> float | None:
+        """What the accountant itself says; None where it cannot tell.
+
+        One that computes to a given error is first asked for a rough answer: far above the claim it
+        is enough, and an exact one takes a minute where epsilon is in the hundreds.
+        """
         if not self.history():
             return None
+        for known, epsilon, steps in self._reads:
+            if steps == self.total and math.isclose(known, delta, rel_tol=1e-9):
+                return epsilon
+        asked = inspect.signature(type(self._accountant).get_epsilon).parameters
+        if "eps_error" in asked:
+            error = max(_ROUGHLY * claimed, 0.01)
+            rough = self._ask(delta=delta, eps_error=error)
+            if rough is None or rough - 2.0 * error > _FAR_ABOVE * claimed:
+                return rough
+        return self._ask(delta=delta)
+
+    def _ask(self, **options: float) -> float | None:
         try:
             with np.errstate(all="ignore"):
-                return float(type(self._accountant).get_epsilon(self._accountant, delta=delta))
+                return float(type(self._accountant).get_epsilon(self._accountant, **options))
         except (ValueError, RuntimeError, OverflowError):
             return None
 

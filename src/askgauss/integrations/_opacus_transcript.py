@@ -112,7 +112,7 @@ class RecordedRun(RecordedSteps):
         recorded = self.transcript()
         if claim is None:
             return recorded
-        epsilon = self._ledger.epsilon(float(claim.delta))
+        epsilon = self._ledger.epsilon(float(claim.delta), float(claim.epsilon))
         return recorded.with_facts(replace(recorded.facts, accounted_epsilon=epsilon))
 
     def _notes(self, noise_differs: bool) -> list[str]:
