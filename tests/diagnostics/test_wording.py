@@ -113,6 +113,8 @@ def facts():
         yield {"seed_probe": probe}
     yield {"seed_probe": SeedProbe(tried=9, ways=("a",), found="key(0)")}
     for changes in (
+        {"loaded": 1, "loaded_first": 4, "loaded_excess": 0.5},
+        {"loaded": 3, "loaded_first": 4, "loaded_excess": 20.0},
         {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
         MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},
         MOVED | {"regraded": 3}, {"between": 2, "between_first": 5, "between_tensor": "a"},
