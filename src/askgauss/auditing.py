@@ -168,9 +168,7 @@ def audit(
         judged_evidence=judged,
         run=_run(given),
         commitment=_commitment(given),
-        private=tells_of_single(
-            given, by_counts=getattr(evidence, "counts", None) is not None
-        ),
+        private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
     )
     return derived(result, lambda: _free_evidence(given, level, confidence))
 

@@ -276,7 +276,8 @@ def _schedule(transcript: Transcript) -> dict[str, Any]:
         "schedule": accounting.schedule_levels(1.0 / unit),
         "schedule_scale": scale,
         "weighted": tuple(
-            _weighted(transcript, columns) for columns in (np.arange(groups), *told_tensors(transcript))
+            _weighted(transcript, columns)
+            for columns in (np.arange(groups), *told_tensors(transcript))
         ),
     }
 
