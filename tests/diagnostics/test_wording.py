@@ -132,6 +132,8 @@ def facts():
     ):  # fmt: skip
         yield {"rows": replace(even, **changes)}
     for changes in (
+        {"loaded": 1, "loaded_first": 4, "loaded_excess": 0.5},
+        {"loaded": 3, "loaded_first": 4, "loaded_excess": 20.0},
         {}, {"steps": 0}, {"unchecked": "an optimizer of its own"}, {"closures": 2},
         MOVED, MOVED | {"closures": 3, "regraded": 3}, MOVED | {"scaled": 3, "factor": 0.5},
         MOVED | {"regraded": 3}, {"between": 2, "between_first": 5, "between_tensor": "a"},

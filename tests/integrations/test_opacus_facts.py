@@ -55,7 +55,7 @@ def test_the_claim_is_held_against_the_accountant():
 
 def test_a_loose_accountant_is_no_breach():
     run, audit = trained()
-    audit._ledger.epsilon = lambda delta: 1.2 * run.engine.get_epsilon(delta)
+    audit._ledger.epsilon = lambda delta, claimed: 1.2 * run.engine.get_epsilon(delta)
     claim = ag.PrivacyClaim(epsilon=run.engine.get_epsilon(1e-5), delta=1e-5)
     found = finding(audit.result(claim=claim), "accounted epsilon")
     assert found.status is Status.WARN

@@ -20,7 +20,7 @@ __all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 _MOST_READS = 16
 # The error of a rough answer, and how far above the claim it is enough, in claimed epsilons.
 _ROUGHLY = 0.05
-_FAR_ABOVE = 1.1
+_FAR_ABOVE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,10 +300,10 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
             nothing = optax.identity()
             values = [variable.value for variable in model.trainable_variables]
             self._held = self._audit.wrap(nothing).init(values)
-        values = {name: getattr(self._held, name) for name in _KEPT}
-        values[_SUMS] = _checksums(model.trainable_variables)
-        values[_BETWEEN] = jnp.zeros(3, jnp.int32)
-        for name, value in values.items():
+        kept = {name: getattr(self._held, name) for name in _KEPT}
+        kept[_SUMS] = _checksums(model.trainable_variables)
+        kept[_BETWEEN] = jnp.zeros(3, jnp.int32)
+        for name, value in kept.items():
             self._variables[name] = model.add_weight(
                 name=f"_askgauss_{name}",
                 shape=value.shape,
@@ -333,7 +333,7 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         with _wrapped_privatizers(self._audit, held) as after:
             logs, changed = train_step(state, data)
         # Behind a barrier the sums are those of the very numbers that the next step begins with.
-        weights = jax.lax.optimization_barrier(changed[0])
+        weights = jax.lax.optimization_barrier(changed[0])  # type: ignore[no-untyped-call]
         before, sums = state[1][places[_SUMS]], _checksums(state[0])
         found = {name: getattr(after[0], name) for name in _KEPT}
         found[_SUMS] = _checksums(weights)
