@@ -9,6 +9,15 @@ from askgauss.results import Finding, Status
 
 __all__ = ["root_causes"]
 
+# What of the canaries is odd where they add more than they should.
+_CONTRIBUTION = (
+    "equal variance",
+    "normality of present scores",
+    "planted noise",
+    "single plantings",
+    "even contribution",
+    "whole-run correlation",
+)
 # Checks that fail because another one does, by the cause; no chain of them comes back to itself.
 _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -71,14 +80,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
             "noise and batch size": ("noise by step", "noise scale"),
             "noise by step": ("noise extremes", "noise scale"),
             "noise shape": ("noise by step", "noise extremes"),
-            "contribution": (
-                "equal variance",
-                "normality of present scores",
-                "planted noise",
-                "single plantings",
-                "even contribution",
-                "whole-run correlation",
-            ),
+            "contribution": _CONTRIBUTION,
             "single plantings": ("planted noise", "even contribution"),
             "carry-over": (
                 "noise scale",
@@ -89,7 +91,22 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "noise shape",
                 "noise extremes",
             ),
-            "client weight": ("contribution",),
+            "update norms": (*_CONTRIBUTION, "contribution", "honest updates", "nan update"),
+            "single clients": (
+                *_CONTRIBUTION,
+                "contribution",
+                "update norms",
+                "honest updates",
+                "client weight",
+            ),
+            "client weight": ("contribution", "honest updates"),
+            "honest updates": (
+                "noise scale",
+                "noise by step",
+                "common noise",
+                "noise by coordinate",
+                "whole-run correlation",
+            ),
             "noise norm": ("noise scale", "noise by step", "noise drift"),
             "sampling rate": ("batch sizes",),
             "sampling scheme": ("sampling of pairs", "sampling in time"),

@@ -5,14 +5,22 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
-from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
+from askgauss.witness.rounds import (
+    HonestFacts,
+    ParticipationFacts,
+    ProbeFacts,
+    ProbeReading,
+    RoundFacts,
+)
 from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
 __all__ = [
     "ClipCountFacts",
+    "HonestFacts",
     "ParticipationFacts",
     "ProbeFacts",
+    "ProbeReading",
     "RoundFacts",
     "StepFacts",
     "StepWitness",
