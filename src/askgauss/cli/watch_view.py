@@ -178,7 +178,7 @@ def _lines(feed: Feed, spent: float | None, stale: bool) -> list[tuple[str, str]
     if noise:
         lines.append(("noise", f"{noise[-1]:.4f} times what is declared"))
     if "all" in feed.evidence:
-        limit = -math.log10(feed.error)
+        limit = feed.alarm_at
         lines.append(("evidence", f"10^{feed.evidence['all']:.1f} (alarm at 10^{limit:.1f})"))
     return lines
 
@@ -192,7 +192,9 @@ def _parts(feed: Feed) -> list[tuple[str, str, Tone]]:
         tone: Tone = "bad" if broken else "good"
         parts.append((name, f"evidence 10^{value:.1f}", tone))
     if feed.alarm is not None and feed.alarm.cause not in feed.evidence:
-        parts.append((feed.alarm.cause, "exact", "bad"))
+        exact = math.isinf(feed.alarm.evidence)
+        seen = "exact" if exact else f"evidence 10^{feed.alarm.evidence:.1f}"
+        parts.append((feed.alarm.cause, seen, "bad"))
     parts += [(name, f"not tested: {why}", "muted") for name, why in feed.untested.items()]
     return parts
 

@@ -19,6 +19,7 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError, Unsupport
 from askgauss.sampling import Scheme
 
 __all__ = [
+    "EVIDENCE_SHARE",
     "FEED_NAME",
     "Alarm",
     "Course",
@@ -31,8 +32,14 @@ __all__ = [
 FEED_NAME = "watch.json"
 _KIND = "askgauss-watch"
 _SCHEMA = 2
+# Of the error that a monitor may make, the part of its evidence; the rest is that of its looks.
+EVIDENCE_SHARE = 0.9
 # Far more than a feed of ours ever holds.
 _LARGEST = 1 << 22
+
+
+# Causes whose epsilon is that of the steps so far, and in their words.
+_SPENT = ("epsilon", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +49,13 @@ class Alarm:
     Attributes:
         step: The step after which it came.
         cause: What is broken: ``"noise"``, ``"contribution"``, ``"sampling rate"``,
-            ``"repeated noise"``, ``"weights"`` or ``"finite values"``.
+            ``"repeated noise"``, ``"epsilon"``, ``"steps"``, ``"weights"`` or
+            ``"finite values"``.
         evidence: Decimal logarithm of the cause's e-process: of correct runs one in ten to this
             power ever gets so far. Infinite where a correct run cannot.
         epsilon: The epsilon at the planned end if the run went on as it does, as estimated;
-            infinite where the noise cancels, None where it cannot be said.
+            infinite where the noise cancels, None where it cannot be said. Of the causes
+            ``"epsilon"`` and ``"steps"``, what the steps so far have spent at least.
         summary: What was measured, in a sentence.
     """
 
@@ -64,7 +73,7 @@ class Alarm:
     def __str__(self) -> str:
         seen = "exact" if math.isinf(self.evidence) else f"evidence 10^{self.evidence:.1f}"
         implied = ""
-        if self.epsilon is not None:
+        if self.epsilon is not None and self.cause not in _SPENT:
             implied = f" Going on like this ends at epsilon {self.epsilon:.3g}."
         return f"Step {self.step}: {self.cause} ({seen}). {self.summary}{implied}"
 
@@ -173,6 +182,11 @@ class Feed:
         return self.claim.delta
 
     @property
+    def alarm_at(self) -> float:
+        """Decimal logarithm of the evidence from which the monitor alarms."""
+        return -math.log10(EVIDENCE_SHARE * self.error)
+
+    @property
     def spent(self) -> float | None:
         """Epsilon of the steps so far by an accountant, where their noise and rate are declared."""
         if sum(count for _, count in self.declared) != self.steps or not self.declared:
@@ -189,10 +203,9 @@ class Feed:
 
         Where the feed is private, so is what was measured: a logger has other readers.
         """
-        limit = -math.log10(self.error)
         found: dict[str, float | None] = {
             "epsilon_spent": self.spent,
-            "evidence_for_alarm": limit,
+            "evidence_for_alarm": self.alarm_at,
             "alarm": float(self.alarm is not None),
         }
         if not self.private:
