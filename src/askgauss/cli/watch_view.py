@@ -23,6 +23,8 @@ _STALE_TIMES = 4.0
 # Clocks of two machines may differ by this much without a word.
 _CLOCKS = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
+# What a folder holds once its run is over.
+_OF_THE_END = ("audit.json", "result.json", "report.html", "transcript.npz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Follower:
             feed = read_feed(self.path)
         except FileNotFoundError:
             if self._last is None:
-                return View(headline=f"waiting for {FEED_NAME}.", tone="muted")
+                return self._waiting()
             self._problem = f"{FEED_NAME} has been removed"
         except (FileFormatError, OSError) as error:
             if self._last is None:
@@ -109,6 +111,17 @@ class Follower:
                 self._last, self._changed = feed, now - age
         assert self._last is not None
         return self._view(self._last, now - self._changed)
+
+    def _waiting(self) -> View:
+        ended = [name for name in _OF_THE_END if (self.path / name).exists()]
+        if not ended:
+            return View(headline=f"waiting for {FEED_NAME}.", tone="muted")
+        return View(
+            headline=f"no {FEED_NAME} here, but {ended[0]}: the run has ended, and was not watched "
+            "in this folder. Give its monitor folder= to follow a run.",
+            tone="muted",
+            over=True,
+        )
 
     def _view(self, feed: Feed, silent: float) -> View:
         notes = [f"{self._problem}; this is what it last said."] if self._problem else []

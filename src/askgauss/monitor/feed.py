@@ -38,6 +38,23 @@ EVIDENCE_SHARE = 0.9
 _LARGEST = 1 << 22
 
 
+_STATUSES = ("running", "finished", "failed")
+# The last second of the year 9999: no calendar has later ones.
+_LAST_SECOND = 253_402_300_799.0
+_LEAST = 1e-300
+# What numbers of a run may be at all.
+_RANGES = (
+    ("error", _LEAST, 1.0 - 1e-9),
+    ("confidence", 0.0, 1.0),
+    ("delta", 0.0, 1.0),
+    ("sampling_rate", 0.0, 1.0),
+    ("steps", 0, 1 << 62),
+    ("planned", 1, 1 << 62),
+    ("begun_after", 0, 1 << 62),
+    ("written", 0.0, _LAST_SECOND),
+    ("elapsed", 0.0, _LAST_SECOND),
+    ("every", 0.0, _LAST_SECOND),
+)
 # Causes whose epsilon is that of the steps so far, and in their words.
 _SPENT = ("epsilon", "steps")
 
@@ -201,10 +218,12 @@ class Feed:
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out.
 
-        Where the feed is private, so is what was measured: a logger has other readers.
+        Where the feed is private, so is what was measured: a logger has other readers. What steps
+        of several noise multipliers have spent takes seconds to compose, and is told at the end.
         """
+        waits = self.status == "running" and len(self.declared) > 1
         found: dict[str, float | None] = {
-            "epsilon_spent": self.spent,
+            "epsilon_spent": None if waits else self.spent,
             "evidence_for_alarm": self.alarm_at,
             "alarm": float(self.alarm is not None),
         }
@@ -244,13 +263,17 @@ class Feed:
             raise FileFormatError("Expected all parts of course to be of one length.")
         if self.claim is None and self.delta is None:
             raise FileFormatError("Expected claim, or delta where there is none.")
-        if not 0.0 < self.error < 1.0:
-            raise FileFormatError(f"Expected error in (0, 1), got {self.error}.")
-        times = (self.written, self.elapsed)
-        if not all(map(math.isfinite, times)) or self.steps < 0 or self.elapsed < 0.0:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise FileFormatError(f"Expected {name} in [{low:g}, {high:g}], got {value}.")
+        if self.begun_after > self.steps or self.status not in _STATUSES:
             raise FileFormatError(
-                f"Expected steps and elapsed >= 0 and finite times, got {self.steps}, {times}."
+                f"Expected begun_after <= steps and status one of {', '.join(_STATUSES)}, got "
+                f"{self.begun_after} of {self.steps} and {self.status!r}."
             )
+        if not all(0.0 <= noise < math.inf and count >= 0 for noise, count in self.declared):
+            raise FileFormatError("Expected declared noise multipliers and counts >= 0.")
 
     @property
     def seconds_a_step(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -83,7 +82,8 @@ class Looks:
         self.sums = [0.0] * _SUMS
         self.taken: list[Sums] = []
         # Composing takes some hundredths of a second, so it is done when asked for, and once.
-        self._bound_of = functools.lru_cache(maxsize=256)(self._bound_at)
+        self._bounds: dict[Sums, float] = {}
+        self._ends_of: dict[Sums, Projection | None] = {}
 
     def add(self, step: int, sums: tuple[float, ...]) -> None:
         """The sums of one more step, in the order of `Sums`; look if it is time."""
@@ -141,18 +141,31 @@ class Looks:
             )
         return quick_upper(signal, rate, steps, self._delta)
 
-    def bounds(self, *, told: bool = False) -> list[tuple[int, float]]:
+    def compose(self) -> None:
+        """Compose the bounds of all looks so far."""
+        self.bounds()
+        for told in (False, True):
+            self.projection(told=told)
+
+    def bounds(self, *, told: bool = False, composed: bool = False) -> list[tuple[int, float]]:
         """Step and bound of every look; each is about the steps up to it.
 
         Args:
             told: Only of those that others than the run's owner may see.
+            composed: Only of those that were composed before.
         """
-        looks = self._told() if told else self.taken
-        return [(look.step, self._bound_of(look)) for look in looks]
+        found = []
+        for look in self._told() if told else self.taken:
+            if look not in self._bounds and not composed:
+                self._bounds[look] = self._bound_at(look)
+            if look in self._bounds:
+                found.append((look.step, self._bounds[look]))
+        return found
 
-    def best(self, *, told: bool = False) -> tuple[float, int] | None:
+    def best(self, *, told: bool = False, composed: bool = False) -> tuple[float, int] | None:
         """The largest bound so far and its step: more steps never leak less."""
-        return max(((bound, step) for step, bound in self.bounds(told=told)), default=None)
+        bounds = self.bounds(told=told, composed=composed)
+        return max(((bound, step) for step, bound in bounds), default=None)
 
     def _told(self) -> list[Sums]:
         """Looks whose bounds those outside may see: no two of them differ by a handful."""
@@ -168,14 +181,20 @@ class Looks:
         signal, rate = self._ends(look, self.error_at(look.step))[0]
         return self._composed(signal, rate, look.step)
 
-    def projection(self, *, told: bool = False) -> Projection | None:
+    def projection(self, *, told: bool = False, composed: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
         looks = self._told() if told else self.taken
-        if self._planned is None or not looks:
+        if composed:
+            looks = [look for look in looks if look in self._ends_of]
+        if not looks:
             return None
-        look = looks[-1]
+        if looks[-1] not in self._ends_of:
+            self._ends_of[looks[-1]] = self._projected(looks[-1])
+        return self._ends_of[looks[-1]]
+
+    def _projected(self, look: Sums) -> Projection | None:
         test = look.test()
-        if test is None:
+        if self._planned is None or test is None:
             return None
         low, high = self._ends(look, 0.5 * self.error_at(look.step))
         seen = look.planted / (self._present * look.step)

@@ -40,7 +40,7 @@ _NOTHING = math.log(2.0)
 # Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
 # squares is so many deviations too small. The first ones are weighed at once.
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
-# A look that takes long is taken at once while all of them together take this share of the run.
+# What watching takes of a run at most, where it can wait.
 _LOOKING = 0.01
 # Different declared noise multipliers that are told apart.
 _DECLARED = 64
@@ -235,9 +235,12 @@ class Monitor:
     def course(self) -> Course:
         """How the run went, thinned to a few hundred points."""
         self._settle()
-        return self._course.course(
-            [] if self._looks is None else self._looks.bounds(told=True), self._expected_values()
-        )
+        return self._course_of(composed=False)
+
+    def _course_of(self, *, composed: bool) -> Course:
+        looks = self._looks
+        bounds = [] if looks is None else looks.bounds(told=True, composed=composed)
+        return self._course.course(bounds, self._expected_values())
 
     def _expected_values(self) -> float:
         """Canaries that a step shows the noise of, on average over the coins that plant."""
@@ -252,8 +255,15 @@ class Monitor:
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
         self._settle()
-        best = None if self._looks is None else self._looks.best(told=True)
-        ends = None if self._looks is None else self._looks.projection(told=True)
+        if self._looks is not None:
+            self._looks.compose()
+        return self._feed(status)
+
+    def _feed(self, status: Literal["running", "finished", "failed"]) -> Feed:
+        """The same, with the bounds that have been composed."""
+        looks = self._looks
+        best = None if looks is None else looks.best(told=True, composed=True)
+        ends = None if looks is None else looks.projection(told=True, composed=True)
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -273,7 +283,7 @@ class Monitor:
             bound=None if best is None else (down(best[0]), best[1]),
             projection=None if ends is None else ends.rounded(),
             alarm=None if self._alarm is None else self._alarm.rounded(),
-            course=self.course(),
+            course=self._course_of(composed=True),
             delta=self._delta,
             private=self._private,
         )
@@ -527,8 +537,7 @@ class Monitor:
         if looks is None or claim is None or self._looked == len(looks.taken):
             return
         began = time.monotonic()
-        waits = looks.slow() and self._looking > _LOOKING * (began - self._began)
-        if waits and not at_once:
+        if looks.slow() and self._busy(began) and not at_once:
             return
         for look in looks.taken[self._looked :]:
             bound = looks.above(look, claim.epsilon, (1.0 - EVIDENCE_SHARE) * self._error)
@@ -675,8 +684,13 @@ class Monitor:
 
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
         """Tell those outside: the file that others follow, and the logger."""
-        self._written = time.monotonic()
-        feed = self.feed(status)
+        self._written = began = time.monotonic()
+        self._settle()
+        # While it trains, a run waits for no more bounds than a small share of its time.
+        if self._looks is not None and (status != "running" or not self._busy(began)):
+            self._looks.compose()
+            self._looking += time.monotonic() - began
+        feed = self._feed(status)
         try:
             if self._folder is not None:
                 write_feed(self._folder, feed)
@@ -685,6 +699,10 @@ class Monitor:
             self._warn(f"watch.json could not be written: {error}.")
         if self._log is not None:
             self._log(feed.numbers(), step=feed.steps)
+
+    def _busy(self, now: float) -> bool:
+        """Whether composing bounds has taken its share of the run so far."""
+        return self._looking > _LOOKING * (now - self._began)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart, as plain values."""
