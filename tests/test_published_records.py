@@ -23,7 +23,7 @@ from askgauss.replay import join
 from askgauss.results import Status, Verdict
 from askgauss.sampling import DrawnBatches, EveryStep, Poisson
 from askgauss.sampling.testing import SchemeSums
-from askgauss.witness import ProbeFacts, RoundFacts, StepFacts
+from askgauss.witness import ProbeFacts, ProbeReading, RoundFacts, StepFacts
 from tests.monitor.runs import watched
 
 # ------------------------------------------------------------------- the noise of a real round
@@ -162,7 +162,7 @@ def test_probes_have_other_coins_than_the_run():
 @pytest.mark.parametrize(("weight", "status"), [(1.0, Status.PASS), (1.02, Status.PASS)])
 def test_a_weight_on_its_grid_fails_only_beyond_it(weight, status):
     """By the least that it may be before it was put on the grid."""
-    facts = RoundFacts(probes=ProbeFacts(clients=9, heavy=weight, heavy_error=0.02))
+    facts = RoundFacts(probes=ProbeFacts(clients=9, heavy=ProbeReading(added=weight, error=0.02)))
     found = next(item for item in round_checks(facts, None, None) if item.check == "client weight")
     assert found.status is status
     assert found.p_value >= 0.3

@@ -55,8 +55,9 @@ _COMPARED = {
 # Fields that are compared with the standard, and those that have a part with rules of its own.
 _OPTIONS = ("auditor", "confidence", "gate_error", "law_declared")
 _APART = ("version", "provenance", "commitment")
-# What a monitor saw while the run trained is not in the transcript: it can only add a warning.
-_MONITOR = "monitor"
+# What a monitor saw while the run trained is not in the transcript: it can only add a warning, and
+# a note on when the run ended.
+_MONITOR, _STOPPING = "monitor", "stopping"
 # Facts that are of the machine, or of the monitor.
 _ELSEWHERE = ("environment", "watched")
 # Rests on the accountant's own epsilon too, which is asked for when the result is made.
@@ -290,7 +291,7 @@ def _comparable(result: AuditResult, fields: tuple[str, ...]) -> dict[str, Any]:
         plain["findings"] = {
             item["check"]: item
             for item in plain["findings"]
-            if item["check"] not in (_MONITOR, _ACCOUNTED)
+            if item["check"] not in (_MONITOR, _STOPPING, _ACCOUNTED)
         }
     if "metadata" in plain:
         for name in _ELSEWHERE:

@@ -131,11 +131,28 @@ def test_what_is_no_feed_is_refused(folder, text):
         read_feed(folder)
 
 
-def test_numbers_that_cannot_be_are_refused(folder, feed):
-    for changes in ({"steps": -1}, {"elapsed": float("inf")}, {"written": float("nan")}):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", -1), ("elapsed", float("inf")), ("elapsed", 1e300), ("written", float("nan")),
+        ("written", 1e300), ("written", -1e300), ("every", -1.0), ("every", float("nan")),
+        ("planned", 0), ("begun_after", 10**9), ("confidence", 7.0), ("sampling_rate", -1.0),
+        ("status", "odd"), ("declared", ((-1.0, 40),)), ("declared", ((float("nan"), 40),)),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused_at_once(folder, feed, name, value):
+    write_feed(folder, replace(feed, **{name: value}))
+    with pytest.raises(FileFormatError, match=name):
+        read_feed(folder)
+
+
+def test_numbers_at_the_ends_of_their_ranges_are_shown(folder, feed):
+    for changes in ({"written": 253_402_300_799.0}, {"written": 0.0}, {"elapsed": 2e11}):
         write_feed(folder, replace(feed, **changes))
-        with pytest.raises(FileFormatError, match="Expected steps"):
-            read_feed(folder)
+        assert Follower(folder).look().line
+
+
+def test_feeds_of_other_sizes_are_refused(folder, feed):
     write_feed(folder, replace(feed, course=replace(feed.course, noise=())))
     with pytest.raises(FileFormatError, match="one length"):
         read_feed(folder)
@@ -156,12 +173,20 @@ def test_a_feed_that_breaks_later_leaves_the_last_good_one(folder, feed):
 
 def test_before_the_first_feed_one_waits(tmp_path):
     assert Follower(tmp_path).look().headline == "waiting for watch.json."
+    assert not Follower(tmp_path).look().over
     with pytest.raises(InvalidArgumentError, match="not there"):
         Follower(tmp_path / "nothing")
 
 
+def test_a_folder_of_a_run_that_nobody_watched_is_said_and_left(run, tmp_path):
+    (tmp_path / "audit.json").write_text("{}")
+    done = run("watch", tmp_path)
+    assert done.exit_code == 0
+    assert "was not watched" in done.stdout
+
+
 def test_spent_is_unknown_where_the_file_cannot_be_right(folder, feed):
-    for declared in ((), ((2.576, 3),), ((-1.0, 40),)):
+    for declared in ((), ((2.576, 3),)):
         write_feed(folder, replace(feed, declared=declared))
         assert follow(folder, feed)[0].look().spent is None
 
@@ -259,10 +284,13 @@ def server(folder, feed):
         thread.join()
 
 
-def ask(server, path, method="GET", host=None, **headers):
+def ask(server, path, method="GET", host=None, token=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, headers=sent | ({} if host is None else {"Host": host}))
+    prefix = server.address.rstrip("/").rpartition("/")[2] if token is None else token
+    connection.request(
+        method, f"/{prefix}{path}", headers=sent | ({} if host is None else {"Host": host})
+    )
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -287,6 +315,18 @@ def test_the_page_and_its_data(server, feed):
     assert ask(server, "/../watch.py")[0].status == 404
     assert ask(server, "/watch.json")[0].status == 404
     assert ask(server, "/", "POST")[0].status == 501
+
+
+def test_who_does_not_know_the_address_sees_nothing(server):
+    """Every user of the machine may ask; a private feed is for its owner."""
+    own = server.address.rstrip("/").rpartition("/")[2]
+    assert len(own) >= 32
+    for token in ("", own[:-1], f"{own}x", "x" * len(own), "\u00e9", "%2e%2e"):
+        for path in ("/", "/data.json", "/watch.js", ""):
+            with contextlib.suppress(UnicodeEncodeError):
+                answer, body = ask(server, path, token=token)
+                assert (answer.status, body) == (403, b"")
+    assert ask(server, "", token=own)[0].status == 403
 
 
 def test_only_this_machine_and_its_own_name(server):

@@ -44,9 +44,11 @@ from askgauss.simulation import (
 )
 from askgauss.witness import (
     ClipCountFacts,
+    HonestFacts,
     NoiseRowFacts,
     ParticipationFacts,
     ProbeFacts,
+    ProbeReading,
     ReuseFacts,
     RoundFacts,
     RowFacts,
@@ -105,9 +107,13 @@ SOUND_STEPS = StepFacts(
     divided=40, covered=4,
 )  # fmt: skip
 SOUND_PROBES = ProbeFacts(
-    clients=8, with_nan="finite", zero="finite", heavy=1.0, heavy_error=0.1, spread=1.0,
-    spread_error=0.05, norm_if_above=1.2, norm_if_below=0.8,
+    clients=8, with_nan="finite", zero="finite", heavy=ProbeReading(added=1.0, error=0.1),
+    clipped=ProbeReading(added=1.0, error=1e-6, noise=1.0, values=900), clipped_size=1.5,
+    clipped_way="spread over all arrays", clipped_tried=16,
+    counted=ProbeReading(added=1.0, error=1e-6), spread=1.0, spread_error=0.05,
+    norm_if_above=1.2, norm_if_below=0.8,
 )  # fmt: skip
+SOUND_HONEST = HonestFacts(rounds=9, groups=12, group="all clients", added=1.0, error=0.05)
 MOVED = {"otherwise": 3, "first": 2, "tensor": "head.weight", "excess": 0.4}
 
 
@@ -176,13 +182,19 @@ def facts():
             yield {"settings": (setting,), "witness": SOUND_STEPS}
     for changes in (
         {}, {"with_nan": "nan", "zero": "nan"}, {"with_nan": "ValueError", "zero": "ValueError"},
-        {"heavy": 7.0}, {"heavy": None}, {"heavy_refused": "ValueError"}, {"spread": 2.0},
+        {"heavy": ProbeReading(added=7.0, error=0.1)}, {"heavy": None},
+        {"clipped": ProbeReading(added=1.5, noise=6.0, values=900)}, {"overflowed": "9 clip norms"},
+        {"counted": ProbeReading(added=2.0, error=1e-6)}, {"clipped": None, "counted": None},
+        {"heavy_refused": "ValueError"}, {"spread": 2.0},
         {"norm_if_above": 0.8, "norm_if_below": 1.2},
         {"with_nan": "", "zero": "", "heavy": None, "spread": None, "norm_if_above": None,
          "unchecked": "probes=True"},
     ):  # fmt: skip
         probes = replace(SOUND_PROBES, **changes)
-        for more in ({}, {"adaptive": True, "next_norms": (1.1, 0.9) * 20}, {"reported": 2.0}):
+        for more in (
+            {}, {"adaptive": True, "next_norms": (1.1, 0.9) * 20}, {"reported": 2.0},
+            {"honest": replace(SOUND_HONEST, added=1.5)}, {"honest": SOUND_HONEST},
+        ):  # fmt: skip
             yield {"rounds": RoundFacts(fewest=4, most=9, unreleased=2, probes=probes, **more)}
     poisson, fixed = Poisson(rate=0.2), FixedSize(batch=80, records=400)
     for declared in (poisson, fixed, Shuffled(batches=5), CyclicPoisson(rate=0.4, cycle=2)):

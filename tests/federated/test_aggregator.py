@@ -158,8 +158,11 @@ def test_every_fault_is_named(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["weighted-mean", "nan-passes", "zero-divides", "no-clipping", "half-server-noise"],
-)
+    [
+        "weighted-mean", "nan-passes", "zero-divides", "no-clipping", "half-server-noise",
+        "near-unclipped", "half-precision-norm", "clipped-by-layer", "client-twice",
+    ],
+)  # fmt: skip
 def test_what_breaks_the_claim_is_a_violation(name):
     run = simulate_federated(
         rounds=40, clients=40, noise_multiplier=NOISE, fault=name, seed=2, dimension=1500

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import json
+import secrets
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -41,7 +43,10 @@ _HEADERS = {
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the page of one run, to this machine only.
+    """Serves the page of one run, on this machine only and to those who know its address.
+
+    The address holds a random token: other users of the machine do not see a run whose feed is its
+    owner's alone.
 
     Args:
         follower: The run.
@@ -57,6 +62,7 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, follower: Follower, port: int) -> None:
         self._follower = follower
+        self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         try:
             super().__init__((_LOOPBACK, port), _Page)
@@ -70,8 +76,14 @@ class WatchServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
-        return f"http://{_LOOPBACK}:{self.server_address[1]}/"
+        """Where the page is, token and all."""
+        return f"http://{_LOOPBACK}:{self.server_address[1]}/{self._token}/"
+
+    def within(self, path: str) -> str | None:
+        """What is asked for behind the token; None where it is not that of this server."""
+        token, slash, asked = path.removeprefix("/").partition("/")
+        right = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
+        return f"{slash}{asked}" if right and slash else None
 
     def data(self) -> bytes:
         """What the page shows, as JSON."""
@@ -98,15 +110,15 @@ class _Page(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         # A page of another origin that points its name here must not read the run.
-        host = self.headers.get("Host") or ""
+        host, asked = self.headers.get("Host") or "", self.server.within(self.path)
         if host.rsplit(":", 1)[0] not in (_LOOPBACK, "localhost"):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"", "text/plain", body)
-        elif self._foreign(host):
+        elif self._foreign(host) or asked is None:
             self._send(HTTPStatus.FORBIDDEN, b"", "text/plain", body)
-        elif self.path == "/data.json":
+        elif asked == "/data.json":
             self._send(HTTPStatus.OK, self.server.data(), "application/json", body)
-        elif self.path in _STATIC:
-            name, kind = _STATIC[self.path]
+        elif asked in _STATIC:
+            name, kind = _STATIC[asked]
             content = resources.files("askgauss.cli").joinpath("page", name).read_bytes()
             self._send(HTTPStatus.OK, content, kind, body)
         else:

@@ -23,6 +23,8 @@ _STALE_TIMES = 4.0
 # Clocks of two machines may differ by this much without a word.
 _CLOCKS = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
+# What a folder holds once its run is over.
+_OF_THE_END = ("audit.json", "result.json", "report.html", "transcript.npz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Follower:
             feed = read_feed(self.path)
         except FileNotFoundError:
             if self._last is None:
-                return View(headline=f"waiting for {FEED_NAME}.", tone="muted")
+                return self._waiting()
             self._problem = f"{FEED_NAME} has been removed"
         except (FileFormatError, OSError) as error:
             if self._last is None:
@@ -109,6 +111,17 @@ class Follower:
                 self._last, self._changed = feed, now - age
         assert self._last is not None
         return self._view(self._last, now - self._changed)
+
+    def _waiting(self) -> View:
+        ended = [name for name in _OF_THE_END if (self.path / name).exists()]
+        if not ended:
+            return View(headline=f"waiting for {FEED_NAME}.", tone="muted")
+        return View(
+            headline=f"no {FEED_NAME} here, but {ended[0]}: the run has ended, and was not watched "
+            "in this folder. Give its monitor folder= to follow a run.",
+            tone="muted",
+            over=True,
+        )
 
     def _view(self, feed: Feed, silent: float) -> View:
         notes = [f"{self._problem}; this is what it last said."] if self._problem else []
@@ -178,7 +191,7 @@ def _lines(feed: Feed, spent: float | None, stale: bool) -> list[tuple[str, str]
     if noise:
         lines.append(("noise", f"{noise[-1]:.4f} times what is declared"))
     if "all" in feed.evidence:
-        limit = -math.log10(feed.error)
+        limit = feed.alarm_at
         lines.append(("evidence", f"10^{feed.evidence['all']:.1f} (alarm at 10^{limit:.1f})"))
     return lines
 
@@ -192,7 +205,9 @@ def _parts(feed: Feed) -> list[tuple[str, str, Tone]]:
         tone: Tone = "bad" if broken else "good"
         parts.append((name, f"evidence 10^{value:.1f}", tone))
     if feed.alarm is not None and feed.alarm.cause not in feed.evidence:
-        parts.append((feed.alarm.cause, "exact", "bad"))
+        exact = math.isinf(feed.alarm.evidence)
+        seen = "exact" if exact else f"evidence 10^{feed.alarm.evidence:.1f}"
+        parts.append((feed.alarm.cause, seen, "bad"))
     parts += [(name, f"not tested: {why}", "muted") for name, why in feed.untested.items()]
     return parts
 

@@ -30,6 +30,7 @@ _OF_ONE = frozenset(
     {
         "common noise",
         "even contribution",
+        "honest updates",
         "noise by coordinate",
         "noise by entry",
         "noise by level",

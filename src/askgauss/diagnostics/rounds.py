@@ -15,7 +15,7 @@ from askgauss.diagnostics.context import NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.outcomes import fact, judged, not_run
 from askgauss.diagnostics.signal import planting
 from askgauss.results import Consequence, Finding, Status
-from askgauss.witness import ProbeFacts, RoundFacts
+from askgauss.witness import ProbeFacts, ProbeReading, RoundFacts
 
 __all__ = ["round_checks"]
 
@@ -28,6 +28,8 @@ _MOVED = 1e-6
 _EXPLAINED = 4.0
 # Of a probe that met no noise at all, the least error to hold it against.
 _EXACT = 1e-9
+# An update that is clipped in half precision may be off by this.
+_HALF_PRECISION = 0.01
 
 
 def round_checks(
@@ -42,6 +44,10 @@ def round_checks(
     """
     probes = facts.probes
     yield _client_weight(context, facts)
+    yield _update_norms(context, probes)
+    yield _single_clients(context, probes)
+    if context is not None:
+        yield _honest_updates(context, facts)
     yield _odd_update("nan update", "an update with one nan", probes.with_nan, probes)
     yield _odd_update("zero update", "an update of zeros", probes.zero, probes)
     yield _noise_placement(probes)
@@ -77,23 +83,15 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
             consequence=Consequence.BREACH,
         )
     if probes.heavy is not None:
-        # It stands on a grid as wide as its error: what it may be at least is held against 1.
-        error = max(probes.heavy_error, _EXACT)
-        off = (probes.heavy - 1.0) / error - 0.5
-        return judged(
+        return _probe(
             name,
-            float(ndtr(-off)),
+            probes.heavy,
+            context,
             f"of {probes.clients:,} clients, one that reports a million times what others do adds "
-            f"{probes.heavy:.4g} clip norms to the sum, give or take {2 * probes.heavy_error:.2g}.",
-            if_wrong=f"The noise is scaled for 1.{run}",
-            consequence=Consequence.BREACH,
-            measured=probes.heavy,
-            interval=around(probes.heavy, probes.heavy_error),
-            claimed=1.0,
+            f"{_told(probes.heavy)} to the sum",
+            if_wrong=run.strip(),
             remedy=remedy,
-            tolerable=probes.heavy - 1.0 < TOLERANCE,
-            sees="a client that weighs "
-            f"{1.0 + max(NOTICED * error, TOLERANCE):.3g} times its share",
+            sees="a client that weighs {} times its share",
         )
     estimate = None
     if context is not None and context.transcript.finite:
@@ -114,6 +112,131 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
         claimed=1.0,
         remedy=remedy,
         tolerable=mean - 1.0 < TOLERANCE,
+    )
+
+
+def _told(reading: ProbeReading) -> str:
+    return f"{reading.added:.4g} clip norms, give or take {2 * reading.error:.2g},"
+
+
+def _probe(
+    name: str,
+    reading: ProbeReading,
+    context: Context | None,
+    said: str,
+    *,
+    remedy: str,
+    sees: str,
+    if_wrong: str = "",
+    clients: int = 1,
+    tolerance: float = TOLERANCE,
+) -> Finding:
+    """Whether a client of a probe adds more than the noise of the same release covers.
+
+    A sum that is scaled up together with its noise is as private as it was: what an aggregator
+    divides by, such as the clients that answered, may differ from what was declared.
+    """
+    claimed = None if context is None else context.claimed_noise
+    assumed = 0.0 if claimed is None or not claimed.size else float(claimed[0])
+    allowed = max(1.0, reading.noise / assumed) if assumed > 0.0 else 1.0
+    error = max(reading.error, _EXACT)
+    if allowed > 1.0:
+        error = math.hypot(error, allowed / math.sqrt(2.0 * max(reading.values, 1)))
+    # It stands on a grid as wide as its error: what it may be at least is held against the limit.
+    off = (reading.added - allowed) / error - 0.5
+    covered = f"The noise covers {allowed:.3g}."
+    return judged(
+        name,
+        min(1.0, clients * float(ndtr(-off))),
+        f"{said} where {allowed:.3g} is covered by the noise."
+        if allowed > 1.0 + TOLERANCE
+        else f"{said[:-1] if said.endswith(',') else said}.",
+        if_wrong=f"{covered} {if_wrong}".strip(),
+        consequence=Consequence.BREACH,
+        measured=reading.added,
+        interval=around(reading.added, reading.error),
+        claimed=1.0,
+        remedy=remedy,
+        tolerable=reading.added - allowed < tolerance,
+        sees=sees.format(f"{1.0 + max(NOTICED * error, tolerance):.3g}"),
+    )
+
+
+def _update_norms(context: Context | None, probes: ProbeFacts) -> Finding:
+    """Whether updates are clipped, near the clip norm and far above it, however they are made."""
+    name = "update norms"
+    remedy = (
+        "Clip every update by its norm over all arrays together, in float32 or more: "
+        "update * min(1, clip_norm / norm), and drop updates whose norm is not finite."
+    )
+    if probes.overflowed:
+        return fact(
+            name,
+            True,
+            f"an update of {probes.overflowed} makes the release infinite or nan: one client "
+            "decides it alone.",
+            consequence=Consequence.BREACH,
+            remedy=remedy,
+        )
+    if probes.clipped is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return _probe(
+        name,
+        probes.clipped,
+        context,
+        f"of {probes.clipped_tried:,} kinds of updates above the clip norm, one of "
+        f"{probes.clipped_size:,.4g} clip norms {probes.clipped_way} adds most: "
+        f"{_told(probes.clipped)}",
+        remedy=remedy,
+        sees="an update that adds {} clip norms",
+        tolerance=_HALF_PRECISION,
+    )
+
+
+def _single_clients(context: Context | None, probes: ProbeFacts) -> Finding:
+    """Whether any client counts more than once."""
+    name = "single clients"
+    if probes.counted is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return _probe(
+        name,
+        probes.counted,
+        context,
+        f"of {probes.clients:,} clients that send the same norm, the one that counts most adds "
+        f"{_told(probes.counted)}",
+        remedy="Add every client's update once: look for an update that is also the start of the "
+        "sum, is sent again, or is taken twice from a queue.",
+        sees="a client that counts {} times",
+        clients=max(probes.clients, 1),
+    )
+
+
+def _honest_updates(context: Context, facts: RoundFacts) -> Finding:
+    """Whether honest clients add more than the clip norm, in the rounds themselves."""
+    name, honest = "honest updates", facts.honest
+    if honest is None or not honest.error > 0.0:
+        return not_run(
+            name, "rounds with fresh noise, and honest updates that are taken off (background=True)"
+        )
+    added, error = honest.added, honest.error
+    broken, implied = False, ""
+    if added - 3.0 * error > 1.0:
+        broken, implied = context.breach(signal=added - 3.0 * error)
+    return judged(
+        name,
+        # The largest of so many groups, on a grid as wide as its error.
+        min(1.0, honest.groups * float(ndtr(0.5 - (added - 1.0) / error))),
+        f"of {honest.groups:,} groups of honest clients, {honest.group} add most along their own "
+        f"updates: {added:.3g} clip norms a client, give or take {2.0 * error:.2g}.",
+        if_wrong=implied.strip(),
+        consequence=Consequence.BREACH if broken else Consequence.INFORMS,
+        measured=added,
+        interval=around(added, error),
+        claimed=1.0,
+        remedy="Is every update clipped over all arrays together, and added once? For an "
+        "aggregator that combines clipped updates in another way, give background=False.",
+        tolerable=added - 1.0 < TOLERANCE,
+        sees=f"honest clients that add {1.0 + max(NOTICED * error, TOLERANCE):.3g} clip norms",
     )
 
 

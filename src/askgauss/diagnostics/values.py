@@ -251,7 +251,8 @@ def _planted(context: Context) -> Finding:
     others = context.even
     ratio = (square / freedom) / (others.square / others.freedom)
     none = ratio < SILENCE**2
-    p_value = 0.0 if none else ratio_p_value(ratio, freedom, others.freedom)
+    compared = max(1.0, ratio / _with_dropouts(context)) if ratio > 1.0 else ratio
+    p_value = 0.0 if none else ratio_p_value(compared, freedom, others.freedom)
     relative, broken, implied = math.sqrt(ratio), none, ""
     if not none and ratio < 1.0 and p_value < SUSPICIOUS:
         high = Spread(freedom, square).interval(INTERVAL_ERROR)[1]
@@ -274,6 +275,19 @@ def _planted(context: Context) -> Finding:
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
         sees=f"noise {NOTICED / math.sqrt(2.0 * count):.1%} off where a canary is planted",
     )
+
+
+def _with_dropouts(context: Context) -> float:
+    """By how much the variance of plantings may grow where clients of federated rounds drop out.
+
+    Over the survivors, one in r of whom is left, a client adds r clip norms or none, with noise
+    that is r times the claim: a variance of r - 1 clip norms.
+    """
+    claimed = context.claimed_noise
+    if context.facts.rounds is None or claimed is None or not (claimed > 0.0).all():
+        return 1.0
+    scale = context.even.scale
+    return 1.0 + max(scale / float(claimed[0]) - 1.0, 0.0) / scale**2
 
 
 def _single_plantings(context: Context) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,9 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
+from askgauss.federated.honest import HonestRound, HonestWeights
 from askgauss.federated.peers import PeerRecord
+from askgauss.federated.probes import PROBED_SIZES
 from askgauss.federated.recording import LinearRecording, Participants, StepRecording
 from askgauss.federated.updates import Form, checked_weights
 from askgauss.linear_recorder import LinearRecorder
@@ -33,8 +34,6 @@ from askgauss.witness import ProbeFacts, RoundFacts
 
 __all__ = ["CanaryClients", "Joined"]
 
-# An update of a canary, in clip norms: clipping has something to do.
-_FAR_ABOVE = 100.0
 # Backgrounds that differ by less than this share of the clip norm are the same.
 _ALIKE = 1e-3
 # Before the names of the recorder's arrays in a checkpoint.
@@ -66,8 +65,12 @@ class _Round:
     clients: int
     divisor: float
     planted: NDArray[np.int64]
-    # What honest clients add by each way to weigh them, at all coordinates that are read.
+    # What honest clients add by each way to weigh them, at all coordinates that are read; and
+    # what each of them is multiplied by in it.
     backgrounds: tuple[NDArray[np.float64], ...]
+    factors: tuple[NDArray[np.float64], ...]
+    updates: list[list[NDArray[Any]]]
+    norms: list[float]
     reported: float
     participants: tuple[Hashable, ...] | None
 
@@ -83,6 +86,7 @@ class _Progress:
     plantings: int
     named: bool | None
     participants: tuple[tuple[str | int, tuple[int, ...]], ...]
+    honest: tuple[int, tuple[float, ...], tuple[tuple[int, str, str, tuple[float, ...]], ...]]
 
 
 class CanaryClients:
@@ -137,9 +141,10 @@ class CanaryClients:
             _validate.non_negative(canary_weight=weight)
         self.canaries = canaries
         # Updates of either sign: what a client moves that turns into its opposite is then measured.
-        self._signs = random_stream(canaries.root_seed, Stream.SIGNS).choice(
-            (-1.0, 1.0), size=canaries.size
-        )
+        stream = random_stream(canaries.root_seed, Stream.SIGNS)
+        self._signs = stream.choice((-1.0, 1.0), size=canaries.size)
+        # And of many norms: clipping has something to do, near the clip norm and far above it.
+        self._sizes = stream.choice(PROBED_SIZES, size=canaries.size)
         self.recording: StepRecording | LinearRecording
         if plan is None:
             self.recording = StepRecording(
@@ -159,7 +164,9 @@ class CanaryClients:
             self.recording = LinearRecording(
                 canaries, plan, clip_norm=clip_norm, noise_multiplier=noise_multiplier
             )
+        self._taken_off = background
         self._known = background and self.recording.known_background
+        self._honest = HonestWeights()
         self._participants = Participants()
         self.peers = PeerRecord(canaries.member) if peers else None
         self._divisor, self._weight = divisor, weight
@@ -259,14 +266,19 @@ class CanaryClients:
         heaviest = 1.0
         if honest is not None and honest.sum() > 0.0:
             heaviest = float(honest.max() / honest.mean())
+        norms = [self._form.norm(update) for update in parts] if self._taken_off else []
+        factors: tuple[NDArray[np.float64], ...] = ()
+        if self._taken_off:
+            factors = _factors(norms, honest, everyone, clip_norm, clients, divisor)
         self._round = _Round(
             clip_norm=float(clip_norm),
             clients=clients,
             divisor=divisor,
             planted=planted,
-            backgrounds=self._backgrounds(parts, honest, everyone, clip_norm, clients, divisor)
-            if self._known
-            else (),
+            backgrounds=tuple(self._background_of(parts, each) for each in factors),
+            factors=factors,
+            updates=parts,
+            norms=norms,
             reported=share,
             participants=None if participants is None else tuple(participants),
         )
@@ -277,7 +289,7 @@ class CanaryClients:
             heaviest=max(self._facts.heaviest, heaviest),
         )
         places = self.canaries.coordinates[planted]
-        heights = _FAR_ABOVE * float(clip_norm) * self._signs[planted]
+        heights = self._sizes[planted] * float(clip_norm) * self._signs[planted]
         return Joined(
             updates=[
                 self._form.filled(float(height), at=int(place))
@@ -287,33 +299,16 @@ class CanaryClients:
             clients=clients,
         )
 
-    def _backgrounds(
-        self,
-        updates: list[list[NDArray[Any]]],
-        honest: NDArray[np.float64] | None,
-        everyone: NDArray[np.float64] | None,
-        clip_norm: float,
-        clients: int,
-        divisor: float,
-    ) -> tuple[NDArray[np.float64], ...]:
-        """What honest clients add: their sum, their plain mean, and their mean as they report."""
-        form = self._form
-        assert form is not None
+    def _background_of(
+        self, updates: list[list[NDArray[Any]]], factors: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """What honest clients add, each multiplied by its factor."""
+        assert self._form is not None
         total = np.zeros(self.canaries.size + self.canaries.watch.size)
-        weighted = total.copy()
-        for index, parts in enumerate(updates):
-            norm = form.norm(parts)
-            # What is not finite is left out, as a correct aggregator leaves it out.
-            if not math.isfinite(norm):
-                continue
-            clipped = min(1.0, clip_norm / norm) * form.read(parts) if norm > 0.0 else 0.0
-            total += clipped
-            if honest is not None:
-                weighted += honest[index] * clipped
-        plain = total * (divisor / clients)
-        if everyone is None:
-            return total, plain
-        return total, plain, weighted * (divisor / float(everyone.sum()))
+        for parts, factor in zip(updates, factors, strict=True):
+            if factor > 0.0:
+                total += factor * self._form.read(parts)
+        return total
 
     def read(self, mean: Any, *, next_norm: float | None = None) -> None:
         """Record what a round released.
@@ -336,7 +331,11 @@ class CanaryClients:
             return
         parts = form.parts(mean, "the mean")
         values = form.read(parts) * now.divisor
-        clean = self._background(values, now)
+        clean = None
+        if now.backgrounds:
+            chosen = self._weighed(values, now)
+            clean = now.backgrounds[chosen] if self._known else None
+            self._read_honest(form, parts, now)
         try:
             self.recording.observe(
                 form, values, clean, self._signs, clip_norm=now.clip_norm, clients=now.clients
@@ -361,20 +360,18 @@ class CanaryClients:
         self._participants.add(self.recorder.steps - 1, now.participants)
         self._drawn = self._round = None
 
-    def _background(self, values: NDArray[np.float64], now: _Round) -> NDArray[np.float64] | None:
-        """What honest clients added, by the way of weighing that fits what nobody is planted at.
+    def _weighed(self, values: NDArray[np.float64], now: _Round) -> int:
+        """Which way to weigh honest clients fits what nobody is planted at.
 
         It is settled in the first round in which the ways differ, and kept.
         """
-        if not now.backgrounds:
-            return None
         assert self._form is not None
         if self._weighing is None or self._weighing >= len(now.backgrounds):
             apart = max(
                 float(np.abs(other - now.backgrounds[0]).max()) for other in now.backgrounds
             )
             if apart <= _ALIKE * now.clip_norm:
-                return now.backgrounds[0]
+                return 0
             free = np.ones(self.canaries.size, dtype=np.bool_)
             free[now.planted] = False
             left = [
@@ -382,10 +379,25 @@ class CanaryClients:
                 for other in now.backgrounds
             ]
             self._weighing = int(np.argmin(left)) if np.isfinite(left).all() else 0
-            if self.monitor is not None:
+            if self._known and self.monitor is not None:
                 # Of several, the one that leaves least was taken: too little is no evidence here.
                 self.monitor.pass_over()
-        return now.backgrounds[self._weighing]
+        return self._weighing
+
+    def _read_honest(self, form: Form, mean: list[NDArray[Any]], now: _Round) -> None:
+        """Look along the honest updates; the noise of plans is not fresh in every round."""
+        if self.recording.plan is not None:
+            return
+        self._honest.read(
+            form,
+            HonestRound(
+                updates=now.updates, norms=now.norms, factors=now.factors, names=now.participants
+            ),
+            mean,
+            divisor=now.divisor,
+            clip_norm=now.clip_norm,
+            canaries=self.canaries.coordinates,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: arrays, and plain values under ``"state"``.
@@ -411,6 +423,7 @@ class CanaryClients:
             plantings=self._plantings,
             named=named,
             participants=participants,
+            honest=self._honest.saved(),
         )
         state: dict[str, Any] = {f"{_RECORDER}{name}": item for name, item in recorded.items()}
         state |= self.recording.carried()
@@ -449,6 +462,7 @@ class CanaryClients:
         self._facts, self._weighing = progress.facts, progress.weighing
         self._ratios, self._plantings = list(progress.ratios), progress.plantings
         self._participants.restore(progress.named, progress.participants)
+        self._honest.restore(*progress.honest)
 
     def transcript(self, probes: ProbeFacts) -> Transcript | LinearTranscript:
         """What the rounds so far released about the canaries."""
@@ -460,5 +474,26 @@ class CanaryClients:
                 next_norms=tuple(self._ratios),
                 participation=self._participants.facts(self.recording.plan),
                 signed=True,
+                honest=self._honest.facts(),
             )
         )
+
+
+def _factors(
+    norms: list[float],
+    honest: NDArray[np.float64] | None,
+    everyone: NDArray[np.float64] | None,
+    clip_norm: float,
+    clients: int,
+    divisor: float,
+) -> tuple[NDArray[np.float64], ...]:
+    """What each honest update is multiplied by: in the sum, the plain mean, the reported mean."""
+    lengths = np.asarray(norms, dtype=np.float64)
+    # What is not finite is left out, as a correct aggregator leaves it out.
+    usable = np.isfinite(lengths) & (lengths > 0.0)
+    total = np.zeros(lengths.size)
+    total[usable] = np.minimum(1.0, clip_norm / lengths[usable])
+    plain = total * (divisor / clients)
+    if honest is None or everyone is None:
+        return total, plain
+    return total, plain, total * honest * (divisor / float(everyone.sum()))

@@ -11,25 +11,42 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounded import on_grid, two_digits_up
+from askgauss._rounded import on_grid, scale_on_grid, two_digits_up
 from askgauss.canaries.base import Stream, random_stream
 from askgauss.federated.updates import Form
-from askgauss.witness import ProbeFacts
+from askgauss.witness import ProbeFacts, ProbeReading
 
-__all__ = ["probed"]
+__all__ = ["PROBED_SIZES", "probed"]
 
 _CLIENTS, _FEWEST_CLIENTS = 256, 64
 # Values that all updates of a probe may have together; beyond, clients share one array.
 _MOST_VALUES = 20_000_000
 _HEAVY = 1e6
 _SMALL, _LARGE = 1e-3, 100.0
+# Norms at which clipping is tried, in clip norms. Canaries of a run have them too.
+PROBED_SIZES = (1.01, 1.5, 3.0, 10.0, 100.0, 1000.0)
+# A norm whose square is none in half precision, whatever the clip norm.
+_OVERFLOWS = 1000.0
+_HALF = np.dtype(np.float16)
+# Ways to send an update: its norm, whether it is spread, and its numbers if not the run's own.
+_WAYS: tuple[tuple[float, bool, np.dtype[Any] | None], ...] = tuple(
+    (size, spread, dtype)
+    for size, dtype in (
+        *((size, None) for size in PROBED_SIZES),
+        (math.inf, None),
+        (math.inf, _HALF),
+    )
+    for spread in (True, False)
+)
+# Where the noise of two probes does not cancel, each way to send is tried alone.
+_SHARP = 0.02
 # Noise below this, in clip norms, is rounding.
 _SILENT = 1e-6
 # Coordinates without which noise cannot be measured from one release.
@@ -80,6 +97,17 @@ def probed(
         np.random.set_state(state)  # noqa: NPY002
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """An update that some clients of a probe send."""
+
+    size: float
+    way: str
+    update: Any
+    # What it is a multiple of, as one vector.
+    direction: NDArray[np.float64]
+
+
 class _Probe:
     def __init__(
         self,
@@ -97,7 +125,9 @@ class _Probe:
         room = max(_FEWEST_CLIENTS, min(_CLIENTS, _MOST_VALUES // form.dimension))
         self._clients = room if constant is None else max(2, round(constant))
         self._norm = clip_norm(aggregate)
-        self._coins = int(random_stream(seed, Stream.PROBES).integers(2**32))
+        stream = random_stream(seed, Stream.PROBES)
+        self._coins = int(stream.integers(2**32))
+        self._stream = stream
 
     def _many(self, clients: int, size: float) -> list[Any]:
         """Clients whose updates all have this norm, in clip norms."""
@@ -139,8 +169,10 @@ class _Probe:
                 unchecked=f"an aggregator that takes {self._clients:,} small updates ({plain})"
             )
         found = ProbeFacts(clients=self._clients, with_nan=self._odd(math.nan), zero=self._odd(0.0))
-        if self._weighted:
-            found = self._heavy(found, plain)
+        if plain.size > _FEWEST_VALUES and np.isfinite(plain).all():
+            if self._weighted:
+                found = self._heavy(found, plain)
+            found = self._counted(self._clipped(found, plain), plain)
         if plain.size >= _FEWEST_VALUES and plain.std() > _SILENT:
             found = self._spread(found, plain)
         return self._direction(found) if adaptive else found
@@ -158,13 +190,102 @@ class _Probe:
         released, _ = self._release([heavy, *self._many(self._clients - 1, _SMALL)], weights)
         if isinstance(released, str):
             return replace(found, heavy_refused=released)
-        if released.size <= _FEWEST_VALUES or not np.isfinite([released, plain]).all():
+        read = _read_at(np.zeros(1, dtype=np.int64), released, plain)
+        return found if read is None else replace(found, heavy=_reading(*read))
+
+    def _counted(self, found: ProbeFacts, plain: NDArray[np.float64]) -> ProbeFacts:
+        """What the client adds that counts most, each at a coordinate of its own."""
+        many = min(self._clients, self._form.dimension - _FEWEST_VALUES)
+        places = self._stream.choice(self._form.dimension, many, replace=False)
+        far = [self._form.filled(_LARGE * self._norm, at=int(place)) for place in places]
+        released, _ = self._release([*far, *self._many(self._clients - many, _SMALL)])
+        read = None if isinstance(released, str) else _read_at(places, released, plain)
+        return found if read is None else replace(found, counted=_reading(*read))
+
+    def _clipped(self, found: ProbeFacts, plain: NDArray[np.float64]) -> ProbeFacts:
+        """The most that an update adds which is to be clipped."""
+        readings: list[tuple[ProbeReading, _Sent]] = []
+        # As many ways at once as there are clients and as memory has room for.
+        room = max(1, min(self._clients, _MOST_VALUES // (4 * self._form.dimension)))
+        for start in range(0, len(_WAYS), room):
+            together = [
+                sent
+                for way in _WAYS[start : start + room]
+                if (sent := self._made(*way)) is not None
+            ]
+            read = self._sent(together, plain) if together else []
+            if read is not None and all(item.error <= _SHARP for item in read):
+                readings += zip(read, together, strict=True)
+                continue
+            # One by one where one of them spoils the others, or where noise does not cancel.
+            for sent in together:
+                alone = self._sent([sent], plain)
+                if alone is None:
+                    found = replace(found, overflowed=found.overflowed or self._after(sent))
+                else:
+                    readings.append((alone[0], sent))
+        if not readings:
             return found
-        left = _without_common_noise(released, plain)
-        rest = left[1:]
-        error = two_digits_up(max(float(rest.std(ddof=1)), _SILENT))
-        heavy = on_grid(float(left[0] - np.median(rest)), error, 1.0)
-        return replace(found, heavy=heavy, heavy_error=error)
+        # By the noise of the same release: one that is scaled up as a whole is no fault.
+        most, sent = max(
+            readings,
+            key=lambda item: (
+                (item[0].added - 3.0 * item[0].error)
+                / (item[0].noise if item[0].noise > _SILENT else 1.0)
+            ),
+        )
+        return replace(
+            found,
+            clipped=most,
+            clipped_size=sent.size,
+            clipped_way=sent.way,
+            clipped_tried=len(readings),
+        )
+
+    def _made(self, size: float, spread: bool, dtype: np.dtype[Any] | None) -> _Sent | None:
+        """An update of this norm, in clip norms; None where its numbers are too coarse for it."""
+        form = self._form
+        length = size * self._norm
+        if math.isinf(size):
+            length = max(_OVERFLOWS, PROBED_SIZES[-1] * self._norm)
+        if spread:
+            flat = length * form.evenly() * self._stream.choice((-1.0, 1.0), form.dimension)
+        else:
+            flat = np.zeros(form.dimension)
+            flat[self._stream.integers(form.dimension)] = length
+        update = form.shaped(flat, dtype)
+        flat = form.thinned(form.parts(update, "a probe"), 1)
+        length = float(np.linalg.norm(flat))
+        if not length > self._norm:
+            return None
+        way = "spread over all arrays" if spread else "at one coordinate"
+        return _Sent(
+            size=length / self._norm,
+            way=way if dtype is None else f"{way}, in half precision",
+            update=update,
+            direction=flat / length,
+        )
+
+    def _sent(self, sent: Sequence[_Sent], plain: NDArray[np.float64]) -> list[ProbeReading] | None:
+        """What a client adds along its update, of each kind; None where that cannot be read."""
+        senders = [sent[index % len(sent)] for index in range(self._clients)]
+        released, _ = self._release([item.update for item in senders])
+        if isinstance(released, str) or not np.isfinite(released).all():
+            return None
+        numbers = np.bincount(np.arange(self._clients) % len(sent), minlength=len(sent))
+        fit = _fitted([item.direction for item in sent], released, plain)
+        if fit is None:
+            return None
+        along, errors, noise = fit
+        return [
+            _reading(float(value) / count, float(error) / count, noise, released.size)
+            for value, error, count in zip(along, errors, numbers, strict=True)
+        ]
+
+    def _after(self, sent: _Sent) -> str:
+        """The way to send after which a release is not finite; empty where it was refused."""
+        released, _ = self._release([sent.update] * self._clients)
+        return "" if isinstance(released, str) else f"{sent.size:,.3g} clip norms {sent.way}"
 
     def _spread(self, found: ProbeFacts, few: NDArray[np.float64]) -> ProbeFacts:
         many, _ = self._release(self._many(4 * self._clients, _SMALL))
@@ -196,16 +317,61 @@ def _seed(item: Any, coins: int) -> None:
         item.manual_seed(coins)
 
 
-def _without_common_noise(
-    released: NDArray[np.float64], plain: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """A probe without what the plain one has of the same noise, whatever its scale.
+def _fitted(
+    directions: Sequence[NDArray[np.float64]],
+    released: NDArray[np.float64],
+    plain: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float] | None:
+    """How far a release lies along directions, the errors of that, and the noise that it has.
 
-    All of it where both had the same coins; where they had not, nothing to speak of.
+    What the plain probe has of the same noise is taken off, whatever its scale: all of it where
+    both had the same coins; where they had not, nothing to speak of.
     """
-    # The first entry is where the probes differ by more than their noise.
-    common, noise = plain - plain[1:].mean(), released[1:] - released[1:].mean()
-    square = float(common[1:] @ common[1:])
-    if square <= _SILENT**2 * common.size:
-        return released
-    return np.asarray(released - float(common[1:] @ noise) / square * common)
+    own = np.column_stack([*directions, np.ones(plain.size)])
+    common = plain - plain.mean()
+    columns = np.column_stack([own, common]) if common.std() > _SILENT else own
+    scale = np.linalg.norm(columns, axis=0)
+    inverse = np.linalg.pinv((columns / scale).T @ (columns / scale))
+    fit = inverse @ ((columns / scale).T @ released)
+    left = released - (columns / scale) @ fit
+    freedom = plain.size - columns.shape[1]
+    if freedom < 1:
+        return None
+    deviation = math.sqrt(float(left @ left) / freedom)
+    number = len(directions)
+    along = (fit / scale)[:number]
+    errors = deviation * np.sqrt(np.diag(inverse)[:number]) / scale[:number]
+    noise = released - own @ (fit / scale)[: number + 1]
+    return along, errors, float(noise.std())
+
+
+def _read_at(
+    places: NDArray[np.int64], released: NDArray[np.float64], plain: NDArray[np.float64]
+) -> tuple[float, float, float, int] | None:
+    """The most at these coordinates, its error, the noise next to them, and of how many values."""
+    others = np.ones(plain.size, dtype=np.bool_)
+    others[places] = False
+    if not np.isfinite(released).all():
+        return None
+    common = plain - plain[others].mean()
+    square, share = float(common[others] @ common[others]), 0.0
+    if square > _SILENT**2 * common.size:
+        share = float(common[others] @ released[others]) / square
+    left = released - share * common
+    return (
+        float((left[places] - np.median(left[others])).max()),
+        float(left[others].std(ddof=1)),
+        float(released[others].std()),
+        int(np.count_nonzero(others)),
+    )
+
+
+def _reading(added: float, error: float, noise: float, values: int) -> ProbeReading:
+    """What may be told of a reading."""
+    error = two_digits_up(max(error, _SILENT))
+    return ProbeReading(
+        added=on_grid(added, error, 1.0),
+        error=error,
+        noise=scale_on_grid(noise, values) if noise > _SILENT else 0.0,
+        values=values,
+    )

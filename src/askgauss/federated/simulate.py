@@ -149,6 +149,33 @@ class _NoClipping(Server):
         return np.where(np.isfinite(update), update, 0.0)
 
 
+class _NearUnclipped(Server):
+    def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
+        near = float(np.linalg.norm(update)) < 3.0 * norm
+        return np.asarray(update) if near else super().clipped(update, norm)
+
+
+class _HalfPrecisionNorm(Server):
+    def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
+        finite = np.where(np.isfinite(update), update, 0.0)
+        half = finite.astype(np.float16)
+        length = float(np.sqrt(np.dot(half, half)))
+        return np.asarray(finite * (norm / length if norm < length < np.inf else 1.0))
+
+
+class _HalvesClipped(Server):
+    def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
+        halves = np.array_split(update, 2)
+        return np.concatenate([super(_HalvesClipped, self).clipped(part, norm) for part in halves])
+
+
+class _ClientTwice(Server):
+    def shares(self, weights: list[float] | None, clients: int) -> NDArray[np.float64]:
+        shares = super().shares(weights, clients)
+        shares[0] *= 2.0
+        return shares
+
+
 class _NormBitTurned(Server):
     def off_target(self, below: float) -> float:
         return (1.0 - below) - _TARGET
@@ -226,6 +253,30 @@ FEDERATED_FAULTS = {
             description="Updates are added up as they come.",
             server=_NoClipping,
             finding="contribution",
+        ),
+        FederatedFault(
+            name="near-unclipped",
+            description="Updates below three clip norms are left as they are.",
+            server=_NearUnclipped,
+            finding="update norms",
+        ),
+        FederatedFault(
+            name="half-precision-norm",
+            description="Norms are in half precision, and those that overflow clip nothing.",
+            server=_HalfPrecisionNorm,
+            finding="update norms",
+        ),
+        FederatedFault(
+            name="clipped-by-layer",
+            description="Both halves of an update are clipped to the whole clip norm.",
+            server=_HalvesClipped,
+            finding="update norms",
+        ),
+        FederatedFault(
+            name="client-twice",
+            description="The first client of a round is added twice.",
+            server=_ClientTwice,
+            finding="single clients",
         ),
         FederatedFault(
             name="norm-bit-turned",

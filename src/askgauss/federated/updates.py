@@ -99,18 +99,50 @@ class Form:
         """What was read at the watched coordinates."""
         return np.asarray(self._layout.watched(values))
 
+    def thinned(self, parts: list[NDArray[Any]], stride: int) -> NDArray[np.float64]:
+        """Every so many entries of an update, as one vector."""
+        return np.concatenate([np.ravel(part)[::stride] for part in parts]).astype(np.float64)
+
+    def marked(self, places: NDArray[np.int64], stride: int) -> NDArray[np.bool_]:
+        """Which entries of what `thinned` gives are at these places."""
+        marks = np.zeros(self.dimension, dtype=np.bool_)
+        marks[places] = True
+        return np.concatenate([part[::stride] for part in np.split(marks, self._edges[:-1])])
+
     def filled(self, value: float, *, at: int | None = None) -> Update:
         """A fresh update: one value everywhere, or at one coordinate and zero elsewhere."""
+        flat = np.full(self.dimension, value if at is None else 0.0)
+        if at is not None:
+            flat[at] = value
+        return self.shaped(flat)
+
+    def evenly(self) -> NDArray[np.float64]:
+        """A vector of norm 1 of which every array has the same share."""
+        sizes = np.diff(self._edges, prepend=0)
+        each = 1.0 / np.sqrt(np.maximum(sizes, 1) * np.count_nonzero(sizes))
+        return np.repeat(each, sizes)
+
+    def shaped(self, flat: NDArray[np.float64], dtype: np.dtype[Any] | None = None) -> Update:
+        """A fresh update of these values, as far as its numbers reach.
+
+        Args:
+            flat: All values, one array after the other.
+            dtype: What clients send; as the first update if not given.
+        """
+        types = self._types if dtype is None else [dtype] * len(self._types)
+        split = np.split(flat, self._edges[:-1])
         parts = [
-            np.zeros(shape, dtype) for shape, dtype in zip(self._shapes, self._types, strict=True)
+            _held(part, kind).reshape(shape)
+            for part, kind, shape in zip(split, types, self._shapes, strict=True)
         ]
-        if at is None:
-            for part in parts:
-                part[...] = value
-        else:
-            index = int(np.searchsorted(self._edges, at, side="right"))
-            parts[index].flat[at - self._edges[index]] = value
         return parts if self.nested else parts[0]
+
+
+def _held(part: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    # The largest whole number may be above its own float.
+    low, high = np.nextafter([float(limits.min), float(limits.max)], 0.0)
+    return np.clip(part, min(low, 0.0), high).astype(dtype)
 
 
 def _short(shapes: Sequence[tuple[int, ...]]) -> str:

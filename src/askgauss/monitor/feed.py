@@ -19,6 +19,7 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError, Unsupport
 from askgauss.sampling import Scheme
 
 __all__ = [
+    "EVIDENCE_SHARE",
     "FEED_NAME",
     "Alarm",
     "Course",
@@ -31,8 +32,31 @@ __all__ = [
 FEED_NAME = "watch.json"
 _KIND = "askgauss-watch"
 _SCHEMA = 2
+# Of the error that a monitor may make, the part of its evidence; the rest is that of its looks.
+EVIDENCE_SHARE = 0.9
 # Far more than a feed of ours ever holds.
 _LARGEST = 1 << 22
+
+
+_STATUSES = ("running", "finished", "failed")
+# The last second of the year 9999: no calendar has later ones.
+_LAST_SECOND = 253_402_300_799.0
+_LEAST = 1e-300
+# What numbers of a run may be at all.
+_RANGES = (
+    ("error", _LEAST, 1.0 - 1e-9),
+    ("confidence", 0.0, 1.0),
+    ("delta", 0.0, 1.0),
+    ("sampling_rate", 0.0, 1.0),
+    ("steps", 0, 1 << 62),
+    ("planned", 1, 1 << 62),
+    ("begun_after", 0, 1 << 62),
+    ("written", 0.0, _LAST_SECOND),
+    ("elapsed", 0.0, _LAST_SECOND),
+    ("every", 0.0, _LAST_SECOND),
+)
+# Causes whose epsilon is that of the steps so far, and in their words.
+_SPENT = ("epsilon", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +66,13 @@ class Alarm:
     Attributes:
         step: The step after which it came.
         cause: What is broken: ``"noise"``, ``"contribution"``, ``"sampling rate"``,
-            ``"repeated noise"``, ``"weights"`` or ``"finite values"``.
+            ``"repeated noise"``, ``"epsilon"``, ``"steps"``, ``"weights"`` or
+            ``"finite values"``.
         evidence: Decimal logarithm of the cause's e-process: of correct runs one in ten to this
             power ever gets so far. Infinite where a correct run cannot.
         epsilon: The epsilon at the planned end if the run went on as it does, as estimated;
-            infinite where the noise cancels, None where it cannot be said.
+            infinite where the noise cancels, None where it cannot be said. Of the causes
+            ``"epsilon"`` and ``"steps"``, what the steps so far have spent at least.
         summary: What was measured, in a sentence.
     """
 
@@ -64,7 +90,7 @@ class Alarm:
     def __str__(self) -> str:
         seen = "exact" if math.isinf(self.evidence) else f"evidence 10^{self.evidence:.1f}"
         implied = ""
-        if self.epsilon is not None:
+        if self.epsilon is not None and self.cause not in _SPENT:
             implied = f" Going on like this ends at epsilon {self.epsilon:.3g}."
         return f"Step {self.step}: {self.cause} ({seen}). {self.summary}{implied}"
 
@@ -173,6 +199,11 @@ class Feed:
         return self.claim.delta
 
     @property
+    def alarm_at(self) -> float:
+        """Decimal logarithm of the evidence from which the monitor alarms."""
+        return -math.log10(EVIDENCE_SHARE * self.error)
+
+    @property
     def spent(self) -> float | None:
         """Epsilon of the steps so far by an accountant, where their noise and rate are declared."""
         if sum(count for _, count in self.declared) != self.steps or not self.declared:
@@ -187,12 +218,13 @@ class Feed:
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out.
 
-        Where the feed is private, so is what was measured: a logger has other readers.
+        Where the feed is private, so is what was measured: a logger has other readers. What steps
+        of several noise multipliers have spent takes seconds to compose, and is told at the end.
         """
-        limit = -math.log10(self.error)
+        waits = self.status == "running" and len(self.declared) > 1
         found: dict[str, float | None] = {
-            "epsilon_spent": self.spent,
-            "evidence_for_alarm": limit,
+            "epsilon_spent": None if waits else self.spent,
+            "evidence_for_alarm": self.alarm_at,
             "alarm": float(self.alarm is not None),
         }
         if not self.private:
@@ -231,13 +263,17 @@ class Feed:
             raise FileFormatError("Expected all parts of course to be of one length.")
         if self.claim is None and self.delta is None:
             raise FileFormatError("Expected claim, or delta where there is none.")
-        if not 0.0 < self.error < 1.0:
-            raise FileFormatError(f"Expected error in (0, 1), got {self.error}.")
-        times = (self.written, self.elapsed)
-        if not all(map(math.isfinite, times)) or self.steps < 0 or self.elapsed < 0.0:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise FileFormatError(f"Expected {name} in [{low:g}, {high:g}], got {value}.")
+        if self.begun_after > self.steps or self.status not in _STATUSES:
             raise FileFormatError(
-                f"Expected steps and elapsed >= 0 and finite times, got {self.steps}, {times}."
+                f"Expected begun_after <= steps and status one of {', '.join(_STATUSES)}, got "
+                f"{self.begun_after} of {self.steps} and {self.status!r}."
             )
+        if not all(0.0 <= noise < math.inf and count >= 0 for noise, count in self.declared):
+            raise FileFormatError("Expected declared noise multipliers and counts >= 0.")
 
     @property
     def seconds_a_step(self) -> float | None:

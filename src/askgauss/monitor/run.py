@@ -21,8 +21,15 @@ from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.monitor.bets import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
 from askgauss.monitor.course import CourseKeeper, CourseState
-from askgauss.monitor.feed import Alarm, Course, Feed, Projection, write_feed
-from askgauss.monitor.looks import Looks, Sums
+from askgauss.monitor.feed import (
+    EVIDENCE_SHARE,
+    Alarm,
+    Course,
+    Feed,
+    Projection,
+    write_feed,
+)
+from askgauss.monitor.looks import Looks, Sums, quick_upper
 from askgauss.sampling import EveryStep, Poisson, Scheme
 
 __all__ = ["Monitor", "monitor_of"]
@@ -33,8 +40,12 @@ _NOTHING = math.log(2.0)
 # Later steps are weighed so many at a time, but for those that are wrong at a glance: their sum of
 # squares is so many deviations too small. The first ones are weighed at once.
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
+# What watching takes of a run at most, where it can wait.
+_LOOKING = 0.01
 # Different declared noise multipliers that are told apart.
 _DECLARED = 64
+# What an accountant may be off the epsilon that a claim has by another.
+_ROUNDING = 0.005
 _NOBODY_COMPARES = {"weights": "nothing compares them with what was released"}
 
 
@@ -67,8 +78,10 @@ class Monitor:
     probability ``error`` at most, in all its steps together.
 
     It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end, such that all
-    these bounds hold together. How batches are drawn, by the recorder's word, is in these bounds;
-    outside Poisson sampling how often records are drawn is not watched.
+    these bounds hold together, and alarms where one is above the claimed epsilon. Of ``error``, a
+    tenth is for these looks and the rest for the e-process. How batches are drawn, by the
+    recorder's word, is in these bounds; outside Poisson sampling how often records are drawn is not
+    watched.
 
     Args:
         claim: What the run claims. ``steps`` is the planned end. Where it has no
@@ -136,7 +149,8 @@ class Monitor:
         self._on_alarm = on_alarm
         self._folder = None if folder is None else Path(folder)
         self._seconds = float(seconds)
-        self._threshold = -math.log(self._error)
+        # A correct run alarms by its evidence, or by the bound at a look: each has its share.
+        self._threshold = -math.log(EVIDENCE_SHARE * self._error)
         self._layout: Layout | None = None
         # Background known, own coin, noise declared: what the first step says.
         self._begun: tuple[bool, bool, bool] | None = None
@@ -160,6 +174,8 @@ class Monitor:
         self._pending: list[ObservedStep] = []
         self._compared = False
         self._passed_over = False
+        # Looks whose bounds were held against the claim, and the seconds that this took.
+        self._looked, self._looking = 0, 0.0
 
     # ------------------------------------------------------------------------- what it says
 
@@ -177,6 +193,7 @@ class Monitor:
     def alarm(self) -> Alarm | None:
         """The first alarm, if there was one."""
         self._settle()
+        self._judge_looks()
         return self._alarm
 
     @property
@@ -218,9 +235,12 @@ class Monitor:
     def course(self) -> Course:
         """How the run went, thinned to a few hundred points."""
         self._settle()
-        return self._course.course(
-            [] if self._looks is None else self._looks.bounds(told=True), self._expected_values()
-        )
+        return self._course_of(composed=False)
+
+    def _course_of(self, *, composed: bool) -> Course:
+        looks = self._looks
+        bounds = [] if looks is None else looks.bounds(told=True, composed=composed)
+        return self._course.course(bounds, self._expected_values())
 
     def _expected_values(self) -> float:
         """Canaries that a step shows the noise of, on average over the coins that plant."""
@@ -235,8 +255,15 @@ class Monitor:
     def feed(self, status: Literal["running", "finished", "failed"] = "running") -> Feed:
         """All of this, as ``watch.json`` has it: aggregates only."""
         self._settle()
-        best = None if self._looks is None else self._looks.best(told=True)
-        ends = None if self._looks is None else self._looks.projection(told=True)
+        if self._looks is not None:
+            self._looks.compose()
+        return self._feed(status)
+
+    def _feed(self, status: Literal["running", "finished", "failed"]) -> Feed:
+        """The same, with the bounds that have been composed."""
+        looks = self._looks
+        best = None if looks is None else looks.best(told=True, composed=True)
+        ends = None if looks is None else looks.projection(told=True, composed=True)
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -256,7 +283,7 @@ class Monitor:
             bound=None if best is None else (down(best[0]), best[1]),
             projection=None if ends is None else ends.rounded(),
             alarm=None if self._alarm is None else self._alarm.rounded(),
-            course=self.course(),
+            course=self._course_of(composed=True),
             delta=self._delta,
             private=self._private,
         )
@@ -436,6 +463,7 @@ class Monitor:
         if self._looks is not None:
             others = layout.count - count
             self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
+            self._judge_looks(at_once=False)
 
     def pass_over(self) -> None:
         """Do not weigh the coming step: what is observed of it was chosen by what it released."""
@@ -475,6 +503,8 @@ class Monitor:
 
     def close(self, *, failed: bool = False) -> None:
         """The run ended, or stops here; say so to those who follow it."""
+        self._settle()
+        self._judge_looks()
         if self._told_outside:
             self._write("failed" if failed else "finished")
 
@@ -496,6 +526,53 @@ class Monitor:
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
+
+    def _judge_looks(self, *, at_once: bool = True) -> None:
+        """Hold the bounds of new looks against the claim.
+
+        Args:
+            at_once: Whether to do so however long it takes; else it may wait.
+        """
+        looks, claim = self._looks, self._claim
+        if looks is None or claim is None or self._looked == len(looks.taken):
+            return
+        began = time.monotonic()
+        if looks.slow() and self._busy(began) and not at_once:
+            return
+        for look in looks.taken[self._looked :]:
+            bound = looks.above(look, claim.epsilon, (1.0 - EVIDENCE_SHARE) * self._error)
+            if bound is not None:
+                self._sound(
+                    "epsilon",
+                    -math.log((1.0 - EVIDENCE_SHARE) * self._error),
+                    f"The first {look.step:,} steps leak at least epsilon {bound:.3g}, where "
+                    f"{claim.epsilon:g} is claimed.",
+                    epsilon=bound,
+                )
+            self._judge_steps(look.step, claim)
+        self._looked = len(looks.taken)
+        self._looking += time.monotonic() - began
+
+    def _judge_steps(self, steps: int, claim: PrivacyClaim) -> None:
+        """More steps than planned, which cost more than is claimed by what is declared of them."""
+        rate, planned = self._rate, self._planned
+        single = len(self._declared) == 1 and not self._undeclared
+        if planned is None or steps <= planned or rate is None or not single or not claim.delta:
+            return
+        signal = 1.0 / next(iter(self._declared))
+        if quick_upper(signal, rate, steps, claim.delta) <= claim.epsilon:
+            return
+        spent = accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=claim.delta
+        )
+        if spent > (1.0 + _ROUNDING) * claim.epsilon:
+            self._sound(
+                "steps",
+                math.inf,
+                f"{steps:,} steps were taken where {planned:,} are claimed; by what is declared of "
+                f"them they spend epsilon {spent:.3g}, where {claim.epsilon:g} is claimed.",
+                epsilon=spent,
+            )
 
     def _find_onset(self, bets: Bets, cause: str) -> None:
         """Where the fault seems to have begun: what is said of it is measured from there on."""
@@ -524,11 +601,12 @@ class Monitor:
 
     # ------------------------------------------------------------------------- alarms
 
-    def _sound(self, cause: str, evidence: float, summary: str) -> None:
+    def _sound(
+        self, cause: str, evidence: float, summary: str, *, epsilon: float | None = None
+    ) -> None:
         if self._alarm is None:
-            self._alarm = Alarm(
-                self._steps, cause, evidence / _LOG_TEN, self._implied(cause), summary
-            )
+            implied = self._implied(cause) if epsilon is None else epsilon
+            self._alarm = Alarm(self._steps, cause, evidence / _LOG_TEN, implied, summary)
 
     def _raise_once(self) -> None:
         """Tell of a new alarm, after everything about the step has been kept."""
@@ -606,8 +684,13 @@ class Monitor:
 
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
         """Tell those outside: the file that others follow, and the logger."""
-        self._written = time.monotonic()
-        feed = self.feed(status)
+        self._written = began = time.monotonic()
+        self._settle()
+        # While it trains, a run waits for no more bounds than a small share of its time.
+        if self._looks is not None and (status != "running" or not self._busy(began)):
+            self._looks.compose()
+            self._looking += time.monotonic() - began
+        feed = self._feed(status)
         try:
             if self._folder is not None:
                 write_feed(self._folder, feed)
@@ -616,6 +699,10 @@ class Monitor:
             self._warn(f"watch.json could not be written: {error}.")
         if self._log is not None:
             self._log(feed.numbers(), step=feed.steps)
+
+    def _busy(self, now: float) -> bool:
+        """Whether composing bounds has taken its share of the run so far."""
+        return self._looking > _LOOKING * (now - self._began)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart, as plain values."""
@@ -673,6 +760,8 @@ class Monitor:
         self._course, self._alarm = course, memory.alarm
         self._evidence_told = dict(memory.evidence_told)
         self._told, self._pending = memory.alarm is not None, []
+        # Those before the checkpoint are weighed again: nothing is lost by it.
+        self._looked = 0
         self._began, self._began_after = time.monotonic(), memory.steps
 
 

@@ -7,7 +7,13 @@ What is compared is framework-free and lives here; what reads it from a framewor
 from askgauss.witness.clip_count import ClipCountFacts
 from askgauss.witness.noise_rows import NoiseRowFacts
 from askgauss.witness.reuse import ReuseFacts
-from askgauss.witness.rounds import ParticipationFacts, ProbeFacts, RoundFacts
+from askgauss.witness.rounds import (
+    HonestFacts,
+    ParticipationFacts,
+    ProbeFacts,
+    ProbeReading,
+    RoundFacts,
+)
 from askgauss.witness.rows import RowFacts
 from askgauss.witness.settings import SettingCourse, SettingFacts
 from askgauss.witness.steps import StepFacts, StepWitness
@@ -15,9 +21,11 @@ from askgauss.witness.weights import WeightFacts, WeightWitness
 
 __all__ = [
     "ClipCountFacts",
+    "HonestFacts",
     "NoiseRowFacts",
     "ParticipationFacts",
     "ProbeFacts",
+    "ProbeReading",
     "ReuseFacts",
     "RoundFacts",
     "RowFacts",

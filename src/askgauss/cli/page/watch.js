@@ -55,7 +55,7 @@ function show(view) {
 
 async function look() {
   try {
-    const answer = await fetch("/data.json", { cache: "no-store" });
+    const answer = await fetch("data.json", { cache: "no-store" });
     show(await answer.json());
     byId("connection").textContent = "";
   } catch (error) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from askgauss import _plain
@@ -87,7 +86,7 @@ def course(result: AuditResult) -> RunCourse | Missing:
         claimed=None if claimed is None else claimed.epsilon,
         spent=feed.spent,
         evidence=feed.course.evidence,
-        alarm_at=-math.log10(feed.error),
+        alarm_at=feed.alarm_at,
         alarm_step=None if feed.alarm is None else feed.alarm.step,
         alarm="" if feed.alarm is None else str(feed.alarm),
         untested=feed.untested,

@@ -1,0 +1,224 @@
+"""What honest clients add beyond their clipped updates, client by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss._rounded import on_grid, two_digits_up
+from askgauss.federated.updates import Form
+from askgauss.witness import HonestFacts
+
+__all__ = ["HonestRound", "HonestWeights"]
+
+# Values of all updates of a round that are read; of more, every so many.
+_MOST_VALUES = 200_000_000
+# Fewer values than these do not say how large the noise of a round is.
+_FEWEST_VALUES = 100
+# Norms of updates, in clip norms, by which clients are told apart.
+_EDGES = (1.0, 2.0, 4.0, 16.0)
+# Clients that are told apart, by their places in a round and by their names.
+_MOST_PLACES, _MOST_NAMES = 256, 4096
+# What an update that the aggregator clipped in place may be off the clip norm.
+_CLIPPED = 1e-5
+# Noise below this, in clip norms, is rounding.
+_SILENT = 1e-6
+
+Array = NDArray[np.float64]
+Group = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HonestRound:
+    """Honest clients of a round under way; their updates are the caller's own arrays.
+
+    Attributes:
+        updates: Their updates.
+        norms: The norms of these before the round was aggregated.
+        factors: What each is multiplied by in the sum, clipping and weight together; by each way
+            to weigh them.
+        names: Their names, where they have any.
+    """
+
+    updates: Sequence[list[NDArray[Any]]]
+    norms: Sequence[float]
+    factors: tuple[Array, ...]
+    names: Sequence[Hashable] | None
+
+
+class HonestWeights:
+    """What honest clients add, group by group: one place in a round, one name, one range of norms.
+
+    Their updates are clipped here too, and taken off. What is left along the updates of a group
+    comes on top of what was taken off, and both together may be one clip norm. Whether clients are
+    weighed as they report shows over many rounds: so every way is followed, and the one that fits
+    best in the end is told.
+    """
+
+    def __init__(self) -> None:
+        self._sums: tuple[dict[Group, Array], ...] = ({}, {}, {})
+        self._left = np.zeros(len(self._sums))
+        self._rounds = 0
+
+    def read(
+        self,
+        form: Form,
+        clients: HonestRound,
+        released: list[NDArray[Any]],
+        *,
+        divisor: float,
+        clip_norm: float,
+        canaries: NDArray[np.int64],
+    ) -> None:
+        """Read what a round released.
+
+        Args:
+            form: The form of its updates.
+            clients: Its honest clients.
+            released: The mean.
+            divisor: What turns the mean into the sum.
+            clip_norm: The norm that updates were clipped to.
+            canaries: Coordinates that canaries may add to, which are left out.
+        """
+        lengths = np.asarray(clients.norms)
+        stride = max(1, math.ceil(form.dimension * lengths.size / _MOST_VALUES))
+        free = ~form.marked(canaries, stride)
+        if np.count_nonzero(free) < _FEWEST_VALUES or not lengths.size:
+            return
+        sent = (lengths > _SILENT * clip_norm) & np.isfinite(lengths)
+        now = np.array([form.norm(parts) for parts in clients.updates])
+        in_place = (lengths > clip_norm) & (np.abs(now / clip_norm - 1.0) < _CLIPPED)
+        if not ((now == lengths) | in_place)[sent].all():
+            # The aggregator wrote into the updates: what they were is not known any more.
+            return
+        total = form.thinned(released, stride) * (free * divisor / clip_norm)
+        units = _Units(form, clients.updates, now, stride, free)
+        noises: list[float] = []
+        read: list[tuple[Array, Array]] = []
+        for way in range(len(self._sums)):
+            factors = clients.factors[min(way, len(clients.factors) - 1)]
+            adds = np.where(sent, factors * lengths / clip_norm, 0.0)
+            same = next((old for old, other in read if np.array_equal(adds, other)), None)
+            if same is None:
+                left = total.copy()
+                for index in np.flatnonzero(adds > 0.0):
+                    left -= adds[index] * units[int(index)]
+                same = left
+            read.append((same, adds))
+            noises.append(float(same @ same) / np.count_nonzero(free))
+        if not np.isfinite(noises).all():
+            return
+        self._rounds += 1
+        noise = max(min(noises), _SILENT**2)
+        self._left += np.array(noises) / noise * np.count_nonzero(free)
+        sizes = lengths / clip_norm
+        for sums, (left, adds), own in zip(self._sums, read, noises, strict=True):
+            for group, members in _groups(sizes, adds > 0.0, clients.names):
+                if group[0] == "name" and group not in sums and len(sums) > _MOST_NAMES:
+                    continue
+                direction = sum((units[index] for index in members), np.zeros(left.size))
+                along, square = float(left @ direction), float(direction @ direction)
+                unit = max(own, noise)
+                sums.setdefault(group, np.zeros(5))[...] += (
+                    square / unit,
+                    along / unit,
+                    float(adds[members].mean()) * square / unit,
+                    (along / unit) ** 2,
+                    1.0,
+                )
+
+    def saved(self) -> tuple[int, tuple[float, ...], tuple[tuple[Any, ...], ...]]:
+        """Rounds, what every way leaves, and the sums of every group by each way."""
+        return (
+            self._rounds,
+            tuple(map(float, self._left)),
+            tuple(
+                (way, kind, name, tuple(map(float, values)))
+                for way, sums in enumerate(self._sums)
+                for (kind, name), values in sums.items()
+            ),
+        )
+
+    def restore(
+        self,
+        rounds: int,
+        left: Sequence[float],
+        groups: Sequence[tuple[int, str, str, tuple[float, ...]]],
+    ) -> None:
+        """Go on with what was `saved`."""
+        self._rounds, self._left = rounds, np.array(left)
+        self._sums = ({}, {}, {})
+        for way, kind, name, values in groups:
+            self._sums[way][kind, name] = np.array(values)
+
+    def facts(self) -> HonestFacts | None:
+        """The group that adds most, by its own error."""
+        found = []
+        for group, (weight, along, adds, square, rounds) in self._sums[
+            int(np.argmin(self._left))
+        ].items():
+            if weight > 0.0:
+                # From round to round it may vary by more than noise: clients drop out.
+                varies = (square - along**2 / rounds) * rounds / max(rounds - 1.0, 1.0)
+                error = math.sqrt(max(weight, varies)) / weight
+                found.append(((adds + along) / weight, error, group))
+        if not found:
+            return None
+        added, error, (kind, name) = max(found, key=lambda item: (item[0] - 1.0) / item[1])
+        error = two_digits_up(error)
+        return HonestFacts(
+            rounds=self._rounds,
+            groups=len(found),
+            # A client's own name is nobody else's business.
+            group="one client by its name" if kind == "name" else name,
+            added=on_grid(added, error, 1.0),
+            error=error,
+        )
+
+
+class _Units:
+    """Updates of norm 1 where canaries are not, made when they are asked for."""
+
+    def __init__(
+        self,
+        form: Form,
+        updates: Sequence[list[NDArray[Any]]],
+        norms: Array,
+        stride: int,
+        free: NDArray[np.bool_],
+    ) -> None:
+        self._form, self._updates, self._norms = form, updates, norms
+        self._stride, self._free = stride, free
+
+    def __getitem__(self, index: int) -> Array:
+        thinned = self._form.thinned(self._updates[index], self._stride)
+        return np.asarray(thinned * (self._free / self._norms[index]))
+
+
+def _groups(
+    sizes: Array, sent: NDArray[np.bool_], names: Sequence[Hashable] | None
+) -> Iterator[tuple[Group, NDArray[np.int64]]]:
+    """Groups of a round, and who is in them."""
+    members = np.flatnonzero(sent)
+    if members.size == 0:
+        return
+    yield ("clients", "all clients together"), members
+    ranges = np.searchsorted(_EDGES, sizes)
+    for number, edge in enumerate(_EDGES, start=1):
+        within = members[ranges[members] == number]
+        if within.size:
+            yield ("clients", f"those with updates above {edge:g} clip norms"), within
+    largest = members[np.argmax(sizes[members])]
+    yield ("place", "the one with the largest update of a round"), np.array([largest])
+    yield ("place", "the last one of a round"), members[-1:]
+    for index in members:
+        one = np.array([index])
+        if index < _MOST_PLACES:
+            yield ("place", f"the one at place {index + 1:,} of a round"), one
+        if names is not None:
+            yield ("name", repr(names[int(index)])), one

@@ -1,0 +1,114 @@
+"""Alarms by the monitor's own bound, and results of runs that were ended by what it showed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import askgauss as ag
+from askgauss import accounting
+from askgauss.audited_run import AuditedRun
+from askgauss.monitor.looks import quick_upper
+from askgauss.monitor.stopping import error_share
+
+NOISE, DELTA = 2.0, 1e-5
+
+
+class Run(AuditedRun):
+    """A run of simulated steps."""
+
+    def __init__(self, *, rate=0.2, claimed_rate=0.2, steps=64, epsilon=None, planned=True, seed=1):
+        if epsilon is None:
+            epsilon = accounting.dpsgd_epsilon(
+                noise_multiplier=NOISE, sampling_rate=claimed_rate, steps=steps, delta=DELTA
+            )
+        self.claim = ag.PrivacyClaim(
+            epsilon=epsilon, delta=DELTA, noise_multiplier=NOISE, sampling_rate=claimed_rate,
+            steps=steps if planned else None,
+        )  # fmt: skip
+        self._monitor = ag.Monitor(claim=self.claim, on_alarm=lambda alarm: None)
+        canaries = ag.DiracCanaries(present=40, absent=160, dimension=200, seed=seed)
+        self.recorder = ag.Recorder(
+            canaries, sampling_rate=rate, noise_multiplier=NOISE, monitor=self._monitor
+        )
+        self.generator = np.random.default_rng(seed)
+
+    @property
+    def monitor(self):
+        return self._monitor
+
+    def transcript(self):
+        return self.recorder.transcript()
+
+    def train(self, steps):
+        for _ in range(steps):
+            planted = self.recorder.sample()
+            values = self.generator.normal(0.0, NOISE, 200)
+            values[planted] += 1.0
+            self.recorder.observe(values, background=0.0)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "cause"),
+    [
+        ({"epsilon": 1.0}, 64, "epsilon"),
+        ({"rate": 0.6, "claimed_rate": 0.1}, 64, "epsilon"),
+        ({"steps": 20, "rate": 0.1, "claimed_rate": 0.1}, 64, "steps"),
+    ],
+    ids=["claim", "rate", "steps"],
+)
+def test_a_bound_above_the_claim_is_an_alarm(options, steps, cause):
+    run = Run(**options).train(steps)
+    alarm = run.monitor.alarm
+    assert alarm is not None
+    assert alarm.cause == cause
+    assert alarm.epsilon > run.claim.epsilon
+    assert f"{run.claim.epsilon:g} is claimed" in alarm.summary
+
+
+def test_correct_runs_do_not_alarm_by_it():
+    # One in 1,000 would; seeds are fixed.
+    for seed in range(5):
+        assert Run(seed=seed).train(64).monitor.alarm is None
+
+
+def test_the_quick_bound_is_above_what_composing_gives():
+    for signal, rate, steps in ((1.0, 0.01, 100), (3.0, 0.001, 16), (0.2, 0.5, 256), (1.0, 1.0, 4)):
+        exact = accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=DELTA
+        )
+        assert exact <= quick_upper(signal, rate, steps, DELTA)
+
+
+def test_errors_at_all_steps_add_up_to_that_of_one_audit():
+    for planned in (10, 1000):
+        shares = sum(error_share(step, planned) for step in range(1, 200_000))
+        assert 1.005 < shares <= 1.01
+
+
+def test_a_run_that_was_ended_early_is_stated_with_less_error():
+    early = Run().train(40)
+    result = early.result(claim=early.claim)
+    assert result.confidence > 0.99999
+    assert result.gate_error < 1e-6
+    plain = ag.audit(early.transcript(), claim=early.claim)
+    assert result.epsilon_lower < plain.epsilon_lower
+    assert "40 steps where 64 were planned" in finding(result).summary
+    # Read from its file it is the same, and it is what its transcript gives.
+    assert ag.AuditResult.from_json(result.to_json()).epsilon_lower == result.epsilon_lower
+
+
+def test_the_planned_end_and_no_plan_at_all():
+    whole = Run().train(64)
+    result = whole.result(claim=whole.claim)
+    assert result.confidence == 0.95
+    assert finding(result) is None
+    unplanned = Run(planned=False).train(40)
+    result = unplanned.result(claim=unplanned.claim)
+    assert result.confidence == 0.95
+    assert "not ended by what its monitor showed" in finding(result).summary
+
+
+def finding(result):
+    return next((item for item in result.findings if item.check == "stopping"), None)
