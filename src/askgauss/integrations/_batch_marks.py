@@ -78,8 +78,8 @@ def _read(tensor: Tensor, width: int) -> Tensor:
     places = np.concatenate([np.arange(begin, end) for begin, end in pieces])
     index: tuple[Any, ...] = np.unravel_index(places, tensor.shape[1:])
     # Picked without a copy of the whole row.
-    picked: Tensor = tensor[(slice(None), *map(torch.from_numpy, index))]
-    return picked
+    rows: tuple[Any, ...] = (slice(None), *map(torch.from_numpy, index))
+    return tensor[rows]
 
 
 def _pieces(width: int) -> list[tuple[int, int]]:

@@ -297,10 +297,10 @@ class TrainedRows:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
         first: HandedBatch | None = None
         for kind in kinds:
-            item, alike = _best(own, marks, kind)
+            found, alike = _best(own, marks, kind)
             if alike == own.size:
-                return item
-            first = first or item
+                return found
+            first = first or found
         # No batch has all of the rows: the first that has enough of them.
         return first
 

@@ -485,7 +485,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
             reuse=self._reused(rows) if apart is None else apart.reuse,
-            rows=None if apart is None else apart.facts,
+            noise_rows=None if apart is None else apart.facts,
             notes=tuple(
                 note
                 for note in (

@@ -176,7 +176,7 @@ def _joined(weights: _Floats) -> tuple[_Floats, _Floats]:
     if values.size <= _MOST_WEIGHTS:
         return values, counts.astype(np.float64)
     place = np.floor((values - values[0]) / (values[-1] - values[0]) * (_MOST_WEIGHTS - 1))
-    total = np.bincount(place.astype(np.int64), counts)
+    total = np.bincount(place.astype(np.int64), counts).astype(np.float64)
     sums = np.bincount(place.astype(np.int64), counts * values)
     return sums[total > 0.0] / total[total > 0.0], total[total > 0.0]
 
