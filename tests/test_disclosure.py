@@ -334,6 +334,19 @@ def _by_histogram(summary: Summary, released: np.ndarray) -> np.ndarray:
     return total / taken
 
 
+def test_small_tensors_do_not_make_a_run_of_ordinary_size_private():
+    """Two present canaries of a small tensor, planted often, stand beside another tensor's."""
+    canaries = ag.DiracCanaries(present=153, absent=737, tensors=[1280, 64, 128, 2], seed=3)
+    recorder = ag.Recorder(canaries, sampling_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+    rng = np.random.default_rng(4)
+    for _ in range(230):
+        noisy = rng.normal(size=canaries.size)
+        noisy[recorder.sample()] += 1.0
+        recorder.observe(noisy, background=0.0)
+    claim = ag.PrivacyClaim(epsilon=10.7, delta=1e-5)
+    assert not ag.audit(recorder.transcript(), claim=claim).private
+
+
 def test_histograms_help_nobody_who_knows_the_seed():
     """Where a bin has one canary in it, the picture is a list of their noise."""
     parts: dict[str, list[list[np.ndarray]]] = {"counted": [], "published": []}

@@ -245,16 +245,18 @@ def _strata(transcript: Transcript) -> tuple[Stratum, ...]:
 def told_tensors(transcript: Transcript) -> list[NDArray[np.intp]]:
     """Tensors whose observations are told apart from all, small ones beside another.
 
-    One with a handful of plantings could not beat the pooled bound at its share, and would tell of
-    single canaries. So would a handful that is left: anybody can subtract.
+    One with a handful of plantings could not beat the pooled bound at its share. One with a handful
+    of present canaries, however often each was planted, would tell of single ones; so would a
+    handful that is left, since anybody can subtract.
     """
     steps, size = transcript.number_of_steps, int(transcript.tensor.max(initial=0)) + 1
     canaries = np.bincount(transcript.tensor, minlength=size)
+    present = np.bincount(transcript.tensor, transcript.member, size)
     planted = np.bincount(transcript.tensor, transcript.canaries.planted, size)
     other = steps * canaries - planted
 
     def many(group: NDArray[np.intp]) -> bool:
-        return all(part[group].sum() >= FEWEST_TOLD for part in (canaries, planted, other))
+        return all(part[group].sum() >= FEWEST_TOLD for part in (present, planted, other))
 
     groups = [np.array([index]) for index in np.flatnonzero(canaries)]
     told = [group for group in groups if many(group)]
