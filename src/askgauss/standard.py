@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from askgauss import _validate
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
@@ -27,6 +28,10 @@ class Standard:
     auditor: Auditor[Any] | None = None
     confidence: float = 0.95
     gate_error: float = 0.001
+
+    def __post_init__(self) -> None:
+        _validate.within(0.5, 1, confidence=self.confidence)
+        _validate.within(0, 0.5, gate_error=self.gate_error)
 
     def shortfalls(self, result: AuditResult) -> tuple[str, ...]:
         """In what a result is not of this standard, as far as it says itself; none where it is.

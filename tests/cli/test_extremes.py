@@ -41,6 +41,7 @@ CALLS = {
     "compare": (f"{{scores}} {CLAIM}",),
     "diagnose": (f"{{run}} {CLAIM}",),
     "watch": ("{watched} --once",),
+    "verify": ("{result} {run}",),
     "replay": ("{training}:train --leave-out 3 --steps 2", "{training}:train --replace 3"),
     "plan": (
         "",
@@ -168,12 +169,15 @@ def places(tmp_path_factory):
     )
     transcript.save(folder / "run.npz")
     transcript.scores().save(folder / "scores.npz")
+    claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
+    (folder / "result.json").write_text(ag.audit(transcript, claim=claim).to_json())
     (folder / "mine.py").write_text(TRAINING)
     monitor = watched(np.random.default_rng(0), steps=5, planned=5, own_coin=True)
     write_feed(folder, replace(monitor.feed(), status="finished"))
     return {
         "run": folder / "run.npz",
         "scores": folder / "scores.npz",
+        "result": folder / "result.json",
         "training": folder / "mine.py",
         "watched": folder,
     }

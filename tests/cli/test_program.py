@@ -158,7 +158,7 @@ def test_an_error_of_ours_is_one_line(run, correct):
 def test_whatever_happens_the_exit_code_is_not_that_of_a_verdict(
     run, correct, monkeypatch, error, code, word, debug
 ):
-    def fail(source):
+    def fail(source, *_):
         raise error
 
     monkeypatch.setattr(audit, "read_input", fail)
@@ -307,7 +307,7 @@ def test_a_closed_stdin_is_said(leaky):
 
 @pytest.mark.parametrize("error", [SystemExit(1), SystemExit("gone"), RecursionError("deep")])
 def test_a_library_that_leaves_is_no_violation(run, correct, monkeypatch, error):
-    def leave(source):
+    def leave(source, *_):
         raise error
 
     monkeypatch.setattr(audit, "read_input", leave)

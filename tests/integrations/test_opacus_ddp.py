@@ -53,8 +53,8 @@ def test_all_ranks_hold_the_same_transcript(folder, name):
     assert first.facts.witness.steps >= 1
     assert first.facts.witness.divided == first.number_of_steps
     assert first.facts.weights.otherwise == first.facts.weights.between == 0
-    # The first rank draws the noise, and looks for its seed.
-    first, second = (replace(item.facts, seed_probe=None) for item in (first, second))
+    # The first rank draws the noise, looks for its seed and whether any of it was used before.
+    first, second = (replace(item.facts, seed_probe=None, reuse=None) for item in (first, second))
     assert first == second
 
 
