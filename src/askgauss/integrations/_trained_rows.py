@@ -141,6 +141,7 @@ class TrainedRows:
         heard.listen(self)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         self._stand_in = StandIn(self._optimizer, name, self._clipped)
+        self._stand_in.put()
 
     def detach(self) -> None:
         """Listen no more."""
