@@ -16,7 +16,7 @@ from torch import nn
 
 from askgauss import _plain
 from askgauss.integrations import _handed_batches as heard
-from askgauss.integrations._batch_marks import Marks, marks_of
+from askgauss.integrations._batch_marks import Content, Marks, content_of
 from askgauss.integrations._handed_batches import Pass
 from askgauss.integrations._opacus_run import clips_without_rows, noise_by_parameter
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
@@ -29,6 +29,8 @@ __all__ = ["HandedBatch", "TrainedRows", "draws_for"]
 
 # Batches that are remembered, used or not, by this and by other loaders.
 _REMEMBERED = 256
+# Batches whose tensors are kept alive until it is known whether their marks are needed.
+_HELD = 4
 # Batches that the rows of one step are looked for in, newest first.
 _LOOKED_IN = 64
 # A batch is recognised by this share of the rows that could be in both.
@@ -51,7 +53,7 @@ class HandedBatch:
         place: Its number in that pass.
         indices: The records that were drawn for it; None where that was not seen.
         ours: Whether the audited loader drew it.
-        marks: By what its rows are recognised.
+        content: By what its rows are recognised.
         step: The step that used it; 0 if none did.
         places: Where the model was called with it.
     """
@@ -60,9 +62,14 @@ class HandedBatch:
     place: int
     indices: NDArray[np.int64] | None
     ours: bool
-    marks: Marks | None
+    content: Content | None
     step: int = 0
     places: list[int] = field(default_factory=list)
+
+    @property
+    def marks(self) -> Marks | None:
+        """Marks of its rows; None where it has none or they are gone."""
+        return None if self.content is None else self.content.marks
 
     @property
     def records(self) -> int:
@@ -218,10 +225,12 @@ class TrainedRows:
         """A loader handed out a batch."""
         ours = draws_for(source.sampler, self._sampler)
         self._was_handed = self._was_handed or ours
-        made = HandedBatch(source, source.handed, indices, ours, marks_of(batch))
-        self._batches.append(made)
-        if len(self._batches) > 2 * _REMEMBERED:
-            del self._batches[:_REMEMBERED]
+        batches = self._batches
+        batches.append(HandedBatch(source, source.handed, indices, ours, content_of(batch)))
+        if len(batches) > _HELD and not batches[-1 - _HELD].step:
+            _ = batches[-1 - _HELD].marks
+        if len(batches) > 2 * _REMEMBERED:
+            del batches[:_REMEMBERED]
 
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A model is called: its rows may be trained on, or decide whether the batch is."""
@@ -229,18 +238,26 @@ class TrainedRows:
         waiting = self._waiting()
         if not (trains or waiting) or not self._is_ours(model):
             return
-        marks = marks_of(arguments, options)
-        if marks is None:
+        content = content_of(arguments, options)
+        if content is None:
             return
         place = _TO_TRAIN if trains else _place()
-        batch = _same(marks, waiting, place)
+        batch = self._very(content) or _same(content, waiting, place)
         if trains:
-            self._calls.append(_Rows(marks.rows, marks, batch))
+            known = batch is not None
+            self._calls.append(_Rows(content.rows, None if known else content.marks, batch))
             del self._calls[:-_REMEMBERED]
             # Changed on the way to the model: the next batch of that many records.
-            batch = batch or _next_of(waiting, marks.rows)
-        if batch is not None and place not in batch.places:
+            batch = batch or _next_of(waiting, content.rows)
+        if batch is not None and batch.ours and not batch.step and place not in batch.places:
             self._wait_for_step(batch, place)
+
+    def _very(self, content: Content) -> HandedBatch | None:
+        """The batch whose own tensor the model is called with."""
+        for item in reversed(self._batches[-2 * _HELD :]):
+            if item.content is not None and item.content.is_of(content):
+                return None if item.content.was_written(content) else item
+        return None
 
     def _wait_for_step(self, batch: HandedBatch, place: int) -> None:
         """The model is called with a batch that no step used so far."""
@@ -365,6 +382,9 @@ class TrainedRows:
         if len(fresh) < len(ours):
             self._note("again")
         self._settle(fresh)
+        for item in used:
+            if item.content is not None:
+                item.content.release()
         if not fresh:
             return None
         if any(item.indices is None for item in ours):
@@ -422,17 +442,18 @@ class TrainedRows:
 
     def _recognised(self, rows: _Rows) -> HandedBatch | None:
         """The batch that most rows are in: of those that no step used, that one did, of others."""
+        if rows.batch is not None:
+            return rows.batch
         marks = rows.marks
         if marks is None or marks.rows == 0:
             return None
-        if rows.batch is not None and not rows.batch.step:
-            return rows.batch
         own = marks.hashes()
         if own.size > 1 and (own == own[0]).all():
             return None  # rows that are all alike are nobody's
         kinds: list[list[HandedBatch]] = [[], [], []]
         for item in self._batches[-_LOOKED_IN:]:
-            if item.marks is not None and item.marks.rows and item.marks.width == marks.width:
+            content = item.content
+            if content is not None and content.rows and content.width == marks.width:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
         first: HandedBatch | None = None
         for kind in kinds:
@@ -509,9 +530,9 @@ class TrainedRows:
 
     def _other_source(self, rows: Sequence[_Rows]) -> str:
         """What drew those of the rows that are another loader's."""
-        others = [item for item in self._batches[-_LOOKED_IN:] if not item.ours and item.marks]
+        others = [item for item in self._batches[-_LOOKED_IN:] if not item.ours and item.content]
         for marks in (item.marks for item in rows if item.marks is not None):
-            same = [item for item in others if item.marks and item.marks.width == marks.width]
+            same = [item for item in others if item.content and item.content.width == marks.width]
             if found := _best(marks.hashes(), marks, same)[0]:
                 return _name(found.source.sampler)
         return ""
@@ -521,7 +542,8 @@ class TrainedRows:
         """Whether all rows are those of the batches, and some of them more often than there."""
         if all(item.batch is not None for item in rows if item.count):
             return False
-        trained = [item.marks for item in rows if item.marks is not None and item.count]
+        marks = [item.marks or (item.batch and item.batch.marks) for item in rows if item.count]
+        trained = [item for item in marks if item]
         yielded = [item.marks for item in used if item.marks is not None and item.records]
         if not trained or len({item.width for item in (*trained, *yielded)}) != 1:
             return False
@@ -553,11 +575,15 @@ def _place() -> int:
     return hash(tuple(at)) or 1
 
 
-def _same(marks: Marks, among: Sequence[HandedBatch], place: int) -> HandedBatch | None:
+def _same(content: Content, among: Sequence[HandedBatch], place: int) -> HandedBatch | None:
     """The batch of these very rows: rather one that was not seen at this place."""
     seen = None
     for item in among[-_LOOKED_IN:]:
-        if item.marks is not None and item.marks.same(marks):
+        theirs = item.content
+        if theirs is None or (theirs.rows, theirs.width) != (content.rows, content.width):
+            continue
+        marks, own = theirs.marks, content.marks
+        if marks is not None and own is not None and marks.same(own):
             if place not in item.places:
                 return item
             seen = item
@@ -601,7 +627,8 @@ def _best(
     """The batch that most of the rows are in, if enough of them are, and how many that is."""
     best, most = None, 0
     for item in among:
-        assert item.marks is not None
+        if item.marks is None:
+            continue
         theirs = item.marks.hashes(marks)
         if np.array_equal(own, theirs):
             return item, own.size
