@@ -70,7 +70,7 @@ class Content:
         self._tensor = weakref.ref(tensor)
         self._version = _version(tensor)
         self._marks: Marks | None = None
-        self.rows, self.width = len(tensor), width
+        self.rows, self.width = tensor.shape[0], width
 
     @property
     def marks(self) -> Marks | None:
@@ -101,7 +101,7 @@ def content_of(*content: Any) -> Content | None:
     widest: Tensor | None = None
     width = 0
     for tensor in _tensors(content, _DEPTH):
-        own = tensor.numel() // (len(tensor) or 1)
+        own = tensor.numel() // (tensor.shape[0] or 1)
         if own > width:
             widest, width = tensor, own
     # Labels alone say nothing of who they belong to.
@@ -132,7 +132,7 @@ def _read(tensor: Tensor, width: int) -> Tensor:
 
 def _tensors(content: Any, depth: int) -> list[Tensor]:
     if isinstance(content, Tensor):
-        return [content] if content.dim() > 0 and not content.is_complex() else []
+        return [content] if content.shape and not content.is_complex() else []
     if not depth or not isinstance(content, (tuple, list, dict, Mapping)):
         return []
     inside = content if isinstance(content, (tuple, list)) else list(content.values())
