@@ -121,8 +121,8 @@ def chosen(wanted, how):
 
     def loop(run):
         for number, (features, target) in enumerate(run.loader):
-            run.optimizer.zero_grad()
             if how == "backward":
+                run.optimizer.zero_grad()
                 run.criterion(run.model(features), target).backward()
                 if wanted(run, number):
                     run.optimizer.step()

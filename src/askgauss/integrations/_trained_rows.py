@@ -284,7 +284,8 @@ class TrainedRows:
         source = self._newest
         if source is None or not source.pending:
             return {}
-        unfinished = len(self._rows) + len(self._counts())
+        # Rows of the last step may still lie there; before the first, they wait for it.
+        unfinished = len(self._rows) or (0 if self._values["steps"] else len(self._counts()))
         waits = max(int(interrupted or not source.ended), self._most_passes - 1, unfinished)
         return {place: count - waits for place, count in source.pending.items() if count > waits}
 
