@@ -343,8 +343,8 @@ def _on_a_grid(values: NDArray[np.float64]) -> bool:
     ordered = np.sort(values[(values > 0.25) & (values < 1.0)])
     if ordered.size < _FEWEST:
         # The steps of the grid may be wider than the noise.
-        apart = np.diff(np.sort(values)) > _NOTHING
-        return values.size >= WIDTH and _FEW_COPIES * (int(apart.sum()) + 1) <= values.size
+        sizes = 1 + int(np.count_nonzero(np.diff(np.sort(values)) > _NOTHING))
+        return values.size >= WIDTH and _FEW_COPIES * sizes <= values.size
     gaps = np.diff(ordered)
     apart = gaps[gaps > _NOTHING]
     if apart.size >= (1.0 - _REPEATED) * gaps.size:
