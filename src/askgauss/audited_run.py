@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVarTuple
 
 from askgauss.auditing import audit
@@ -12,7 +11,6 @@ from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.figures import with_course
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.monitor import Monitor
-from askgauss.monitor.stopping import error_share, stopping
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
 
@@ -57,11 +55,6 @@ class AuditedRun(abc.ABC, Generic[*State]):
         """The claim the audit was made with, if it was."""
         return None
 
-    def _planned(self, claim: PrivacyClaim | None) -> int | None:
-        """Steps that were planned before the run, or else are claimed now; None if neither."""
-        told = (self.monitor and self.monitor.claim, self._own_claim(), claim)
-        return next((item.steps for item in told if item is not None and item.steps), None)
-
     def result(
         self,
         *state: *State,
@@ -76,31 +69,20 @@ class AuditedRun(abc.ABC, Generic[*State]):
 
         Without claim and delta, the claim is the one the audit was made with.
 
-        Where the run was watched, and ended at another step than planned, ``confidence`` and
-        ``gate_error`` hold whenever it was ended, whatever the monitor showed: the result is stated
-        at a higher confidence, and its finding *stopping* says so.
         """
         if claim is None and delta is None:
             claim = self._own_claim()
-        transcript = self._transcript_for(claim, *state)
-        share, note = 1.0, None
-        if self.monitor is not None:
-            taken = transcript.number_of_steps * getattr(transcript.facts, "turns", 1)
-            planned = self._planned(claim)
-            share, note = error_share(taken, planned), stopping(taken, planned)
         found = audit(
-            transcript,
+            self._transcript_for(claim, *state),
             claim=claim,
             delta=delta,
             auditor=auditor,
-            confidence=1.0 - (1.0 - confidence) * share,
-            gate_error=gate_error * share,
+            confidence=confidence,
+            gate_error=gate_error,
             diagnostics=diagnostics,
         )
         if self.monitor is None:
             return found
-        if note is not None:
-            found = replace(found, findings=(*found.findings, note))
         if self._goes_on(*state):
             return with_course(found, self.monitor.feed("running"))
         if self.result_ends:

@@ -27,6 +27,7 @@ from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
+from askgauss.monitor.stopping import error_share, stopping
 from askgauss.power import smallest_leak
 from askgauss.results import (
     Assumption,
@@ -43,7 +44,7 @@ from askgauss.scope import exercised_in, scope_of
 from askgauss.scores import CanaryScores
 from askgauss.transcript import Transcript
 
-__all__ = ["audit", "derived"]
+__all__ = ["audit", "audited", "derived"]
 
 # Present means this improbably far below absent ones do not happen by chance.
 _REVERSED = 1e-9
@@ -81,6 +82,10 @@ def audit(
 ) -> AuditResult:
     """Audit canary scores, or a transcript, with one method chosen beforehand.
 
+    Where a monitor watched the run, and it ended at another step than planned, ``confidence`` and
+    ``gate_error`` hold whenever it was ended, whatever the monitor showed: the result is stated at
+    a higher confidence, and its finding *stopping* says so.
+
     Args:
         data: The scores of one training run, or its transcript.
         claim: What the run claims; without one there is a bound and no verdict.
@@ -113,6 +118,31 @@ def audit(
     """
     check_audit_input(data)
     check_claim(claim)
+    end = _watched_end(data, claim)
+    return audited(
+        data,
+        claim=claim,
+        delta=delta,
+        auditor=auditor,
+        confidence=confidence,
+        gate_error=gate_error,
+        diagnostics=diagnostics,
+        share=1.0 if end is None else error_share(*end),
+    )
+
+
+def audited(
+    data: CanaryScores | Transcript | LinearTranscript,
+    *,
+    claim: PrivacyClaim | None,
+    delta: float | None,
+    auditor: Auditor[Any] | str | None,
+    confidence: float,
+    gate_error: float,
+    diagnostics: bool = True,
+    share: float = 1.0,
+) -> AuditResult:
+    """What `audit` returns, stated with a share of the errors; by default with all of them."""
     if (claim is None) == (delta is None):
         raise InvalidArgumentError(
             "Expected exactly one of claim and delta, got "
@@ -128,6 +158,7 @@ def audit(
     method.check_delta(level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
+    confidence, gate_error = 1.0 - (1.0 - confidence) * share, gate_error * share
     given = data
     if isinstance(data, LinearTranscript) or (
         isinstance(data, Transcript) and method.reads == "scores"
@@ -180,7 +211,20 @@ def audit(
         commitment=_commitment(given),
         private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
     )
-    return derived(result, lambda: _free_evidence(given, level, confidence))
+    result = derived(result, lambda: _free_evidence(given, level, confidence))
+    end = _watched_end(given, claim)
+    note = None if end is None else stopping(*end)
+    return result if note is None else replace(result, findings=(*result.findings, note))
+
+
+def _watched_end(
+    data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
+) -> tuple[int, int | None] | None:
+    """Steps that a watched run took, and was to take before it or else by the claim."""
+    if not isinstance(data, Transcript) or not data.facts.watched:
+        return None
+    claimed = None if claim is None else claim.steps
+    return data.number_of_steps * data.facts.turns, data.facts.planned_steps or claimed
 
 
 def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> AuditResult:

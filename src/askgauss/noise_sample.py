@@ -48,6 +48,7 @@ _FIRST = 4096
 _FEWEST = 64
 _REPEATED = 0.05
 _SMALLEST_GAP = 0.1
+_FEW_COPIES = 4
 _MEDIAN = 0.6744897501960817
 _GROUP = 2 * WIDTH
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -341,7 +342,9 @@ def _on_a_grid(values: NDArray[np.float64]) -> bool:
     """Whether many values are equal because they lie on a grid; those of a small table do not."""
     ordered = np.sort(values[(values > 0.25) & (values < 1.0)])
     if ordered.size < _FEWEST:
-        return False
+        # The steps of the grid may be wider than the noise.
+        sizes = 1 + int(np.count_nonzero(np.diff(np.sort(values)) > _NOTHING))
+        return values.size >= WIDTH and _FEW_COPIES * sizes <= values.size
     gaps = np.diff(ordered)
     apart = gaps[gaps > _NOTHING]
     if apart.size >= (1.0 - _REPEATED) * gaps.size:

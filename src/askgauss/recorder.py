@@ -615,6 +615,8 @@ class Recorder(Checkpointed):
             seed=self._canaries.root_seed,
             run=self._run,
             resumed=self._resumed,
+            watched=self._monitor is not None,
+            planned_steps=None if self._monitor is None else self._monitor.planned,
         )
 
     def hold(self) -> None:

@@ -697,6 +697,16 @@ def number(value: float | None) -> str:
     return "infinity" if math.isinf(value) else f"{value:.4g}"
 
 
+def confidence_in_words(confidence: float) -> str:
+    """A confidence for a person, which is never said to be 1.
+
+    Examples:
+        >>> confidence_in_words(0.95), confidence_in_words(1.0 - 2e-7)
+        ('0.95', '1 - 2e-07')
+    """
+    return f"{confidence:g}" if confidence <= 0.9999 else f"1 - {1.0 - confidence:.2g}"
+
+
 def whole_percent(share: float) -> str:
     """A share for a person, rounded down: what falls short of all of it is not 100%."""
     if math.isinf(share):

@@ -29,6 +29,7 @@ _MOST = {
     "unnoised_steps": 10**9,
     "accounted_steps": 10**9,
     "places": 1 << 62,
+    "planned_steps": 1 << 62,
 }
 
 
@@ -108,6 +109,9 @@ class RunFacts:
         frozen: Name, first step and number of steps of tensors that were frozen while the audit
             watched them; their canaries were left out.
         ended: Why the recording ended before the training did; empty where it did not.
+        watched: Whether a monitor showed the run while it trained, which may have ended it.
+        planned_steps: Steps that a run that was watched was to take, as said before it; None where
+            nobody said.
         turns: Steps of the training that a recorded step stands for: records take turns in them.
         notes: Anything a reader of the report should know.
         run: The identity of the run, drawn when it was begun: checkpoints, step store, scores and
@@ -160,6 +164,8 @@ class RunFacts:
     settings: tuple[SettingFacts, ...] = ()
     frozen: tuple[tuple[str, int, int], ...] = ()
     ended: str = ""
+    watched: bool = False
+    planned_steps: int | None = None
     turns: int = 1
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
@@ -211,6 +217,8 @@ class RunFacts:
             number = getattr(self, name)
             if number is not None and number > most:
                 raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
+        if self.planned_steps is not None and self.planned_steps < 1:
+            raise FileFormatError(f"Expected facts.planned_steps >= 1, got {self.planned_steps}.")
         if not 1 <= self.turns < 1 << 62:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (

@@ -10,6 +10,7 @@ from askgauss.auditors.base import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.monitor.stopping import stated_share
 from askgauss.results import AuditResult
 
 __all__ = ["Standard"]
@@ -47,8 +48,14 @@ class Standard:
         expected = [self.auditor.name] if self.auditor else _default_names(result)
         if result.auditor.name not in expected:
             found.append(f"its method is {result.auditor.name} instead of {' or '.join(expected)}")
-        for name in ("confidence", "gate_error"):
-            stated, wanted = getattr(result, name), getattr(self, name)
+        # A watched run that was ended early is stated with less error.
+        share = stated_share(result.findings)
+        standard = {
+            "confidence": 1.0 - (1.0 - self.confidence) * share,
+            "gate_error": self.gate_error * share,
+        }
+        for name, wanted in standard.items():
+            stated = getattr(result, name)
             if stated != wanted:
                 found.append(f"its {name.replace('_', ' ')} is {stated:g} instead of {wanted:g}")
         return tuple(found)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from askgauss._version import __version__
-from askgauss.auditing import audit, derived
+from askgauss.auditing import audit, audited, derived
 from askgauss.exceptions import AskGaussError
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.replay.joining import joined_findings
 from askgauss.replay.report import ReplayReport
-from askgauss.results import AuditResult, Finding, Status, number
+from askgauss.results import AuditResult, Finding, Status, confidence_in_words, number
 from askgauss.scores import CanaryScores
 from askgauss.standard import Standard
 from askgauss.transcript import Transcript
@@ -55,9 +55,8 @@ _COMPARED = {
 # Fields that are compared with the standard, and those that have a part with rules of its own.
 _OPTIONS = ("auditor", "confidence", "gate_error", "law_declared")
 _APART = ("version", "provenance", "commitment")
-# What a monitor saw while the run trained is not in the transcript: it can only add a warning, and
-# a note on when the run ended.
-_MONITOR, _STOPPING = "monitor", "stopping"
+# What a monitor saw while the run trained is not in the transcript: it can only add a warning.
+_MONITOR = "monitor"
 # Facts that are of the machine, or of the monitor.
 _ELSEWHERE = ("environment", "watched")
 # Rests on the accountant's own epsilon too, which is asked for when the result is made.
@@ -173,7 +172,7 @@ def _computed_again(
         # Where the scores do not record it, it is the word of whoever audited them.
         if isinstance(data, CanaryScores) and result.membership is not None:
             data = data.with_membership(result.membership)
-        wanted = _audited(result, data, standard)
+        wanted = _audited(result, data, standard, audit)
         own = wanted
         if _plain_of(result, _OPTIONS) != _plain_of(wanted, _OPTIONS):
             options = Standard(
@@ -181,7 +180,7 @@ def _computed_again(
                 confidence=result.confidence,
                 gate_error=result.gate_error,
             )
-            own = _audited(result, data, options)
+            own = _audited(result, data, options, audited)
     except AskGaussError as error:
         said = f"the data cannot be audited as the result says: {error}"
         return (_part("bound", False, "", said),)
@@ -200,7 +199,9 @@ def _computed_again(
     return tuple(parts)
 
 
-def _audited(result: AuditResult, data: Data, standard: Standard) -> AuditResult:
+def _audited(
+    result: AuditResult, data: Data, standard: Standard, audit: Callable[..., AuditResult]
+) -> AuditResult:
     """The audit of these data that a result of this claim should be, all checks included."""
     again = audit(
         data,
@@ -225,8 +226,9 @@ def _standard(result: AuditResult, wanted: AuditResult, standard: Standard) -> V
     return _part(
         "standard",
         not shortfalls,
-        f"the audit that is asked for: {wanted.auditor.name}, confidence {wanted.confidence:g}, "
-        f"false-alarm rate {wanted.gate_error:g}, all checks.",
+        f"the audit that is asked for: {wanted.auditor.name}, confidence "
+        f"{confidence_in_words(wanted.confidence)}, false-alarm rate "
+        f"{wanted.gate_error:g}, all checks.",
         f"not the audit that is asked for: {'; '.join(shortfalls)}. That audit gives "
         f"{_verdict(wanted)}, epsilon >= {number(wanted.epsilon_lower)}.",
     )
@@ -291,7 +293,7 @@ def _comparable(result: AuditResult, fields: tuple[str, ...]) -> dict[str, Any]:
         plain["findings"] = {
             item["check"]: item
             for item in plain["findings"]
-            if item["check"] not in (_MONITOR, _STOPPING, _ACCOUNTED)
+            if item["check"] not in (_MONITOR, _ACCOUNTED)
         }
     if "metadata" in plain:
         for name in _ELSEWHERE:

@@ -8,6 +8,7 @@ import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.monitor import read_feed
+from askgauss.verification import verify
 from tests.integrations.runs import PARAMETERS, make_run
 
 CANARIES = {"present": 10, "absent": 180}
@@ -57,6 +58,19 @@ def test_true_watches_and_the_result_shows_the_course():
     # A point has thirty plantings.
     assert 8 < course(result).step[-1] <= audit.steps == 48
     assert 'id="course"' in result.to_html()
+
+
+def test_the_planned_steps_reach_the_monitor():
+    run = make_run()
+    with attached(run, True, planned_steps=24) as audit:
+        run.train(epochs=2)
+    assert audit.monitor.planned == 24
+    assert audit.monitor.feed().planned == 24
+    result = audit.result(claim=claim(steps=None))
+    found = next(item for item in result.findings if item.check == "stopping")
+    assert "16 steps where 24 were planned" in found.summary
+    assert result.confidence > 0.99999
+    assert verify(result, audit.transcript()).holds
 
 
 def test_a_broken_run_stops_before_its_weights_move(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from askgauss import accounting
 from askgauss.audited_run import AuditedRun
 from askgauss.monitor.looks import quick_upper
 from askgauss.monitor.stopping import error_share
+from askgauss.standard import Standard
+from askgauss.verification import verify
 
 NOISE, DELTA = 2.0, 1e-5
 
@@ -92,11 +96,55 @@ def test_a_run_that_was_ended_early_is_stated_with_less_error():
     result = early.result(claim=early.claim)
     assert result.confidence > 0.99999
     assert result.gate_error < 1e-6
-    plain = ag.audit(early.transcript(), claim=early.claim)
+    transcript = early.transcript()
+    unwatched = transcript.with_facts(replace(transcript.facts, watched=False, planned_steps=None))
+    plain = ag.audit(unwatched, claim=early.claim)
     assert result.epsilon_lower < plain.epsilon_lower
+    assert ag.audit(transcript, claim=early.claim).epsilon_lower == result.epsilon_lower
     assert "40 steps where 64 were planned" in finding(result).summary
     # Read from its file it is the same, and it is what its transcript gives.
     assert ag.AuditResult.from_json(result.to_json()).epsilon_lower == result.epsilon_lower
+
+
+def test_a_run_that_was_ended_early_is_verified(tmp_path):
+    early = Run().train(40)
+    (tmp_path / "result.json").write_text(early.result(claim=early.claim).to_json())
+    early.transcript().save(tmp_path / "transcript.npz")
+    result = ag.AuditResult.from_json((tmp_path / "result.json").read_text())
+    transcript = ag.Transcript.load(tmp_path / "transcript.npz")
+    verified = verify(result, transcript)
+    assert verified.holds
+    assert "confidence 1 - 2" in str(verified)
+    assert Standard().shortfalls(result) == ()
+    # With the whole error, as if nobody had watched.
+    facts = replace(transcript.facts, watched=False, planned_steps=None)
+    forged = ag.audit(transcript.with_facts(facts), claim=early.claim)
+    note = finding(result)
+    for made_up in (
+        forged,
+        replace(forged, findings=(*forged.findings, note)),
+        replace(forged, findings=(*forged.findings, replace(note, claimed=40.0))),
+        ag.audit(transcript, claim=early.claim, confidence=0.9),
+    ):
+        assert not verify(made_up, transcript).holds
+    # Less error than the run's own end asks for, which would hide a leak.
+    whole = Run().train(64).transcript()
+    assert verify(ag.audit(whole, claim=early.claim), whole).holds
+    hidden = ag.audit(whole.with_facts(replace(whole.facts, planned_steps=100)), claim=early.claim)
+    assert not verify(hidden, whole).holds
+
+
+def test_what_was_planned_before_the_run_stays_planned():
+    run = Run(planned=False)
+    run.monitor.plan(64)
+    result = run.train(40).result(claim=run.claim)
+    assert "40 steps where 64 were planned" in finding(result).summary
+    run.monitor.plan(40)
+    assert run.monitor.planned == 64
+    again = Run(planned=False)
+    again.monitor.plan(40)
+    again.recorder.load_state_dict(run.recorder.state_dict())
+    assert again.monitor.planned == 64
 
 
 def test_the_planned_end_and_no_plan_at_all():

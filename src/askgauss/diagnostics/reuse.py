@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from askgauss.diagnostics.outcomes import fact, not_run
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.diagnostics.context import Context
+from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, not_run
+from askgauss.noise_sample import WIDTH, NoiseSample
 from askgauss.results import Consequence, Finding
 from askgauss.witness import ReuseFacts
 
-__all__ = ["compared_by_content", "in_row", "in_step", "repeated_exactly", "reused_noise"]
+__all__ = [
+    "compared_by_content",
+    "in_row",
+    "in_step",
+    "repeated_exactly",
+    "reused_noise",
+    "reused_where_seen",
+]
 
 _NAME = "noise reused at other coordinates"
 _REPEATED = "repeated noise"
 # Values used again of which three are kept, with all their neighbours, nearly always.
 _SURELY = 16
 _FEWEST = 64
+# Steps that are compared where only some coordinates are seen; a few tenths of a second.
+_MOST_STEPS = 4096
+# Noise that is used twice at the same coordinates, or twice in a step, has checks of its own.
+_OTHER_REUSE = (_REPEATED, "shared noise")
 _REMEDY = (
     "Draw new noise for every coordinate of every step: one generator that is never seeded again, "
     "or a key of its own for every tensor and step (split it; do not add step and layer)."
@@ -67,6 +84,79 @@ def reused_noise(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> Fi
     )
 
 
+def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | None:
+    """The finding, where only watched coordinates and held-out canaries show the noise.
+
+    Tensors of one size are watched at equal positions, so that noise of one that is used again in
+    another, in whatever step, is the same row of numbers. Values that occur again at other places
+    than these show where both places are seen.
+
+    Args:
+        context: The run.
+        others: The other checks of its noise, before the gate.
+    """
+    if not context.exact or any(
+        item.check in _OTHER_REUSE and item.p_value is not None and item.p_value < SUSPICIOUS
+        for item in others
+    ):
+        return None
+    reuse, columns = _compared_where_seen(context)
+    if repeated_exactly(reuse):
+        return None
+    share = min(1.0, columns / (context.facts.places or math.inf))
+    reuse = replace(reuse, share=share)
+    if reuse.coarse or not reuse.kept:
+        return reused_noise(reuse, in_step(context.facts.tensors))
+    return fact(
+        _NAME,
+        reuse.in_runs or reuse.by_value,
+        _found(reuse, in_step(context.facts.tensors)),
+        consequence=Consequence.BREACH,
+        measured=float(reuse.matches),
+        claimed=0.0,
+        remedy=_REMEDY,
+        sees=f"noise used again among the {columns:,} observed coordinates"
+        f"{_of_first(context.transcript.number_of_steps)}, {_percent(share)} of the model",
+        visible=1.0 - share,
+    )
+
+
+def _compared_where_seen(context: Context) -> tuple[ReuseFacts, int]:
+    """Noise of coordinates that are never planted, compared with itself, and their number."""
+    values, tensor = context.quiet
+    values = values[:_MOST_STEPS, np.argsort(tensor, kind="stable")]
+    sample = NoiseSample(values.shape[1])
+    rows, tensors = _watched_rows(context)
+    for step, row in enumerate(values):
+        sample.add_row(row, step)
+        if rows.size:
+            sample.add(
+                rows[step],
+                step=step,
+                tensor=tensors,
+                place=np.full(tensors.size, WIDTH),
+                lead=np.ones(tensors.size, np.bool_),
+            )
+    return sample.facts(), values.shape[1]
+
+
+def _of_first(steps: int) -> str:
+    return f" in the first {_MOST_STEPS:,} steps" if steps > _MOST_STEPS else ""
+
+
+def _watched_rows(context: Context) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Sizes of the first eight watched values of every tensor, as windows, and their tensors."""
+    transcript = context.transcript
+    values = np.abs(transcript.watch_values[:_MOST_STEPS])
+    values /= context.schedule[: len(values), None]
+    watched = transcript.watch_tensor[: values.shape[1]]
+    tensors, first, count = np.unique(watched, return_index=True, return_counts=True)
+    whole = count >= WIDTH - 1
+    # The middle of a window is its first value once more.
+    order = np.insert(np.arange(WIDTH - 1), WIDTH // 2, 0)
+    return values[:, first[whole][:, None] + order], tensors[whole]
+
+
 def _found(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> str:
     if reuse.in_runs:
         places = [place(item) for item in (reuse.first, reuse.again)]
@@ -105,4 +195,4 @@ def in_row(found: Sequence[int]) -> str:
 
 def _percent(share: float) -> str:
     """A share rounded down, so that a part is never called the whole."""
-    return f"{math.floor(100.0 * share):d} %"
+    return f"{math.floor(100.0 * share):d} %" if share >= 0.01 else "less than 1 %"

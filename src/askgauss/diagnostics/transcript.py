@@ -12,7 +12,7 @@ from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.noise_rows import noise_row_checks
 from askgauss.diagnostics.outcomes import fact
 from askgauss.diagnostics.predictable import predictable_noise
-from askgauss.diagnostics.reuse import in_row, in_step, reused_noise
+from askgauss.diagnostics.reuse import in_row, in_step, reused_noise, reused_where_seen
 from askgauss.diagnostics.rounds import round_checks
 from askgauss.diagnostics.rows import row_checks
 from askgauss.diagnostics.shipped import recording_checks, step_checks, weight_checks
@@ -46,7 +46,12 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     if transcript.finite:
         if (misread := watched_coordinates(transcript)) is not None:
             yield misread
-        yield from noise_checks(Context(noise_by_itself(transcript), claim))
+        context = Context(noise_by_itself(transcript), claim)
+        of_noise = tuple(noise_checks(context))
+        if transcript.facts.reuse is None:
+            found = reused_where_seen(context, of_noise)
+            yield from () if found is None else (found,)
+        yield from of_noise
         yield from signal_checks(Context(transcript, claim))
     yield from predictable_noise(transcript.facts.seed_probe)
     yield from declared_checks(transcript.facts, claim)

@@ -187,6 +187,8 @@ class TrainerAudit:
                 AskGaussWarning,
                 stacklevel=4,
             )
+        # A trainer's estimate counts batches that are split for memory, and steps before the audit.
+        audit._planned_end = None if self._claim is None else self._claim.steps
         audit._ended = self._ended()
         audit._declare = "callback.audit.postprocessing()"
         self._audit = audit

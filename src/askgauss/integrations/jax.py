@@ -478,6 +478,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
             run=self._run,
             skipped_steps=self._released.accounted(taken) - steps,
             turns=self._released.turns,
+            watched=self._monitor is not None,
+            planned_steps=None if self._monitor is None else self._monitor.planned,
             watch_background="known",
             tensors=self._tree.names,
             exercised=self._exercised,

@@ -115,7 +115,8 @@ class CanaryAudit(RecordedRun):
             many would do.
         absent: How many absent canaries, instead of ``canaries``.
         planned_steps: How many steps the run will take, so that the audit plants as many canaries
-            as a verdict on them needs; a few hundred are taken for granted.
+            as a verdict on them needs; a few hundred are taken for granted. For a monitor it is the
+            planned end, where no claim says so.
         inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
             far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
             and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
@@ -278,6 +279,7 @@ class CanaryAudit(RecordedRun):
                 else CanaryCoordinates(self._parameters, self._canaries)
             )
         self._monitor = monitor_of(monitor)
+        self._planned_end = (claim and claim.steps) or planned_steps
         self._store = store
         if self._checkpoint is not None and self._rank == 0:
             self._checkpoints.holds.take(self._checkpoint)
@@ -386,6 +388,8 @@ class CanaryAudit(RecordedRun):
 
     def __enter__(self) -> CanaryAudit:
         optimizer = self._optimizer
+        if self._monitor is not None:
+            self._monitor.plan(self._planned_end)
         if optimizer in _attached:
             raise RecordingError(
                 "Expected an optimizer that no audit is attached to, got one that has an audit. "

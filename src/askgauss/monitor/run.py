@@ -66,6 +66,7 @@ class _Memory:
     course: CourseState
     alarm: Alarm | None
     evidence_told: dict[str, float] = field(default_factory=dict)
+    planned: int | None = None
 
 
 class Monitor:
@@ -183,6 +184,17 @@ class Monitor:
     def claim(self) -> PrivacyClaim | None:
         """What the run claims, if it was told."""
         return self._claim
+
+    @property
+    def planned(self) -> int | None:
+        """Steps that the run is to take, if anybody said."""
+        return self._planned
+
+    def plan(self, steps: int | None) -> None:
+        """Say how many steps the run is to take, before the first; the claim comes before it."""
+        if self._planned is None and self._bets is None and steps is not None:
+            _validate.integer(1, steps=steps)
+            self._planned = int(steps)
 
     @property
     def steps(self) -> int:
@@ -722,6 +734,7 @@ class Monitor:
             course=self._course.state(),
             alarm=self._alarm,
             evidence_told=self._evidence_told,
+            planned=self._planned,
         )
         plain: dict[str, Any] = _plain.to_plain(memory)
         return plain
@@ -746,6 +759,8 @@ class Monitor:
         course = CourseKeeper.of(memory.course)
         if (memory.begun is None) != (memory.bets is None):
             raise FileFormatError("Expected the whole state of a monitor. Load another checkpoint.")
+        # What was planned before the run, and not what is planned now.
+        self._planned = memory.planned
         tally = Tally(1 if self._layout is None else self._layout.size.size)
         tally.load(memory.tally)
         bets, looks = None, None

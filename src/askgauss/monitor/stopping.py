@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from askgauss.results import Finding, Status
 
-__all__ = ["error_share", "stopping"]
+__all__ = ["error_share", "stated_share", "stopping"]
 
+_NAME = "stopping"
 # What all other ends together may add to the error of an audit at the planned one.
 _ELSEWHERE = 0.01
 
@@ -32,11 +34,19 @@ def error_share(taken: int, planned: int | None) -> float:
     return _ELSEWHERE * 6.0 / (math.pi**2 * taken * taken.bit_length() ** 2)
 
 
+def stated_share(findings: Iterable[Finding]) -> float:
+    """The share of its error that a result was stated with, by its finding *stopping*."""
+    told = next((item for item in findings if item.check == _NAME), None)
+    if told is None or told.measured is None or told.claimed is None:
+        return 1.0
+    return error_share(int(told.measured), int(told.claimed))
+
+
 def stopping(taken: int, planned: int | None) -> Finding | None:
     """What a result says about the end of a watched run; None where it is the planned one."""
     if planned is None:
         return Finding(
-            check="stopping",
+            check=_NAME,
             status=Status.INFO,
             summary="the run was watched, and no number of steps was planned. Bound, checks and "
             "verdict hold if the run was not ended by what its monitor showed.",
@@ -45,9 +55,11 @@ def stopping(taken: int, planned: int | None) -> Finding | None:
     if taken == planned:
         return None
     return Finding(
-        check="stopping",
+        check=_NAME,
         status=Status.INFO,
         summary=f"the run was watched, and ended after {taken:,} steps where {planned:,} were "
         "planned. Bound, checks and verdict are stated with an error so small that they hold "
         "whenever it was ended, whatever its monitor showed.",
+        measured=float(taken),
+        claimed=float(planned),
     )

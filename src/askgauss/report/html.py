@@ -15,7 +15,7 @@ from askgauss.diagnostics.figures import Comparable, Missing
 from askgauss.diagnostics.summary import Summary
 from askgauss.report import text
 from askgauss.report.drawing import WIDTH, Drawer
-from askgauss.results import AuditResult, Status, Verdict, number
+from askgauss.results import AuditResult, Status, Verdict, confidence_in_words, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -102,7 +102,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         {
             "name": "measured",
             "value": text.bound(result.epsilon_lower) if figures.usable(result) else "nothing",
-            "note": f"with confidence {result.confidence:g}"
+            "note": f"with confidence {confidence_in_words(result.confidence)}"
             if figures.usable(result)
             else f"{text.bound(result.epsilon_lower)} is not valid",
         },
@@ -112,7 +112,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
             {
                 "name": "without assumptions",
                 "value": text.bound(result.distribution_free),
-                "note": f"with confidence {result.confidence:g}",
+                "note": f"with confidence {confidence_in_words(result.confidence)}",
             }
         )
     if result.power is not None and claim is not None:

@@ -12,7 +12,15 @@ from askgauss.advice import advice
 from askgauss.diagnostics.causes import ordered
 from askgauss.diagnostics.figures import Meaning, usable
 from askgauss.diagnostics.summary import RunSummary
-from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict, number
+from askgauss.results import (
+    AuditResult,
+    Consequence,
+    Finding,
+    Status,
+    Verdict,
+    confidence_in_words,
+    number,
+)
 
 __all__ = [
     "StatusWord",
@@ -237,9 +245,8 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
     if run.background is not None:
         known = "was" if run.background == "known" else "was not"
         text += f"The contribution of all other records {known} subtracted. "
-    text += (
-        f"The method is {method_of(result)}; its bound holds with confidence {result.confidence:g}."
-    )
+    text += f"The method is {method_of(result)}; its bound holds with confidence "
+    text += f"{confidence_in_words(result.confidence)}."
     return text
 
 
