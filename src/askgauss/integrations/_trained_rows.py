@@ -191,10 +191,12 @@ class TrainedRows:
         self._rows += rows
 
     def _counts(self) -> list[int]:
+        # Opacus leaves what a parameter had when it was frozen: old rows, not this step's.
+        trained = (item for item in self._parameters if item.requires_grad)
         if self._ghost:
-            norms = (getattr(item, "_norm_sample", None) for item in self._parameters)
+            norms = (getattr(item, "_norm_sample", None) for item in trained)
             return next(([len(norm)] for norm in norms if norm is not None), [])
-        for item in self._parameters:
+        for item in trained:
             sample = getattr(item, "grad_sample", None)
             if isinstance(sample, list):
                 return [len(part) for part in sample]
