@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import sys
 import tempfile
 import warnings
@@ -55,6 +56,8 @@ class PrivateTrainer(transformers.Trainer):
                 data_loader=self.get_train_dataloader(),
                 noise_multiplier=self.noise_multiplier,
                 max_grad_norm=0.1,
+                # The trainer seeds torch, by a number that anybody may try.
+                noise_generator=torch.Generator().manual_seed(secrets.randbits(32)),
                 poisson_sampling=False,  # the loader is Opacus' already
                 wrap_model=False,
             )

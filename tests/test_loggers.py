@@ -23,7 +23,7 @@ from askgauss.loggers import (
 def result():
     chance = np.random.default_rng(0)
     present, absent = chance.normal(4.0, 1.0, 200), chance.normal(0.0, 1.0, 200)
-    scores = ag.CanaryScores.from_groups(present=present, absent=absent)
+    scores = ag.CanaryScores.from_groups(present=present, absent=absent, membership="randomised")
     return ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5))
 
 

@@ -43,14 +43,17 @@ def _of_last_step(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[]
 
 
 def _table(contiguous: bool) -> Callable[[], Draw]:
+    # Slices of the smallest run must meet somewhere: here some twenty pairs of them do.
+    size = 2**16 if contiguous else 2**20
+
     def make() -> Draw:
-        table = torch.randn(2**20)
+        table = torch.randn(size)
 
         def draw(step: int, layer: int, like: torch.Tensor) -> torch.Tensor:
             count = like.numel()
             if not contiguous:
-                return table[torch.randint(0, 2**20, (count,))].view_as(like)
-            start = int(torch.randint(0, 2**20 - count, ()))
+                return table[torch.randint(0, size, (count,))].view_as(like)
+            start = int(torch.randint(0, size - count, ()))
             return table[start : start + count].view_as(like)
 
         return draw

@@ -12,6 +12,8 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.seeds import unlikely
+
 FEATURES, HIDDEN, CLASSES, RECORDS = 10, 16, 4, 128
 PARAMETERS = FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
 SIZES = (FEATURES * HIDDEN, HIDDEN, HIDDEN * CLASSES, CLASSES)
@@ -60,7 +62,7 @@ def make_run(
     **options: Any,
 ) -> Run:
     """Everything from one torch seed, which also rules the run's noise and sampling."""
-    torch.manual_seed(seed)
+    torch.manual_seed(unlikely(seed))
     if data is None:
         data = TensorDataset(torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % CLASSES)
     if model is None:

@@ -262,17 +262,22 @@ def test_a_monitor_ends_the_run_at_the_drain_after_the_fault():
 
 def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
     """An alarm has probability .001 here."""
-    audit, plain = runs.make(buffer=8, monitor=True), runs.make()
+    claim = runs.claim(steps=42)
+    audit, plain = runs.make(buffer=8, steps=42, monitor=True), runs.make(steps=42)
     state = stepwise(audit, runs.NOISE, steps=42)
-    result = audit.result(state, claim=runs.claim())
+    result = audit.result(state, claim=claim)
     assert audit.monitor.alarm is None
     # The steps after the last drain as well, and once however often one asks.
     assert audit.monitor.steps == 42
-    audit.result(state, claim=runs.claim())
+    audit.result(state, claim=claim)
     assert audit.monitor.steps == 42
     assert course(result).step[-1] == 42
-    unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=runs.claim())
+    # At the planned end a watched run has the bound of one that nobody watched; at no other.
+    unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=claim)
     assert result.epsilon_lower == unwatched.epsilon_lower
+    early = runs.make(buffer=8, steps=50, monitor=True)
+    ended = early.result(stepwise(early, runs.NOISE, steps=42), claim=runs.claim(steps=50))
+    assert ended.epsilon_lower < result.epsilon_lower
 
 
 def test_followers_are_told_of_the_end_when_it_has_come(tmp_path):

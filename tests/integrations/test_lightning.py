@@ -58,12 +58,15 @@ def trainer(folder, *callbacks, epochs=EPOCHS, **options):
     )
 
 
+from tests.seeds import unlikely  # noqa: E402
+
+
 def finding(result, name):
     return next(item for item in result.findings if item.check == name)
 
 
 def without(folder):
-    torch.manual_seed(0)
+    torch.manual_seed(unlikely(0))
     model = Private()
     trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=folder, **QUIET)
     trainer.fit(model, loader())
@@ -71,7 +74,7 @@ def without(folder):
 
 
 def audited(folder):
-    torch.manual_seed(0)
+    torch.manual_seed(unlikely(0))
     model = Private()
     audit = AuditCallback(claim=claim(), present=900, absent=3500, seed=0)
     trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=folder, callbacks=[audit], **QUIET)
@@ -97,8 +100,8 @@ def test_two_lines_more_and_a_bound_near_the_claim(tmp_path):
     assert (log / "audit" / "report.html").read_text().startswith("<!doctype html>")
     recorded = Transcript.load(log / "audit" / "transcript.npz")
     assert recorded.number_of_steps == EPOCHS * RECORDS // BATCH
-    # The trainer had begun to draw its first epoch when the audit came; the others are judged.
-    assert recorded.facts.batches.steps == (EPOCHS - 1) * RECORDS // BATCH
+    # The trainer had begun its first epoch when the audit came; its batches are heard all the same.
+    assert recorded.facts.batches.steps == EPOCHS * RECORDS // BATCH
     assert finding(result, "sampling rate").status.value == "pass"
     _has_logged(log, result)
 

@@ -12,6 +12,8 @@ from opacus.data_loader import DPDataLoader
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from tests.seeds import unlikely
+
 WORDS, LENGTH, RECORDS, BATCH = 64, 8, 512, 32
 
 
@@ -74,6 +76,8 @@ class PrivateTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> Any:
         if self.optimizer is None:
             self.engine = PrivacyEngine()
+            # The trainer seeds torch, by a number that anybody may try.
+            self.noise_generator = torch.Generator().manual_seed(unlikely(0))
             trained = [item for item in self.model.parameters() if item.requires_grad]
             self.hooks, self.optimizer, _ = self.engine.make_private(
                 module=self.model,
@@ -81,6 +85,7 @@ class PrivateTrainer(Trainer):
                 data_loader=self.get_train_dataloader(),
                 noise_multiplier=self.noise,
                 max_grad_norm=1.0,
+                noise_generator=self.noise_generator,
                 poisson_sampling=False,
                 wrap_model=False,
             )
@@ -95,12 +100,14 @@ class PrivateTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         history = self.engine.accountant.history
         Path(output_dir, "accountant.json").write_text(json.dumps(history))
+        torch.save(self.noise_generator.get_state(), Path(output_dir, "noise.pt"))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             history = json.loads(Path(checkpoint, "accountant.json").read_text())
             self.engine.accountant.history = [tuple(entry) for entry in history]
+            self.noise_generator.set_state(torch.load(Path(checkpoint, "noise.pt")))
 
 
 def arguments(folder: Any, steps: int, **options: Any) -> TrainingArguments:

@@ -24,6 +24,7 @@ _SENSITIVITY = (
     "normality of present scores",
     "whole-run correlation",
 )
+_REUSED = "noise reused at other coordinates"
 # Coordinates correlate by so much where they all have one noise.
 _SAME = 0.999
 # Neighbouring steps correlate by as much where all of them have one noise.
@@ -61,7 +62,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "values without noise",
             ),
             "noise by row": ("noise by step", "noise scale", "noise extremes", "noise shape"),
-            "noise reused at other coordinates": (
+            _REUSED: (
                 "noise of related nodes",
                 "noise after restarts",
                 "serial correlation",
@@ -202,10 +203,14 @@ def _directed(wrong: Mapping[str, Finding]) -> dict[str, frozenset[str]]:
     follows = dict(_FOLLOWS)
     if _one_noise_for_all(wrong):
         # Steps of few different numbers are alike by chance; coordinates of one noise are not.
-        follows["shared noise"] = (
-            follows["repeated noise"] | {"repeated noise", "noise by tensor"}
-        ) - {"shared noise"}
+        symptoms = follows["shared noise"] | follows["repeated noise"]
+        symptoms |= {"repeated noise", "noise by tensor"}
         follows["repeated noise"] = frozenset()
+        if _measured(wrong, _REUSED) == 0.0:
+            # No stretch of values was used again: equal ones are those that coordinates share.
+            symptoms |= {_REUSED}
+            follows[_REUSED] = frozenset()
+        follows["shared noise"] = symptoms - {"shared noise"}
     planted = wrong.get("planted noise")
     if planted is not None and planted.measured is not None and planted.measured < 1.0:
         # A record that adds unevenly adds to what varies where it is; it takes nothing off.
@@ -221,20 +226,20 @@ def _directed(wrong: Mapping[str, Finding]) -> dict[str, frozenset[str]]:
 
 
 def _one_noise_for_all(wrong: Mapping[str, Finding]) -> bool:
-    """Whether coordinates have one noise, and steps are alike only for that.
+    """Whether coordinates have one noise, and steps or values are alike only for that.
 
     Where all steps have the same noise, coordinates are alike too, and neighbouring steps as well.
     """
-
-    def measured(name: str) -> float:
-        found = wrong.get(name)
-        return 0.0 if found is None or found.measured is None else abs(found.measured)
-
     return (
-        "repeated noise" in wrong
-        and measured("shared noise") >= _SAME
-        and measured("serial correlation") < _NEIGHBOURS
+        ("repeated noise" in wrong or _REUSED in wrong)
+        and _measured(wrong, "shared noise") >= _SAME
+        and _measured(wrong, "serial correlation") < _NEIGHBOURS
     )
+
+
+def _measured(wrong: Mapping[str, Finding], name: str) -> float:
+    found = wrong.get(name)
+    return 0.0 if found is None or found.measured is None else abs(found.measured)
 
 
 def leading(findings: Iterable[Finding]) -> Finding | None:

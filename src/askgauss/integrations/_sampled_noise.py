@@ -84,7 +84,11 @@ class SampledNoise:
         """
         if not 0.0 < deviation < float("inf"):
             return
-        groups = self._whole if indices is None else _grouped(indices, self._parameters)
+        given = range(len(self._parameters)) if indices is None else indices
+        # Opacus leaves what a parameter had when it was frozen: an old sum, and no noise.
+        noisy = [index for index in given if self._parameters[index].requires_grad]
+        whole = len(noisy) == len(self._parameters)
+        groups = self._whole if whole else _grouped(noisy, self._parameters)
         values, moved = 0, False
         for group in groups:
             noise = self._noise(group)

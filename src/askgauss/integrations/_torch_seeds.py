@@ -32,8 +32,8 @@ _WHOLE = 4096
 _UNSEEDED = 67280421310721
 # Records of a loader whose draws are repeated for every seed.
 _MOST_RECORDS = 1 << 15
-# A larger seed of the process was drawn, not chosen.
-_CHOSEN = 2**32
+# A seed of the process with more digits than a date was drawn, not chosen by hand.
+_CHOSEN = 10**8
 
 
 def probe_first_noise(

@@ -334,7 +334,8 @@ class TrainedRows:
     def _counts(self) -> list[int]:
         name = "_norm_sample" if self._ghost else "grad_sample"
         for item in self._parameters:
-            sample = item.__dict__.get(name)
+            # Opacus leaves what a parameter had when it was frozen: old rows, not this step's.
+            sample = item.__dict__.get(name) if item.requires_grad else None
             if isinstance(sample, list):
                 return [part.shape[0] for part in sample]
             if sample is not None:
