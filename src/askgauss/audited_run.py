@@ -10,9 +10,9 @@ from askgauss.auditing import audit
 from askgauss.auditors.base import Auditor
 from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.figures import with_course
+from askgauss.diagnostics.stopping import error_share, stopping
 from askgauss.linear_transcript import LinearTranscript
 from askgauss.monitor import Monitor
-from askgauss.monitor.stopping import error_share, stopping
 from askgauss.results import AuditResult
 from askgauss.transcript import Transcript
 

@@ -8,8 +8,8 @@ import pytest
 import askgauss as ag
 from askgauss import accounting
 from askgauss.audited_run import AuditedRun
+from askgauss.diagnostics.stopping import error_share
 from askgauss.monitor.looks import quick_upper
-from askgauss.monitor.stopping import error_share
 
 NOISE, DELTA = 2.0, 1e-5
 
