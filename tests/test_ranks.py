@@ -9,6 +9,8 @@ from scipy.stats import beta, binom
 
 import askgauss as ag
 from askgauss.auditors import as_auditor
+from askgauss.auditors.guessing import accuracies
+from askgauss.auditors.told_accuracy import told_accuracies
 from askgauss.scores import ScoreMetadata
 from askgauss.stats.gaussian import gdp_mu
 from askgauss.stats.ranked_rates import RankedRates
@@ -175,3 +177,46 @@ def test_perfect_scores_reach_the_ceiling_and_no_more():
         for name in ("clopper-pearson", "gaussian-dp"):
             result = ag.audit(scores, delta=DELTA, auditor=name, diagnostics=False)
             assert 0.8 * result.ceiling < result.epsilon_lower <= result.ceiling * (1 + 1e-6)
+
+
+class TestToldAccuracies:
+    FRACTION = np.array([0.01, 0.1, 0.5, 1.0])
+
+    @pytest.mark.parametrize("two_sided", [True, False])
+    @pytest.mark.parametrize("shift", [0.5, 2.0, 5.0])
+    def test_many_canaries_tell_a_gaussian_channel(self, shift, two_sided):
+        generator = np.random.default_rng(0)
+        member = generator.random(40_000) < 0.5
+        told = member[np.argsort(generator.standard_normal(member.size) + shift * member)]
+        found = told_accuracies(told, self.FRACTION, two_sided)
+        assert found == pytest.approx(accuracies(shift, self.FRACTION, two_sided), abs=0.03)
+
+    def test_a_channel_of_bounded_odds_is_as_accurate_everywhere(self):
+        """Randomised response: a Gaussian channel would promise certainty of the first guesses."""
+        generator = np.random.default_rng(0)
+        honest = generator.random(4_000) < 0.75
+        told = np.where(np.arange(4_000) < 2_000, ~honest, honest)
+        assert told_accuracies(told, self.FRACTION, True) == pytest.approx(0.75, abs=0.04)
+
+    @pytest.mark.parametrize("told", [[True], [False], [True] * 9, [True, False] * 4])
+    def test_a_handful_promises_something_between_chance_and_certainty(self, told):
+        found = told_accuracies(np.array(told), self.FRACTION, True)
+        assert ((found > 0.4) & (found <= 1.0)).all()
+
+
+@pytest.mark.parametrize("name", ["one-run", "one-run-fdp"])
+@pytest.mark.parametrize(
+    "law", [lambda g: g.standard_t(2, 400), lambda g: g.laplace(size=400)], ids=["t", "laplace"]
+)
+def test_other_distributions_lose_hardly_anything_to_one_split(name, law):
+    """The number of guesses by a Gaussian shift lost 4 to 12 % of it."""
+    auditor = as_auditor(name)
+    split = type(auditor)(selection=ag.Split())
+    sets = []
+    for seed in range(60):
+        generator = np.random.default_rng([seed, 7])
+        member = generator.random(400) < 0.5
+        score, known = law(generator) + 1.5 * member, ScoreMetadata(fair_coins=True)
+        sets.append(ag.CanaryScores(score=score, member=member, metadata=known))
+    now, before = (np.mean([bound(each, item) for item in sets]) for each in (auditor, split))
+    assert now > 0.965 * before

@@ -23,11 +23,11 @@ from askgauss.diagnostics import diagnose
 from askgauss.diagnostics.causes import named
 from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
 from askgauss.diagnostics.neighbours import has_opposites, neighbour_checks
+from askgauss.diagnostics.stopping import error_share, stopping
 from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.inputs import check_audit_input
 from askgauss.linear_transcript import LinearTranscript
-from askgauss.monitor.stopping import error_share, stopping
 from askgauss.power import smallest_leak
 from askgauss.results import (
     Assumption,

@@ -37,9 +37,9 @@ from askgauss.mechanisms.pieces import Piece, Reader, reader
 from askgauss.mechanisms.releases import NodeSums, drawn_nodes, released_nodes
 from askgauss.mechanisms.rows import RowReader, plan_of
 from askgauss.mechanisms.strategy import Strategy
-from askgauss.row_noise import RowNoise
 from askgauss.sampled_recorder import SampledRecorder
 from askgauss.sampling import Scheme
+from askgauss.witness.noise_rows import RowNoise
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
 
@@ -159,7 +159,7 @@ class LinearRecorder(PlannedRecorder):
         self._pieces: list[tuple[float, ...]] = []
         self._kept_values: list[NDArray[np.float64]] = []
         self._cosines: NDArray[np.float64] | None = None
-        self._rows = RowNoise(canaries, self._noise_multiplier)
+        self._rows = RowNoise(canaries.coordinates, canaries.member, self._noise_multiplier)
 
     @classmethod
     def sampled(
@@ -505,7 +505,7 @@ class LinearRecorder(PlannedRecorder):
         ]
         kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
         cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
-        rows = RowNoise(self._canaries, self._noise_multiplier)
+        rows = RowNoise(self._canaries.coordinates, self._canaries.member, self._noise_multiplier)
         rows.load(state)
         found = copy.copy(self)
         found._rows = rows

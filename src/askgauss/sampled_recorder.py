@@ -26,9 +26,9 @@ from askgauss.mechanisms.strategy import Strategy
 from askgauss.planting import Planting
 from askgauss.recorder import Recorder
 from askgauss.released_steps import InRounds
-from askgauss.row_noise import RowNoise
 from askgauss.sampling import CyclicPoisson, Poisson, Scheme
 from askgauss.transcript import Transcript
+from askgauss.witness.noise_rows import RowNoise
 
 __all__ = ["SampledRecorder"]
 
@@ -139,7 +139,7 @@ class SampledRecorder(PlannedRecorder):
     def _no_rows(self) -> RowNoise:
         # The claim of a round, of which a row's noise is as many times larger as its norm.
         claimed = None if self._claimed is None else self._claimed * self._rounds.norm
-        return RowNoise(self._canaries, claimed)
+        return RowNoise(self._canaries.coordinates, self._canaries.member, claimed)
 
     @property
     def run(self) -> str:

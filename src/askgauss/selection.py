@@ -98,7 +98,9 @@ class Ranks:
     """The rule depends on the ranks of the scores alone, and nothing is drawn.
 
     *Guesses.* Of the canaries sorted by score every so-many-th, a tenth of them, or a fifth of few,
-    tells its membership; the best number of guesses is read off those, and the others test it.
+    tells its membership; those say how accurate every share of guesses would be (an average over
+    channels, Gaussian ones and such of bounded log odds, by how well each explains them), the one
+    that promises most is taken, and the others test it.
     Which ones tell depends on the scores alone, so that the others' coins stay as open as they
     were. `OrderStatistics`, which knows the distribution of sorted scores, guesses for three
     quarters of all canaries instead.

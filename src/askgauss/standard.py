@@ -10,7 +10,7 @@ from askgauss.auditors.base import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
-from askgauss.monitor.stopping import stated_share
+from askgauss.diagnostics.stopping import stated_share
 from askgauss.results import AuditResult
 
 __all__ = ["Standard"]

@@ -182,9 +182,14 @@ class TestExactLaw:
 
     def test_unknown_sampling_falls_back_to_the_plain_shift(self):
         run = scores()
-        plain = ag.CanaryScores.from_groups(present=run.present, absent=run.absent)
+        groups = {"present": run.present, "absent": run.absent}
+        plain = ag.CanaryScores.from_groups(**groups, noise="gaussian")
         known, unknown = (ag.audit(s, delta=1e-5).epsilon_lower for s in (run, plain))
         assert unknown < known < 1.03 * unknown
+        # Where nobody says that the noise is Gaussian, that bound stands beside a free one.
+        undeclared = ag.audit(ag.CanaryScores.from_groups(**groups), delta=1e-5)
+        assert undeclared.assumption is ag.Assumption.INDEPENDENT_CANARIES
+        assert undeclared.epsilon_lower < undeclared.if_gaussian == unknown
 
     def test_full_sampling_is_exactly_gaussian_privacy(self):
         generator = np.random.default_rng(0)

@@ -29,8 +29,8 @@ def test_counts_of_the_published_example():
 
 def test_families_by_what_they_assume():
     levels = {
-        GaussianFamily(): ag.Assumption.GAUSSIAN_SCORES,
-        SubsampledFamily(): ag.Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        GaussianFamily(): ag.Assumption.MECHANISM_FAMILY,
+        SubsampledFamily(): ag.Assumption.SAMPLED_FAMILY,
         EpsilonDeltaFamily(): ag.Assumption.DISTRIBUTION_FREE,
     }
     for family, level in levels.items():

@@ -38,11 +38,11 @@ def test_counts_of_the_published_examples():
 
 
 def test_what_it_says_it_assumes():
-    """Independence always; the Gaussian channel too, unless the family is free of it."""
+    """Independence always; the mechanism's curve too, unless the family is free of one."""
     assert ag.OrderStatistics(family=EpsilonDeltaFamily()).assumption is (
         ag.Assumption.INDEPENDENT_CANARIES
     )
-    assert ag.OrderStatistics().assumption is ag.Assumption.GAUSSIAN_SCORES
+    assert ag.OrderStatistics().assumption is ag.Assumption.INDEPENDENT_FAMILY
 
 
 @pytest.mark.parametrize("rate", [None, 0.3])

@@ -202,11 +202,13 @@ def test_no_curve_without_a_bound_to_stand_on(change, words):
 
 def test_no_curve_where_the_method_does_not_vouch_for_it():
     scores = ideal_scores(200)
-    bare = ag.CanaryScores(score=scores.score, member=scores.member)
-    curves = figures.tradeoff_curves(audited(bare))
-    assert "sampling rate" in curves.missing
-    assert curves.meaning.advantage[1] is None
-    assert curves.observed is not None
+    known = {"noise": "gaussian", "membership": "randomised"}
+    for facts, words in ((known, "sampling rate"), ({}, "at one delta")):
+        bare = dataclasses.replace(scores, metadata=ScoreMetadata(**facts))
+        curves = figures.tradeoff_curves(audited(bare))
+        assert words in curves.missing
+        assert curves.meaning.advantage[1] is None
+        assert curves.observed is not None
 
 
 def test_observed_points_are_thresholds_on_the_scores():

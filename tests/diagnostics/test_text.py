@@ -24,10 +24,12 @@ def text(run):
 
 
 def test_a_cause_is_told_once_with_what_follows_from_it():
-    lines = text(simulate_dpsgd(**RUN, fault="same-noise-every-step")).splitlines()
+    told = text(simulate_dpsgd(**RUN, fault="same-noise-every-step"))
+    lines, words = told.splitlines(), " ".join(told.split())
     assert lines[0] == "Failed:"
     assert lines[1].startswith("  repeated noise: ")
-    assert any("may explain: " in line and "serial correlation" in line for line in lines)
+    assert words.count("may explain: ") == 1
+    assert "serial correlation" in words.split("may explain: ")[1].split(" Noise that is used")[0]
     assert not any(line.startswith("  serial correlation:") for line in lines)
 
 

@@ -136,8 +136,8 @@ def test_counters_that_overlap():
         return np.concatenate([draw(*before[node])[:half], draw(*node)[:half]])
 
     result = audited(overlapping, steps=plan.steps)
-    assert result.verdict is ag.Verdict.INVALID
-    assert failed(result) == {"noise of related nodes"}
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert failed(result) == {"noise reused at other coordinates", "noise of related nodes"}
 
 
 @pytest.mark.parametrize("share", [1.0, -1.0, 0.3])

@@ -20,6 +20,7 @@ from askgauss.exceptions import (
 from askgauss.mechanisms import matrix, tree
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.tree import numpy_draw
+from askgauss.scores import ScoreMetadata
 
 DECAYING = [1.0, 0.6, 0.3, 0.3, 0.1]
 
@@ -291,7 +292,10 @@ def test_an_audit_of_streamed_noise_comes_close_to_the_claim(epsilon):
     seen = replace(mechanism, decoder=np.linalg.inv(mechanism.strategy))
     best = seen.matched_filter(leaves)
     scores = ag.CanaryScores(
-        score=best.score(released), member=member, relative_shift=best.shift / best.shift.max()
+        score=best.score(released),
+        member=member,
+        relative_shift=best.shift / best.shift.max(),
+        metadata=ScoreMetadata(noise="gaussian"),
     )
     bound = ag.audit(scores, delta=1e-5, confidence=0.999).epsilon_lower
     assert 0.55 * epsilon < bound < epsilon

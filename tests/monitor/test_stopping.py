@@ -10,8 +10,8 @@ import pytest
 import askgauss as ag
 from askgauss import accounting
 from askgauss.audited_run import AuditedRun
+from askgauss.diagnostics.stopping import error_share
 from askgauss.monitor.looks import quick_upper
-from askgauss.monitor.stopping import error_share
 from askgauss.standard import Standard
 from askgauss.verification import verify
 

@@ -15,11 +15,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, betainc, betaincinv, logit, ndtr, ndtri
+from scipy.special import betainc, betaincinv, logit, ndtr
 
 from askgauss import _validate
 from askgauss.auditors.base import Auditor
 from askgauss.auditors.carried_shift import ScorePair, pair_of_mechanism
+from askgauss.auditors.told_accuracy import told_accuracies
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
@@ -61,8 +62,6 @@ _ONE_SIGMA = 0.16
 _FEWEST = 16
 _NODES = (np.arange(64) + 0.5) / 64
 _HALVINGS = 40
-# Canaries that tell are unlike two Gaussians where so few right guesses are so improbable.
-_UNLIKE = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,33 +285,12 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         """
         told = Ranks.telling(ordered.size)
         rest = ordered[~told]
-        fraction = self._share_by_shift(ordered[told], rest.size, error)
-        trial = self._trial(rest, max(1, round(fraction * rest.size)))
+        counts = tried(rest.size)
+        fraction = counts / rest.size
+        right = told_accuracies(ordered[told], fraction, self.two_sided) * counts
+        best = int(np.argmax(self._promise(fraction, counts.astype(np.float64), right, error)))
+        trial = self._trial(rest, int(counts[best]))
         return GuessTrial(canaries=ordered.size, guesses=trial.guesses, correct=trial.correct)
-
-    def _share_by_shift(self, ordered: Flags, canaries: int, error: float) -> float:
-        """The share of guesses that promises most, were scores two Gaussians of one shift.
-
-        Few canaries tell one shift better than the accuracy of every share. Where they contradict
-        it, as those of heavy tails do, the accuracies that they show decide.
-        """
-        present = int(np.count_nonzero(ordered))
-        pairs = present * (ordered.size - present)
-        if pairs == 0:
-            return 0.5
-        wins = int(np.flatnonzero(ordered).sum()) - present * (present - 1) // 2
-        # Neither no shift at all nor an infinite one, where so few pairs cannot tell.
-        slack = 1.0 / math.sqrt(pairs)
-        order = min(max(wins / pairs, 0.5 + 0.3 * slack), 1.0 - 0.25 * slack)
-        counts = tried(canaries)
-        fraction = counts / canaries
-        accuracy = accuracies(math.sqrt(2.0) * float(ndtri(order)), fraction, self.two_sided)
-        guesses = fraction * canaries
-        best = int(np.argmax(self._promise(fraction, guesses, accuracy * guesses, error)))
-        shown = self._trial(ordered, max(1, round(float(fraction[best]) * ordered.size)))
-        if bdtr(shown.correct, shown.guesses, float(accuracy[best])) < _UNLIKE:
-            return self._choose(ordered, canaries, error)
-        return float(fraction[best])
 
     def _sides(self, guesses: Integers) -> tuple[Integers, Integers]:
         """How many are guessed present, and how many absent."""

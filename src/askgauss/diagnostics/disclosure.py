@@ -152,7 +152,8 @@ def _noise_in_variance(transcript: Transcript, present: int) -> float:
     other_total = float(sums.total.sum()) - planted_total
     other_square = float(sums.square.sum() - sums.planted_square.sum())
     signal = planted_total / plantings - other_total / others
-    variance = other_square / others - (other_total / others) ** 2
+    mean = other_total / others
+    variance = other_square / others - mean * mean  # a power of a large number would raise
     if not (signal > 0.0 and variance >= 0.0):
         return math.inf
     return math.sqrt(0.5 * present * variance) * steps / signal

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, not_run
-from askgauss.noise_sample import WIDTH, NoiseSample
 from askgauss.results import Consequence, Finding
 from askgauss.witness import ReuseFacts
+from askgauss.witness.noise_sample import WIDTH, NoiseSample
 
 __all__ = [
     "compared_by_content",

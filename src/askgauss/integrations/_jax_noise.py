@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.noise_sample import CENTRE, WIDTH, NoiseSample
 from askgauss.witness import ReuseFacts
+from askgauss.witness.noise_sample import CENTRE, WIDTH, NoiseSample
 
 __all__ = ["SampledLeaves"]
 

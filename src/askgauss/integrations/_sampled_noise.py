@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from askgauss.integrations._opacus_run import clipped_sum
 from askgauss.integrations._shards import local
-from askgauss.noise_sample import CENTRE, WIDTH, NoiseSample
 from askgauss.witness import ReuseFacts
+from askgauss.witness.noise_sample import CENTRE, WIDTH, NoiseSample
 
 __all__ = ["SampledNoise"]
 

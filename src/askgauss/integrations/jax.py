@@ -40,13 +40,13 @@ from askgauss.integrations._canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recorder import Recorder
 from askgauss.released_steps import released_steps
-from askgauss.row_noise import RowNoise
 from askgauss.run_facts import SeedProbe
 from askgauss.sampling import Scheme
 from askgauss.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
 from askgauss.witness import ReuseFacts
+from askgauss.witness.noise_rows import RowNoise
 
 try:
     import jax
@@ -510,7 +510,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
         strategy = self._released.strategy
         if strategy is None or not self._known:
             return None
-        found = RowNoise(self._canaries, self._noise_multiplier)
+        found = RowNoise(self._canaries.coordinates, self._canaries.member, self._noise_multiplier)
         noise = along / self._clip_norm
         noise[:, self._present] -= self._planted[: len(noise)]
         for row in strategy.apply(noise):

@@ -5,7 +5,8 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
-from askgauss.witness.noise_rows import NoiseRowFacts
+from askgauss.witness.noise_rows import NoiseRowFacts, RowNoise
+from askgauss.witness.noise_sample import NoiseSample
 from askgauss.witness.reuse import ReuseFacts
 from askgauss.witness.rounds import (
     HonestFacts,
@@ -23,12 +24,14 @@ __all__ = [
     "ClipCountFacts",
     "HonestFacts",
     "NoiseRowFacts",
+    "NoiseSample",
     "ParticipationFacts",
     "ProbeFacts",
     "ProbeReading",
     "ReuseFacts",
     "RoundFacts",
     "RowFacts",
+    "RowNoise",
     "SettingCourse",
     "SettingFacts",
     "StepFacts",

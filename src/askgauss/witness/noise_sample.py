@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError
-from askgauss.witness import ReuseFacts
+from askgauss.witness.reuse import ReuseFacts
 
 __all__ = ["CENTRE", "WIDTH", "NoiseSample"]
 
