@@ -520,10 +520,10 @@ class Audit(DrainedRun, AuditedRun[Any]):
         sampled = self._sampled
         return None if sampled is None else sampled.facts(rows[:, self._width : -_ALONG])
 
-    def _gain(self, rows: NDArray[np.float32]) -> GainFacts | None:
+    def _gain(self, rows: NDArray[np.float64]) -> GainFacts | None:
         if self._sampled is None:
             return None
-        return GainFacts.of(*(rows[:, -_ALONG:].T.astype(np.float64) / self._clip_norm))
+        return GainFacts.of(*(rows[:, -_ALONG:].T / self._clip_norm))
 
     def _rows_apart(self, along: NDArray[np.float64]) -> RowNoise | None:
         """Correlated noise taken apart into the independent rows of its strategy."""
