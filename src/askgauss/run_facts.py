@@ -12,6 +12,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.witness import (
     ClipCountFacts,
+    GainFacts,
     NoiseRowFacts,
     ReuseFacts,
     RoundFacts,
@@ -106,6 +107,8 @@ class RunFacts:
             none.
         settings: How clip norm, noise multiplier, learning rate and expected batch size moved from
             step to step; empty where nobody looked.
+        gain: What steps made of the clean sum, where it and what was released were seen whole; None
+            where they were not.
         frozen: Name, first step and number of steps of tensors that were frozen while the audit
             watched them; their canaries were left out.
         ended: Why the recording ended before the training did; empty where it did not.
@@ -162,6 +165,7 @@ class RunFacts:
     reuse: ReuseFacts | None = None
     noise_rows: NoiseRowFacts | None = None
     settings: tuple[SettingFacts, ...] = ()
+    gain: GainFacts | None = None
     frozen: tuple[tuple[str, int, int], ...] = ()
     ended: str = ""
     watched: bool = False
@@ -223,7 +227,7 @@ class RunFacts:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (
             *(self.weights, self.witness, self.rounds, self.clip_count),
-            *(self.rows, self.reuse, self.noise_rows, *self.settings),
+            *(self.rows, self.reuse, self.noise_rows, self.gain, *self.settings),
         ):
             if part is not None:
                 part.check()

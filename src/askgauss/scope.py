@@ -93,6 +93,7 @@ _KINDS = (
             "noise by step",
             "noise drift",
             "noise and batch size",
+            "divisor by step",
             "noise precision",
             "noise extremes",
             "noise where planted",
@@ -230,7 +231,9 @@ _KINDS = (
             "closure",
             "learning rate schedule",
         ),
-        how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam",
+        how_to_test="use an optimizer that treats coordinates apart, such as SGD or Adam; "
+        "elsewhere compare neighbouring datasets with replay(), and review what is done with the "
+        "noisy gradient, such as a division by the size of the batch",
     ),
     _Kind(
         name="trained parameters",

@@ -44,6 +44,7 @@ from askgauss.simulation import (
 )
 from askgauss.witness import (
     ClipCountFacts,
+    GainFacts,
     HonestFacts,
     NoiseRowFacts,
     ParticipationFacts,
@@ -137,6 +138,10 @@ def facts():
         {"least_square": 9.0}, {"most_square": 200.0},
     ):  # fmt: skip
         yield {"noise_rows": replace(even, **changes)}
+    for along in (2.0, 9.0):
+        yield {"gain": GainFacts(steps=40, along=along, norm=20.0)}
+    yield {"gain": GainFacts(steps=2, norm=20.0)}
+    yield {"weights": WeightFacts(unchecked="nothing of them is seen", unseen=True)}
     for changes in (
         {"loaded": 1, "loaded_first": 4, "loaded_excess": 0.5},
         {"loaded": 3, "loaded_first": 4, "loaded_excess": 20.0},

@@ -720,3 +720,49 @@ def test_jax_missing_names_the_extra():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert "askgauss[jax]" in done.stdout
+
+
+def divided(inner, sizes, *, before=False):
+    """A transformation that also divides by the size of the batch, times the expected size."""
+
+    def init(given):
+        return inner.init(given), jnp.zeros((), jnp.int32)
+
+    def update(updates, state, params=None):
+        inner_state, step = state
+        factor = sizes.mean() / sizes[step]
+        if before:
+            updates = jax.tree.map(lambda leaf: leaf * factor, updates)
+        released, inner_state = inner.update(updates, inner_state, params)
+        if not before:
+            released = jax.tree.map(lambda leaf: leaf * factor, released)
+        return released, (inner_state, step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def batch_sizes(seed):
+    drawn = np.random.default_rng(seed).binomial(320, runs.RATE, runs.STEPS)
+    return jnp.asarray(drawn, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["after noise", "before noise"])
+def test_a_division_by_the_size_of_the_batch_inside_the_transformation_is_named(before):
+    for seed in (1, 2):
+        audit = runs.make()
+        wrapped = audit.wrap(divided(runs.gaussian(), batch_sizes(seed), before=before))
+        result = audit.result(runs.scanned(wrapped)[1], claim=runs.claim())
+        assert result.verdict in (ag.Verdict.INVALID, ag.Verdict.VIOLATION)
+        assert result.reason.startswith("divisor by step")
+
+
+def test_a_division_behind_the_transformation_is_not_tested_and_said_not_to_be():
+    audit = runs.make()
+    behind = divided(audit.wrap(runs.gaussian()), batch_sizes(1))
+    result = audit.result(runs.scanned(behind)[1], claim=runs.claim())
+    assert "divisor by step" not in failed(result)
+    part = next(item for item in result.scope if item.name == "weights")
+    assert part.status == "not tested"
+    assert "division by the size of the batch" in part.how_to_test
+    for output in (result.to_json(), result.to_html(), result.to_junit()):
+        assert "such as a division by the size of the batch" in output

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, ndtr, polygamma
 
 from askgauss import accounting
+from askgauss._rounded import digits
 from askgauss.diagnostics.coarse import coarse_spread
 from askgauss.diagnostics.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context, around
 from askgauss.diagnostics.correlation import correlation_checks
@@ -19,12 +20,14 @@ from askgauss.diagnostics.tails import (
     Spread,
     equal_variances_p_value,
     ratio_p_value,
+    ratio_tail,
     sums_of_others,
 )
 from askgauss.diagnostics.values import value_checks
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.stats import normality
+from askgauss.witness import GainFacts
 
 __all__ = ["noise_checks"]
 
@@ -42,6 +45,8 @@ def noise_checks(context: Context) -> Iterator[Finding]:
     yield from correlation_checks(context)
     yield _by_tensor(context)
     yield from value_checks(context)
+    if context.facts.gain is not None:
+        yield _divisor_by_step(context, context.facts.gain)
     yield _drift(context)
     yield _by_batch(context)
     yield _by_step(context)
@@ -278,7 +283,8 @@ def _by_step(context: Context) -> Finding:
         consequence=_if_uneven(context, broken),
         measured=spread,
         claimed=0.0,
-        remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it.",
+        remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it, "
+        "such as a division by the size of the batch.",
         tolerable=tolerable,
         sees=f"a step with {1.3 * _smallest(float(freedom.min())):.1%} less noise than the others",
     )
@@ -335,7 +341,8 @@ def _drift(context: Context) -> Finding:
         measured=math.expm1(change),
         interval=(math.expm1(low), math.expm1(high)),
         claimed=0.0,
-        remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it.",
+        remedy="If the noise follows a schedule, claim it as one; otherwise find what changes it, "
+        "such as a division by the size of the batch.",
         tolerable=tolerable,
         sees=f"noise that changes by {max(NOTICED * error, TOLERANCE):.1%} along the run",
     )
@@ -352,6 +359,31 @@ def _slope(context: Context, along: NDArray[np.float64]) -> tuple[float, float]:
     # Half: of the scale, not of the variance.
     slope = 0.5 * float((weight * along * logs).sum()) / information
     return slope, 0.5 / math.sqrt(information)
+
+
+def _divisor_by_step(context: Context, gain: GainFacts) -> Finding:
+    """Whether steps multiply the clean sum by one number: the size of the batch is another."""
+    name, noise = "divisor by step", context.even
+    if not context.known or noise.square == 0.0 or gain.steps < _FEWEST_STEPS:
+        return not_run(name, f"{_FEWEST_STEPS} steps with noise and a known background")
+    freedom = gain.steps - 1.0
+    ratio = (gain.along / noise.scale) ** 2
+    spread = noise.scale * math.sqrt(max(ratio - 1.0, 0.0)) / gain.norm
+    visible = noise.scale * math.sqrt(NOTICED * math.sqrt(2.0 / freedom)) / gain.norm
+    return judged(
+        name,
+        ratio_tail(ratio, freedom, noise.freedom),
+        f"the noisy sum is multiplied by a number that varies by {spread:.1%} from step to step.",
+        if_fine=", as it may by chance." if spread else "",
+        consequence=Consequence.INVALIDATES,
+        measured=digits(spread),
+        claimed=0.0,
+        remedy="Divide by one constant, the expected batch size: the size of the batch tells who "
+        "is in it.",
+        tolerable=spread < TOLERANCE,
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"a divisor that varies by {max(visible, TOLERANCE):.1%}",
+    )
 
 
 def _by_batch(context: Context) -> Finding:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.diagnostics.context import Context
-from askgauss.diagnostics.outcomes import SUSPICIOUS, fact, not_run
+from askgauss.diagnostics.outcomes import fact, not_run
 from askgauss.results import Consequence, Finding
 from askgauss.witness import ReuseFacts
 from askgauss.witness.noise_sample import WIDTH, NoiseSample
@@ -31,7 +31,9 @@ _SURELY = 16
 _FEWEST = 64
 # Steps that are compared where only some coordinates are seen; a few tenths of a second.
 _MOST_STEPS = 4096
-# Noise that is used twice at the same coordinates, or twice in a step, has checks of its own.
+# Noise that is used twice at the same coordinates, or twice in a step, has checks of its own,
+# which fail at such a p-value whatever else was tested.
+_CERTAIN = 1e-9
 _OTHER_REUSE = (_REPEATED, "shared noise")
 _REMEDY = (
     "Draw new noise for every coordinate of every step: one generator that is never seeded again, "
@@ -96,7 +98,7 @@ def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | 
         others: The other checks of its noise, before the gate.
     """
     if not context.exact or any(
-        item.check in _OTHER_REUSE and item.p_value is not None and item.p_value < SUSPICIOUS
+        item.check in _OTHER_REUSE and item.p_value is not None and item.p_value < _CERTAIN
         for item in others
     ):
         return None

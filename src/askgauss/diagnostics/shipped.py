@@ -35,6 +35,8 @@ Costs = Callable[[float], tuple[float, float] | None]
 def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
     """Every comparison of how the weights moved with what was released."""
     yield moved_by_the_release(facts)
+    if facts.unseen:
+        return
     yield loaded_state(facts)
     yield _weights_between_steps(facts)
     if facts.optimizer:

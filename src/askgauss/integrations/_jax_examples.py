@@ -19,7 +19,13 @@ from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.integrations._jax_plan import as_scheme
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, DrainedRun, Readings, checked_privatizer
+from askgauss.integrations._jax_state import (
+    UNSEEN_WEIGHTS,
+    AuditState,
+    DrainedRun,
+    Readings,
+    checked_privatizer,
+)
 from askgauss.integrations._jax_tree import ParameterTree
 from askgauss.recorder import Recorder
 from askgauss.run_facts import SeedProbe
@@ -406,6 +412,7 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
             exercised=INPUT_SPACE,
             precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             contribution=contribution,
+            weights=UNSEEN_WEIGHTS,
             seed_probe=self._first_noise(values[0, size:]),
             notes=tuple(self._notes(contribution, int(seen.repeats))),
         )

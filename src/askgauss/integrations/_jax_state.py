@@ -16,9 +16,14 @@ from askgauss import _plain, _validate
 from askgauss._checkpoints import Kept
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.recorder import Recorder
+from askgauss.witness import WeightFacts
 
-__all__ = ["AuditState", "DrainedRun", "Readings", "checked_privatizer"]
+__all__ = ["UNSEEN_WEIGHTS", "AuditState", "DrainedRun", "Readings", "checked_privatizer"]
 
+# A transformation of gradients meets no weights.
+UNSEEN_WEIGHTS = WeightFacts(
+    unchecked="what follows the wrapped transformation is not seen", unseen=True
+)
 # Device memory that readings may take without being asked for: a step without donation copies it.
 _MOST_BYTES = 1 << 28
 

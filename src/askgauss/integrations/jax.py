@@ -45,7 +45,7 @@ from askgauss.sampling import Scheme
 from askgauss.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.seam import Seam
 from askgauss.transcript import Transcript
-from askgauss.witness import ReuseFacts
+from askgauss.witness import GainFacts, ReuseFacts
 from askgauss.witness.noise_rows import RowNoise
 
 try:
@@ -62,13 +62,21 @@ from askgauss.integrations._jax_noise import SampledLeaves
 from askgauss.integrations._jax_plan import as_scheme, claim_of, planned_run
 from askgauss.integrations._jax_rows import CanaryLoss, PlantedRows
 from askgauss.integrations._jax_seeds import probe_seeds
-from askgauss.integrations._jax_state import AuditState, DrainedRun, Readings, checked_privatizer
+from askgauss.integrations._jax_state import (
+    UNSEEN_WEIGHTS,
+    AuditState,
+    DrainedRun,
+    Readings,
+    checked_privatizer,
+)
 from askgauss.integrations._jax_tree import ParameterTree
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
 
 _STEPS = 1024
 _ABSENT = 1000
+# Numbers of a step about the direction of the clean sum.
+_ALONG = 2
 
 
 class Audit(DrainedRun, AuditedRun[Any]):
@@ -189,12 +197,13 @@ class Audit(DrainedRun, AuditedRun[Any]):
                 self._steps,
                 self._clip_norm * (noise_multiplier or 1.0),
             )
-            if sampled.width and Readings.fits(self._steps, width + sampled.width, buffer):
+            more = sampled.width + _ALONG
+            if sampled.width and Readings.fits(self._steps, width + more, buffer):
                 self._sampled = sampled
         self._planted = self._plan()
         self._readings = Readings(
             self._steps,
-            width + (0 if self._sampled is None else self._sampled.width),
+            width + (0 if self._sampled is None else self._sampled.width + _ALONG),
             buffer,
             self._canaries.fingerprint().encode() + np.packbits(self._planted).tobytes(),
         )
@@ -343,7 +352,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
                 noisy = self._tree.leaves(released)[0]
                 row = self._read(noisy)
                 row = row - jnp.where(self._subtracted, clean, 0.0)
-                row = self._with_sample(row, noisy, leaves)
+                row = self._with_sample(row, noisy, leaves, _along(noisy, leaves))
             return released, self._readings.kept(state, row, inner)
 
         kind = optax.GradientTransformationExtraArgs if takes_more else optax.GradientTransformation
@@ -393,12 +402,15 @@ class Audit(DrainedRun, AuditedRun[Any]):
         self._exercised = BEFORE_CLIPPING
         return released, inner, row
 
-    def _with_sample(self, row: Any, noisy: Sequence[Any], clean: Sequence[Any]) -> Any:
+    def _with_sample(
+        self, row: Any, noisy: Sequence[Any], clean: Sequence[Any], along: Any = None
+    ) -> Any:
         """A row of readings, with a sample of all noise of the step behind it."""
         if self._sampled is None:
             return row
         noise = [one - other for one, other in zip(noisy, clean, strict=True)]
-        return jnp.concatenate([row, self._sampled.read(noise)])
+        along = jnp.zeros(_ALONG) if along is None else along
+        return jnp.concatenate([row, self._sampled.read(noise), along])
 
     def _read(self, leaves: tuple[Any, ...]) -> Any:
         return self._seam.read(tuple(leaf.astype(jnp.float32) for leaf in leaves))
@@ -488,6 +500,8 @@ class Audit(DrainedRun, AuditedRun[Any]):
             seed_probe=first,
             reuse=self._reused(rows) if apart is None else apart.reuse,
             noise_rows=None if apart is None else apart.facts,
+            gain=self._gain(rows),
+            weights=UNSEEN_WEIGHTS,
             notes=tuple(
                 note
                 for note in (
@@ -503,7 +517,13 @@ class Audit(DrainedRun, AuditedRun[Any]):
         return recorded.with_facts(facts)
 
     def _reused(self, rows: NDArray[np.float64]) -> ReuseFacts | None:
-        return None if self._sampled is None else self._sampled.facts(rows[:, self._width :])
+        sampled = self._sampled
+        return None if sampled is None else sampled.facts(rows[:, self._width : -_ALONG])
+
+    def _gain(self, rows: NDArray[np.float64]) -> GainFacts | None:
+        if self._sampled is None:
+            return None
+        return GainFacts.of(*(rows[:, -_ALONG:].T / self._clip_norm))
 
     def _rows_apart(self, along: NDArray[np.float64]) -> RowNoise | None:
         """Correlated noise taken apart into the independent rows of its strategy."""
@@ -564,6 +584,17 @@ class Audit(DrainedRun, AuditedRun[Any]):
             f"Audit(present={present}, absent={self._canaries.size - present}, "
             f"steps={self._steps}, sampling={self._sampling!r})"
         )
+
+
+def _along(noisy: Sequence[Any], clean: Sequence[Any]) -> Any:
+    """What was released beyond the clean sum, along it, and the norm of that."""
+    pairs = [
+        (one.astype(jnp.float32) - other.astype(jnp.float32), other.astype(jnp.float32))
+        for one, other in zip(noisy, clean, strict=True)
+    ]
+    norm = jnp.sqrt(sum((jnp.vdot(clean, clean) for _, clean in pairs), jnp.zeros(())))
+    along = sum((jnp.vdot(more, clean) for more, clean in pairs), jnp.zeros(()))
+    return jnp.stack([jnp.where(norm > 0.0, along / norm, 0.0), norm])
 
 
 def _known(background: str, scheme: Scheme) -> bool:

@@ -5,6 +5,7 @@ What is compared is framework-free and lives here; what reads it from a framewor
 """
 
 from askgauss.witness.clip_count import ClipCountFacts
+from askgauss.witness.gain import GainFacts
 from askgauss.witness.noise_rows import NoiseRowFacts, RowNoise
 from askgauss.witness.noise_sample import NoiseSample
 from askgauss.witness.reuse import ReuseFacts
@@ -22,6 +23,7 @@ from askgauss.witness.weights import WeightFacts, WeightWitness
 
 __all__ = [
     "ClipCountFacts",
+    "GainFacts",
     "HonestFacts",
     "NoiseRowFacts",
     "NoiseSample",

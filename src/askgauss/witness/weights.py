@@ -30,6 +30,7 @@ class WeightFacts:
     Attributes:
         optimizer: The class of the optimizer that moved them.
         unchecked: Why moves could not be compared; empty where they were.
+        unseen: Whether the weights themselves were never seen.
         places: Coordinates compared in every step.
         steps: Steps compared.
         otherwise: Steps in which a weight moved otherwise than by the release.
@@ -60,6 +61,7 @@ class WeightFacts:
 
     optimizer: str = ""
     unchecked: str = ""
+    unseen: bool = False
     places: int = 0
     steps: int = 0
     otherwise: int = 0
