@@ -114,8 +114,8 @@ def test_it_is_above_the_truth_at_most_nominally(counts_only, known_rate):
 
 def test_evidence_equals_brute_force():
     """The moments against those of every single observation, planted and not."""
-    present, absent, steps = 40, 60, 25
-    canaries = ag.DiracCanaries(present=present, absent=absent, tensors=(50, 60), seed=3)
+    present, absent, steps = 100, 60, 25
+    canaries = ag.DiracCanaries(present=present, absent=absent, tensors=(90, 90), seed=3)
     recorder = ag.Recorder(canaries, sampling_rate=0.3)
     generator = np.random.default_rng(0)
     values, flags = [], []
