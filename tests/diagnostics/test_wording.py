@@ -136,7 +136,7 @@ def facts():
         {}, {"rows": 1}, {"silent": 2, "first_silent": 3, "least_square": 0.0},
         {"least_square": 9.0}, {"most_square": 200.0},
     ):  # fmt: skip
-        yield {"rows": replace(even, **changes)}
+        yield {"noise_rows": replace(even, **changes)}
     for changes in (
         {"loaded": 1, "loaded_first": 4, "loaded_excess": 0.5},
         {"loaded": 3, "loaded_first": 4, "loaded_excess": 20.0},

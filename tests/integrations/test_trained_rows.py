@@ -116,6 +116,27 @@ def dropped(run):
             step(run, features, target)
 
 
+def chosen(wanted, how):
+    """A loop that takes a step only for the wanted batches, after a look at each of them."""
+
+    def loop(run):
+        for number, (features, target) in enumerate(run.loader):
+            if how == "backward":
+                run.optimizer.zero_grad()
+                run.criterion(run.model(features), target).backward()
+                if wanted(run, number):
+                    run.optimizer.step()
+                continue
+            if how == "eval":
+                run.model.eval()
+            losses(run, features, target)
+            run.model.train()
+            if wanted(run, number):
+                step(run, features, target)
+
+    return loop
+
+
 def another_loader(run):
     for features, target in DataLoader(DATA, batch_size=16, shuffle=True):
         step(run, features, target)
@@ -198,6 +219,42 @@ def test_empty_batches_that_are_skipped_are_counted():
     assert clean.steps == clean.compared == 128
 
 
+@pytest.mark.parametrize("how", ["backward", "look", "eval"])
+@pytest.mark.parametrize(
+    ("wanted", "left_out"),
+    [
+        (lambda run, number: number > 0, 4),
+        (lambda run, number: number < 7, 3),  # the very last may have been interrupted
+        (lambda run, number: len(run.passes) == 1, 23),
+        (lambda run, number: len(run.passes) == 4, 24),
+    ],
+)
+def test_batches_left_out_after_a_look_at_them_are_found_at_any_place(how, wanted, left_out):
+    inner = chosen(wanted, how)
+
+    def loop(run):
+        run.passes = [*getattr(run, "passes", []), 0]
+        inner(run)
+
+    facts = rows_of(loop)
+    assert facts.unused == facts.dropped == left_out
+
+
+def test_a_loss_that_is_not_a_number_is_no_reason_to_leave_a_batch_out():
+    def loop(run):
+        for features, target in run.loader:
+            run.optimizer.zero_grad()
+            loss = run.criterion(run.model(features), target)
+            loss.backward()
+            if not torch.isnan(loss) and loss < 1.37:
+                run.optimizer.step()
+
+    result = judged(loop)
+    assert result.verdict is Verdict.INVALID
+    assert failed(result) == ["unused batches"]
+    assert {part.name: part.status for part in result.scope}["sampler"] == "not tested"
+
+
 def split_by_hand(run):
     for features, target in run.loader:
         parts = list(zip(features.split(5), target.split(5), strict=True))
@@ -255,6 +312,37 @@ def anew(run):
         step(run, *next(iter(run.loader)))
 
 
+def looked_at(run):
+    """Losses are logged before each step, and again over a pass, by lines of their own."""
+    for features, target in run.loader:
+        losses(run, features, target)
+        step(run, features, target)
+    for features, target in run.loader:
+        losses(run, features, target)
+
+
+def one_loop_for_both(run):
+    for training in (True, False):
+        run.model.train(training)
+        for features, target in run.loader:
+            with torch.set_grad_enabled(training):
+                loss = run.criterion(run.model(features), target)
+            if training:
+                run.optimizer.zero_grad()
+                loss.backward()
+                run.optimizer.step()
+    run.model.train()
+
+
+def stopped_after_a_call(run):
+    for number, (features, target) in enumerate(run.loader):
+        run.optimizer.zero_grad()
+        run.criterion(run.model(features), target).backward()
+        if number == 5:
+            break
+        run.optimizer.step()
+
+
 def with_workers(run):
     run.loader = DataLoader(
         DATA,
@@ -285,6 +373,9 @@ def in_parts(run):
         (fetched_ahead, {}),
         (stopped_early, {}),
         (anew, {}),
+        (looked_at, {}),
+        (one_loop_for_both, {}),
+        (stopped_after_a_call, {}),
     ],
 )
 def test_correct_loops_are_clean(loop, options):

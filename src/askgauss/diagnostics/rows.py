@@ -180,7 +180,7 @@ def _repeated(facts: RowFacts) -> Finding:
 
 
 def _unused(facts: RowFacts) -> Finding:
-    """Whether every batch was trained on that was drawn before a later one."""
+    """Whether every batch was trained on that a later one followed or the model was given."""
     name = "unused batches"
     if facts.compared == 0:
         return not_run(name, "a step whose batch was drawn while the audit was attached")
@@ -207,7 +207,7 @@ def _unused(facts: RowFacts) -> Finding:
         claimed=0.0,
         remedy="Take a step for every batch, also an empty one: whether a batch is left out must "
         "not depend on its records, their number or their loss.",
-        sees="any batch left out between two steps",
+        sees="any batch left out between two steps, or after the model was called with it",
     )
 
 

@@ -31,6 +31,8 @@ class Pass:
         ordered: Whether batches are handed out in the order in which they were drawn.
         collate: What makes a batch of records.
         last: Place of the last batch that a step used; -1 if none was.
+        ended: Whether it came to its end, instead of being left before.
+        pending: Batches since the last that was used, by where the model was called with them.
     """
 
     sampler: Any
@@ -40,6 +42,8 @@ class Pass:
     indices: deque[NDArray[np.int64] | None] = field(default_factory=deque)
     handed: int = 0
     last: int = -1
+    ended: bool = False
+    pending: dict[int, int] = field(default_factory=dict)
 
 
 class Listener(Protocol):
@@ -120,7 +124,11 @@ def as_indices(index: Any) -> NDArray[np.int64] | None:
 
 
 def _listened_next(iterator: Any) -> Any:
-    batch = _next(iterator)
+    try:
+        batch = _next(iterator)
+    except StopIteration:
+        _pass_of(iterator).ended = True
+        raise
     source = _pass_of(iterator)
     indices = source.indices.popleft() if source.indices else None
     for listener in tuple(_listeners):

@@ -80,20 +80,20 @@ class LoaderWatch:
     @property
     def drawn(self) -> DrawnBatches | None:
         """What the batches say of the scheme; None where some of them were not seen."""
-        if self._lost or self._sums is None or self._sums.step == 0:
+        if self._unjudged or self._sums is None or self._sums.step == 0:
             return None
         return DrawnBatches.of(self._sums)
 
     @property
     def found(self) -> Scheme | None:
         """The scheme that the batches show, where it is another than Poisson sampling."""
-        return None if self._lost or self._recogniser is None else self._recogniser.found
+        return None if self._unjudged or self._recogniser is None else self._recogniser.found
 
     def notes(self) -> list[str]:
         """Why batches that were seen are not judged, if so."""
         seen = self._sums is not None and self._sums.step > 0
-        if self._lost:
-            return [f"the loader's batches are not judged: {self._lost}."] if seen else []
+        if why := self._unjudged:
+            return [f"the loader's batches are not judged: {why}."] if seen else []
         if self._missed:
             return [
                 f"the batches of {self._missed:,} steps are not judged: the loader had begun to "
@@ -101,10 +101,16 @@ class LoaderWatch:
             ]
         return []
 
+    @property
+    def _unjudged(self) -> str:
+        """Why what was drawn is not compared with the scheme; empty where it is."""
+        left_out = not self._lost and not self.trained.clean
+        return "some were drawn and not trained on" if left_out else self._lost
+
     def listen(self) -> None:
         """Begin to follow what is drawn."""
         self.trained.attach()
-        if self.trained.facts.unseen:
+        if self.trained.unseen:
             return
         own = type(self._sampler)
         watch = self
@@ -143,9 +149,9 @@ class LoaderWatch:
         self._steps += 1
         if batches != 1:
             self._lost = f"a step is made of {batches} batches"
-        elif not self.trained.facts.clean:
+        elif not self.trained.clean:
             self._lost = f"step {self._steps} did not train on the records drawn for it, once each"
-        elif used is None and self._by_coins and not self.trained.facts.unseen:
+        elif used is None and self._by_coins and not self.trained.unseen:
             # Batches of coins say as much without those before them.
             self._missed += 1
         elif used is None:

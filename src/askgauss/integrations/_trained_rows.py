@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import nn
 
 from askgauss import _plain
 from askgauss.integrations import _handed_batches as heard
-from askgauss.integrations._batch_marks import Marks, marks_of
+from askgauss.integrations._batch_marks import Content, Marks, content_of
 from askgauss.integrations._handed_batches import Pass
 from askgauss.integrations._opacus_run import clips_without_rows, noise_by_parameter
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
@@ -27,10 +29,17 @@ __all__ = ["HandedBatch", "TrainedRows", "draws_for"]
 
 # Batches that are remembered, used or not, by this and by other loaders.
 _REMEMBERED = 256
+# Batches whose tensors are kept alive until it is known whether their marks are needed.
+_HELD = 4
 # Batches that the rows of one step are looked for in, newest first.
 _LOOKED_IN = 64
 # A batch is recognised by this share of the rows that could be in both.
 _RECOGNISED = 0.25
+# Where the model is called to train on the batch; other places are known by their frames.
+_TO_TRAIN = 0
+# Other places that are told apart, and the frames of each that are read.
+_PLACES = 64
+_FRAMES = 64
 # Wrappers around a sampler that are looked through.
 _DEEPEST = 6
 
@@ -44,16 +53,23 @@ class HandedBatch:
         place: Its number in that pass.
         indices: The records that were drawn for it; None where that was not seen.
         ours: Whether the audited loader drew it.
-        marks: By what its rows are recognised.
+        content: By what its rows are recognised.
         step: The step that used it; 0 if none did.
+        places: Where the model was called with it.
     """
 
     source: Pass
     place: int
     indices: NDArray[np.int64] | None
     ours: bool
-    marks: Marks | None
+    content: Content | None
     step: int = 0
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def marks(self) -> Marks | None:
+        """Marks of its rows; None where it has none or they are gone."""
+        return None if self.content is None else self.content.marks
 
     @property
     def records(self) -> int:
@@ -69,11 +85,32 @@ class HandedBatch:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of one backward pass, and what the model was called with for it."""
+    """Rows of one backward pass, and what the model was called with for it.
+
+    Attributes:
+        count: How many there are.
+        marks: By what they are recognised.
+        batch: The batch that they are, untouched.
+    """
 
     count: int
     marks: Marks | None = None
-    untouched: bool = False
+    batch: HandedBatch | None = None
+
+
+@dataclass(slots=True)
+class _LeftOut:
+    """Batches that the model was called with at one place, and that no step used.
+
+    Attributes:
+        count: How many, before the first and behind the last used batch of a pass.
+        longest: The most in a row.
+        first: The step before which the first was left out.
+    """
+
+    count: int = 0
+    longest: int = 0
+    first: int = 0
 
 
 class TrainedRows:
@@ -94,13 +131,20 @@ class TrainedRows:
         self._ghost = clips_without_rows(optimizer)
         if not unseen and noise_by_parameter(optimizer):
             unseen = "records are clipped inside the backward pass"
-        self.facts = RowFacts(unseen=unseen)
+        # The facts so far, as plain values: they change in every step.
+        self._values: dict[str, Any] = asdict(RowFacts(unseen=unseen))
+        self._faulty = False
         self._stand_in: StandIn | None = None
         self._models: dict[int, bool] = {}
         self._aside = False
         self._sizes: set[int] = set()
         # Of batches left out between two that were used: the fewest, the most, how often.
         self._gaps: tuple[int, int, int] = (0, 0, 0)
+        self._left_out: dict[int, _LeftOut] = {}
+        # Places where the model was called with batches that were used then.
+        self._training_places = {_TO_TRAIN}
+        self._most_passes = 1
+        self._newest: Pass | None = None
         self._ratio = 0
         self._was_handed = False
         self._ranks: list[RowFacts] = []
@@ -108,15 +152,40 @@ class TrainedRows:
 
     def _forget(self) -> None:
         self._batches: list[HandedBatch] = []
-        self._calls: list[Marks] = []
+        self._calls: list[_Rows] = []
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
 
     def load(self, facts: RowFacts | None) -> None:
         """Go on from the facts of a checkpoint."""
         if facts is not None:
-            self.facts = facts
+            self._values, self._faulty = asdict(facts), not facts.clean
             self._was_handed = facts.undrawn < facts.steps
+            self._gaps = (0, 1, 2) if facts.dropped else (0, 0, 0)
+
+    @property
+    def unseen(self) -> str:
+        """Why nothing can be compared; empty where it can."""
+        return str(self._values["unseen"])
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found so far."""
+        return not (self._faulty or self.unseen) or self.facts.clean
+
+    @property
+    def facts(self) -> RowFacts:
+        """What this process found so far."""
+        found = RowFacts(**self._values)
+        left_out = self._all_left_out()
+        if not left_out.count:
+            return found
+        return replace(
+            found,
+            unused=found.unused + left_out.count,
+            unused_first=min(found.unused_first or left_out.first, left_out.first),
+            even=found.even and left_out.longest <= self._gaps[0],
+        )
 
     def tell(self, world: int, device: torch.device) -> None:
         """Ranks draw and train on batches of their own, and tell each other what they found."""
@@ -136,11 +205,12 @@ class TrainedRows:
     def attach(self) -> None:
         """Begin to listen."""
         self._forget()
-        if self.facts.unseen:
+        if self.unseen:
             return
         heard.listen(self)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         self._stand_in = StandIn(self._optimizer, name, self._clipped)
+        self._stand_in.put()
 
     def detach(self) -> None:
         """Listen no more."""
@@ -148,25 +218,94 @@ class TrainedRows:
         if self._stand_in is not None:
             self._stand_in.remove()
             self._stand_in = None
+        self._end_pass(interrupted=True)
         self._forget()
 
     def handed(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
         """A loader handed out a batch."""
         ours = draws_for(source.sampler, self._sampler)
         self._was_handed = self._was_handed or ours
-        made = HandedBatch(source, source.handed, indices, ours, marks_of(batch))
-        self._batches.append(made)
-        if len(self._batches) > 2 * _REMEMBERED:
-            del self._batches[:_REMEMBERED]
+        batches = self._batches
+        batches.append(HandedBatch(source, source.handed, indices, ours, content_of(batch)))
+        if len(batches) > _HELD and not batches[-1 - _HELD].step:
+            _ = batches[-1 - _HELD].marks
+        if len(batches) > 2 * _REMEMBERED:
+            del batches[:_REMEMBERED]
 
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """A model is called: its rows may be trained on."""
-        if not (torch.is_grad_enabled() and model.training) or not self._is_ours(model):
+        """A model is called: its rows may be trained on, or decide whether the batch is."""
+        trains = model.training and torch.is_grad_enabled()
+        waiting = self._waiting()
+        if not (trains or waiting) or not self._is_ours(model):
             return
-        marks = marks_of(arguments, options)
-        if marks is not None:
-            self._calls.append(marks)
+        content = content_of(arguments, options)
+        if content is None:
+            return
+        place = _TO_TRAIN if trains else _place()
+        batch = self._very(content) or _same(content, waiting, place)
+        if trains:
+            known = batch is not None
+            self._calls.append(_Rows(content.rows, None if known else content.marks, batch))
             del self._calls[:-_REMEMBERED]
+            # Changed on the way to the model: the next batch of that many records.
+            batch = batch or _next_of(waiting, content.rows)
+        if batch is not None and batch.ours and not batch.step and place not in batch.places:
+            self._wait_for_step(batch, place)
+
+    def _very(self, content: Content) -> HandedBatch | None:
+        """The batch whose own tensor the model is called with."""
+        for item in reversed(self._batches[-2 * _HELD :]):
+            if item.content is not None and item.content.is_of(content):
+                return None if item.content.was_written(content) else item
+        return None
+
+    def _wait_for_step(self, batch: HandedBatch, place: int) -> None:
+        """The model is called with a batch that no step used so far."""
+        if batch.source is not self._newest:
+            self._end_pass()
+            self._newest = batch.source
+        pending = batch.source.pending
+        if place in pending or len(pending) < _PLACES:
+            pending[place] = pending.get(place, 0) + 1
+            batch.places.append(place)
+
+    def _end_pass(self, *, interrupted: bool = False) -> None:
+        """Batches at the end of a pass that no step used are left out."""
+        if self._newest is not None:
+            for place, count in self._trailing(interrupted=interrupted).items():
+                self._leave_out(place, count)
+            self._newest.pending.clear()
+
+    def _trailing(self, *, interrupted: bool) -> dict[int, int]:
+        """Batches behind the last that was used, beyond those whose step may just not have come.
+
+        That is one where the pass or the run was left before its end, and those of an accumulation.
+        """
+        source = self._newest
+        if source is None or not source.pending:
+            return {}
+        # Rows of the last step may still lie there; before the first, they wait for it.
+        unfinished = len(self._rows) or (0 if self._values["steps"] else len(self._counts()))
+        waits = max(int(interrupted or not source.ended), self._most_passes - 1, unfinished)
+        return {place: count - waits for place, count in source.pending.items() if count > waits}
+
+    def _leave_out(self, place: int, count: int) -> None:
+        if place not in self._left_out and len(self._left_out) >= _PLACES:
+            return
+        found = self._left_out.setdefault(place, _LeftOut(first=self._values["steps"] + 1))
+        found.count += count
+        found.longest = max(found.longest, count)
+        self._faulty = True
+
+    def _all_left_out(self) -> _LeftOut:
+        """Of the places where batches that were trained on were seen, that with the most."""
+        trailing, now = self._trailing(interrupted=True), self._values["steps"] + 1
+        most = _LeftOut()
+        for place in self._training_places.intersection((*self._left_out, *trailing)):
+            past, more = self._left_out.get(place, _LeftOut(first=now)), trailing.get(place, 0)
+            if past.count + more > most.count:
+                most = _LeftOut(past.count + more, max(past.longest, more), past.first)
+        return most
 
     def _is_ours(self, model: nn.Module) -> bool:
         if id(model) not in self._models:
@@ -184,29 +323,28 @@ class TrainedRows:
         rows = [_Rows(count) for count in self._counts()]
         calls = self._calls
         for item in reversed(rows):
-            while calls and calls[-1].rows != item.count:
+            while calls and calls[-1].count != item.count:
                 calls.pop()
-            item.marks = calls.pop() if calls else None
+            if calls:
+                call = calls.pop()
+                item.marks, item.batch = call.marks, call.batch
         self._calls = []
         self._rows += rows
 
     def _counts(self) -> list[int]:
-        # Opacus leaves what a parameter had when it was frozen: old rows, not this step's.
-        trained = (item for item in self._parameters if item.requires_grad)
-        if self._ghost:
-            norms = (getattr(item, "_norm_sample", None) for item in trained)
-            return next(([len(norm)] for norm in norms if norm is not None), [])
-        for item in trained:
-            sample = getattr(item, "grad_sample", None)
+        name = "_norm_sample" if self._ghost else "grad_sample"
+        for item in self._parameters:
+            # Opacus leaves what a parameter had when it was frozen: old rows, not this step's.
+            sample = item.__dict__.get(name) if item.requires_grad else None
             if isinstance(sample, list):
-                return [len(part) for part in sample]
+                return [part.shape[0] for part in sample]
             if sample is not None:
-                return [len(sample)]
+                return [sample.shape[0]]
         return []
 
     def before_noise(self) -> None:
         """The sum of the step is whole: what is clipped from here on is no part of the run."""
-        if self.facts.unseen:
+        if self.unseen:
             return
         if not self._rows:
             # Whoever replaced the clipping meanwhile left the rows where they were.
@@ -222,34 +360,80 @@ class TrainedRows:
     def step(self) -> list[HandedBatch] | None:
         """A step is made: the batches it was made of, or None where that is not certain."""
         rows, self._whole = self._whole or [], None
-        self.facts = facts = replace(self.facts, steps=self.facts.steps + 1)
-        if facts.unseen:
+        values = self._values
+        values["steps"] += 1
+        if values["unseen"]:
             return None
         if not rows:
-            self.facts = replace(facts, unseen=f"no rows were seen in step {facts.steps:,}")
+            values["unseen"] = f"no rows were seen in step {values['steps']:,}"
             return None
+        if (usual := self._usual(rows)) is not None:
+            return [usual]
+        self._most_passes = max(self._most_passes, len(rows))
         used, known = self._used(rows)
         if not used:
-            self._without_draw(rows)
+            self._without_draw()
             return None
         others = [item for item in used if not item.ours]
         if others:
-            undrawn = self.facts.undrawn + int(not self._was_handed)
-            self._note("foreign", other=_name(others[0].source.sampler), undrawn=undrawn)
+            values["other"] = _name(others[0].source.sampler)
+            values["undrawn"] += int(not self._was_handed)
+            self._note("foreign")
         ours = [item for item in used if item.ours]
         fresh = [item for item in ours if not item.step]
         if len(fresh) < len(ours):
             self._note("again")
-        for item in sorted(fresh, key=lambda item: item.place):
-            self._close_gap(item)
-            item.step = facts.steps
+        self._settle(fresh)
+        for item in used:
+            if item.content is not None:
+                item.content.release()
         if not fresh:
             return None
         if any(item.indices is None for item in ours):
-            self.facts = replace(self.facts, missed=self.facts.missed + 1)
+            values["missed"] += 1
             return None
         self._compare(rows, ours, known)
         return fresh if len(fresh) == len(used) else None
+
+    def _usual(self, rows: Sequence[_Rows]) -> HandedBatch | None:
+        """The batch of a step on the very next one of a pass, whole and untouched.
+
+        Nearly all steps of nearly all runs are, and nothing else has to be looked at for them.
+        """
+        item = rows[0].batch
+        if len(rows) > 1 or item is None or item.step or not item.ours or item.indices is None:
+            return None
+        source, values = item.source, self._values
+        if item.place != source.last + 1 or rows[0].count != item.rows:
+            return None
+        if item.places != [_TO_TRAIN] or source.pending != {_TO_TRAIN: 1}:
+            return None
+        source.pending.clear()
+        if source.last >= 0:
+            self._count_gap(0)
+        source.last, item.step = item.place, values["steps"]
+        values["compared"] += 1
+        values["identified"] += 1
+        if item.content is not None:
+            item.content.release()
+        return item
+
+    def _settle(self, fresh: list[HandedBatch]) -> None:
+        """Batches are used: whatever the model was called with before them never will be."""
+        for item in fresh:
+            self._training_places.update(item.places[: _PLACES - len(self._training_places)])
+            for place in item.places:
+                item.source.pending[place] = item.source.pending.get(place, 1) - 1
+        for item in sorted(fresh, key=lambda item: item.place):
+            pending = item.source.pending
+            if item.source.last < 0:
+                for place, count in pending.items():
+                    if count > 0:
+                        self._leave_out(place, count)
+            # Those behind the first that was used are counted by their places in the pass.
+            pending.clear()
+            self._close_gap(item)
+            item.step = self._values["steps"]
 
     def _used(self, rows: Sequence[_Rows]) -> tuple[list[HandedBatch], bool]:
         """The batches that rows came from: recognised, or else by their numbers."""
@@ -283,19 +467,18 @@ class TrainedRows:
 
     def _recognised(self, rows: _Rows) -> HandedBatch | None:
         """The batch that most rows are in: of those that no step used, that one did, of others."""
+        if rows.batch is not None:
+            return rows.batch
         marks = rows.marks
         if marks is None or marks.rows == 0:
             return None
-        for item in self._waiting():
-            if item.marks is not None and item.marks.same(marks):
-                rows.untouched = True
-                return item
         own = marks.hashes()
         if own.size > 1 and (own == own[0]).all():
             return None  # rows that are all alike are nobody's
         kinds: list[list[HandedBatch]] = [[], [], []]
         for item in self._batches[-_LOOKED_IN:]:
-            if item.marks is not None and item.marks.rows and item.marks.width == marks.width:
+            content = item.content
+            if content is not None and content.rows and content.width == marks.width:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
         first: HandedBatch | None = None
         for kind in kinds:
@@ -306,31 +489,28 @@ class TrainedRows:
         # No batch has all of the rows: the first that has enough of them.
         return first
 
-    def _without_draw(self, rows: Sequence[_Rows]) -> None:
-        facts = self.facts
-        if not self._was_handed:
-            others = [item for item in self._batches if not item.ours]
-            other = _name(others[-1].source.sampler) if others else ""
-            self.facts = replace(facts, undrawn=facts.undrawn + 1, other=other or facts.other)
-        else:
+    def _without_draw(self) -> None:
+        if self._was_handed:
             self._note("again")
+            return
+        others = [item for item in self._batches if not item.ours]
+        if others:
+            self._values["other"] = _name(others[-1].source.sampler)
+        self._values["undrawn"] += 1
+        self._faulty = True
 
     def _close_gap(self, item: HandedBatch) -> None:
         """Batches of the same pass between this one and the last that was used were left out."""
-        source, facts = item.source, self.facts
+        source, values = item.source, self._values
         before, source.last = source.last, max(source.last, item.place)
         if before < 0:
             return
         if item.place < before:
             # Used late, and counted as left out before.
-            self.facts = replace(facts, unused=max(0, facts.unused - 1))
+            values["unused"] = max(0, values["unused"] - 1)
             return
         gap = item.place - before - 1
-        least, most, number = self._gaps
-        self._gaps = (min(least, gap) if number else gap, max(most, gap), number + 1)
-        even = self._gaps[0] == self._gaps[1] and number > 1
-        if even != facts.even:
-            self.facts = facts = replace(facts, even=even)
+        self._count_gap(gap)
         if not gap:
             return
         between = (
@@ -339,50 +519,48 @@ class TrainedRows:
             if other.source is source and before < other.place < item.place
         )
         empty = sum(other.indices is not None and not other.records for other in between)
-        self.facts = replace(
-            facts,
-            unused=facts.unused + gap,
-            unused_empty=facts.unused_empty + empty,
-            unused_first=facts.unused_first or facts.steps,
-        )
+        values["unused"] += gap
+        values["unused_empty"] += empty
+        values["unused_first"] = values["unused_first"] or values["steps"]
+        self._faulty = True
+
+    def _count_gap(self, gap: int) -> None:
+        least, most, number = self._gaps
+        self._gaps = (min(least, gap) if number else gap, max(most, gap), number + 1)
+        self._values["even"] = self._gaps[0] == self._gaps[1] and number > 1
 
     # --- rows against records ---------------------------------------------------------------------
 
     def _compare(self, rows: Sequence[_Rows], used: Sequence[HandedBatch], known: bool) -> None:
-        facts = self.facts
+        values = self._values
         count, drawn = sum(item.count for item in rows), sum(item.rows for item in used)
-        self.facts = facts = replace(
-            facts, compared=facts.compared + 1, identified=facts.identified + int(known)
-        )
+        values["compared"] += 1
+        values["identified"] += int(known)
         if count > drawn:
-            first, extra = facts.more == 0, count - drawn
+            first, extra = values["more"] == 0, count - drawn
             ratio = count // drawn if drawn and count % drawn == 0 else 0
             self._sizes.add(drawn)
             self._ratio = ratio if first or ratio == self._ratio else 0
-            self._note(
-                "more",
-                # Where all batches are of one size, as many rows may be those of others.
-                multiple=self._ratio if len(self._sizes) > 1 else 0,
-                extra_least=extra if first else min(facts.extra_least, extra),
-                extra_most=max(facts.extra_most, extra),
-                more_rows=facts.more_rows + count,
-                more_drawn=facts.more_drawn + drawn,
-                other=facts.other or self._other_source(rows),
-            )
+            # Where all batches are of one size, as many rows may be those of others.
+            values["multiple"] = self._ratio if len(self._sizes) > 1 else 0
+            values["extra_least"] = extra if first else min(values["extra_least"], extra)
+            values["extra_most"] = max(values["extra_most"], extra)
+            values["more_rows"] += count
+            values["more_drawn"] += drawn
+            values["other"] = values["other"] or self._other_source(rows)
+            self._note("more")
         elif count < drawn:
-            self._note(
-                "fewer",
-                fewer_rows=facts.fewer_rows + count,
-                fewer_drawn=facts.fewer_drawn + drawn,
-            )
+            values["fewer_rows"] += count
+            values["fewer_drawn"] += drawn
+            self._note("fewer")
         elif known and self._has_doubles(rows, used):
             self._note("doubled")
 
     def _other_source(self, rows: Sequence[_Rows]) -> str:
         """What drew those of the rows that are another loader's."""
-        others = [item for item in self._batches[-_LOOKED_IN:] if not item.ours and item.marks]
+        others = [item for item in self._batches[-_LOOKED_IN:] if not item.ours and item.content]
         for marks in (item.marks for item in rows if item.marks is not None):
-            same = [item for item in others if item.marks and item.marks.width == marks.width]
+            same = [item for item in others if item.content and item.content.width == marks.width]
             if found := _best(marks.hashes(), marks, same)[0]:
                 return _name(found.source.sampler)
         return ""
@@ -390,9 +568,10 @@ class TrainedRows:
     @staticmethod
     def _has_doubles(rows: Sequence[_Rows], used: Sequence[HandedBatch]) -> bool:
         """Whether all rows are those of the batches, and some of them more often than there."""
-        if all(item.untouched for item in rows if item.count):
+        if all(item.batch is not None for item in rows if item.count):
             return False
-        trained = [item.marks for item in rows if item.marks is not None and item.count]
+        marks = [item.marks or (item.batch and item.batch.marks) for item in rows if item.count]
+        trained = [item for item in marks if item]
         yielded = [item.marks for item in used if item.marks is not None and item.records]
         if not trained or len({item.width for item in (*trained, *yielded)}) != 1:
             return False
@@ -403,12 +582,48 @@ class TrainedRows:
             return False
         return np.unique(own).size < own.size
 
-    def _note(self, kind: str, **values: Any) -> None:
+    def _note(self, kind: str) -> None:
         """One more step with a fault of this kind."""
-        facts = self.facts
-        first = getattr(facts, f"{kind}_first") or facts.steps
-        counted: dict[str, Any] = {kind: getattr(facts, kind) + 1, f"{kind}_first": first}
-        self.facts = replace(facts, **counted, **values)
+        values = self._values
+        values[kind] += 1
+        values[f"{kind}_first"] = values[f"{kind}_first"] or values["steps"]
+        self._faulty = True
+
+
+def _place() -> int:
+    """Where the model is called: the same number for the same line, reached in the same way.
+
+    An evaluation has lines of its own; a loop that looks at batches before it chooses has not.
+    """
+    frame: FrameType | None = sys._getframe(3)
+    at: list[tuple[int, int]] = []
+    while frame is not None and len(at) < _FRAMES:
+        at.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return hash(tuple(at)) or 1
+
+
+def _same(content: Content, among: Sequence[HandedBatch], place: int) -> HandedBatch | None:
+    """The batch of these very rows: rather one that was not seen at this place."""
+    seen = None
+    for item in among[-_LOOKED_IN:]:
+        theirs = item.content
+        if theirs is None or (theirs.rows, theirs.width) != (content.rows, content.width):
+            continue
+        marks, own = theirs.marks, content.marks
+        if marks is not None and own is not None and marks.same(own):
+            if place not in item.places:
+                return item
+            seen = item
+    return seen
+
+
+def _next_of(among: Sequence[HandedBatch], rows: int) -> HandedBatch | None:
+    """The next batch of a pass that the model is to be called with, if it has so many rows."""
+    for item in among:
+        if item.source is among[-1].source and _TO_TRAIN not in item.places and item.rows == rows:
+            return item
+    return None
 
 
 def _run_of(among: Sequence[HandedBatch], rows: int, passes: int) -> list[HandedBatch]:
@@ -440,7 +655,8 @@ def _best(
     """The batch that most of the rows are in, if enough of them are, and how many that is."""
     best, most = None, 0
     for item in among:
-        assert item.marks is not None
+        if item.marks is None:
+            continue
         theirs = item.marks.hashes(marks)
         if np.array_equal(own, theirs):
             return item, own.size

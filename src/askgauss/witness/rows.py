@@ -35,7 +35,8 @@ class RowFacts:
         fewer_drawn: Records drawn for them.
         doubled: Steps with as many rows as records, of which some records had several.
         doubled_first: The first of them.
-        unused: Batches that no step used although a later one of the same pass was used.
+        unused: Batches that no step used although a later one of the same pass was used, or the
+            model was called with them as with those that were used.
         unused_empty: Those of them that held no record.
         unused_first: The step before which the first of them was left out.
         even: Whether equally many were left out before every step, which depends on no record.
