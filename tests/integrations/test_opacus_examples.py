@@ -410,7 +410,7 @@ def test_bad_arguments_name_the_way_out():
         (run, {"inject": "sample"}, InvalidArgumentError, "inject"),
         (run, {"seed": 1}, InvalidArgumentError, "seed"),
         (run, {"every": 0}, InvalidArgumentError, "every"),
-        (plain, {"model": plain.model, "canaries": 20, "every": 2}, InvalidArgumentError, "every"),
+        (plain, {"canaries": 20, "every": 2, "model": plain.model}, InvalidArgumentError, "every"),
         (layers, {"model": layers.model}, UnsupportedError, "BlockCanaries"),
     ):
         with pytest.raises(error, match=message):
