@@ -106,7 +106,8 @@ def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | 
     if repeated_exactly(reuse):
         return None
     share = min(1.0, columns / (context.facts.places or math.inf))
-    reuse = replace(reuse, share=share)
+    # Equal values are no news where noise lies on a grid, as of sums of whole numbers.
+    reuse = replace(reuse, share=share, coarse=reuse.coarse or context.lattice > 0.0)
     if reuse.coarse or not reuse.kept:
         return reused_noise(reuse, in_step(context.facts.tensors))
     return fact(
