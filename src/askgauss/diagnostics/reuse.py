@@ -35,6 +35,7 @@ _MOST_STEPS = 4096
 # which fail at such a p-value whatever else was tested.
 _CERTAIN = 1e-9
 _OTHER_REUSE = (_REPEATED, "shared noise")
+_SHORT = ("bfloat16", "float16")
 _REMEDY = (
     "Draw new noise for every coordinate of every step: one generator that is never seeded again, "
     "or a key of its own for every tensor and step (split it; do not add step and layer)."
@@ -106,8 +107,9 @@ def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | 
     if repeated_exactly(reuse):
         return None
     share = min(1.0, columns / (context.facts.places or math.inf))
-    # Equal values are no news where noise lies on a grid, as of sums of whole numbers.
-    reuse = replace(reuse, share=share, coarse=reuse.coarse or context.lattice > 0.0)
+    # Equal values are no news on a grid, as of sums of whole numbers, or in a short format.
+    short = any(name in _SHORT for name in context.facts.precision)
+    reuse = replace(reuse, share=share, coarse=reuse.coarse or short or context.lattice > 0.0)
     if reuse.coarse or not reuse.kept:
         return reused_noise(reuse, in_step(context.facts.tensors))
     return fact(
