@@ -9,10 +9,10 @@ import tempfile
 
 # Lines of the callback at which fit() is interrupted: of attaching, and of leaving.
 PLACES = ("keras.py", "_attachment.py", "_stand_in.py")
-LINES = [int(item) for item in sys.argv[1:]] or [30, 100, 150, 200]
+LINES = [30, 100, 150, 200]
 
 
-def main() -> None:
+def main(lines: list[int]) -> None:
     """Train correct and broken models and print what their audits say, as JSON."""
     import keras
     import numpy as np
@@ -198,7 +198,7 @@ def main() -> None:
         "unseen": said(private(), (15, True), (5, False)),
         "written": written(private(), lambda value: value + features.mean(axis=0)[:, None]),
         "clamped": written(private(), lambda value: keras.ops.clip(value, -1, 1), declared=True),
-        "interrupted": [interrupted(), *map(interrupted, LINES)],
+        "interrupted": [interrupted(), *map(interrupted, lines)],
         "before fit": refused(AuditCallback().result),
         "not private": refused(lambda: fit(plain, [AuditCallback()], 1)),
         "accumulated": refused(lambda: fit(private(accumulation=2), [AuditCallback()], 1)),
@@ -212,4 +212,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main([int(item) for item in sys.argv[1:]] or LINES)
