@@ -20,7 +20,7 @@ def main() -> None:
     numbers_differ, words_differ, used = 0, 0, dict[str, str]()
     for case in chosen:
         started = time.process_time()
-        now = written.taken(*case.answers())
+        now = case.taken()
         used |= now.words
         known = (written.FOLDER / f"{case.name}.json").exists()
         kept = written.load(case.name) if known else written.Snapshot()
