@@ -1,0 +1,63 @@
+"""What a test costs, by where it stands: every test has one of these markers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+# The first that fits decides; a test that none fits is fast.
+COSTS: dict[str, tuple[str, ...]] = {
+    "browser": ("tests/report/test_browser.py",),
+    "fuzz": ("tests/fuzz", "tests/test_extremes.py", "tests/cli/test_extremes.py"),
+    "calibration": ("tests/calibration",),
+    "process": (
+        "tests/cli/test_action.py",
+        "tests/cli/test_demo.py",
+        "tests/cli/test_selftest.py",
+        "tests/cli/test_terminal.py",
+        "tests/cli/test_watch.py",
+        "tests/integrations/test_flower.py",
+        "tests/integrations/test_keras.py",
+        "tests/integrations/test_opacus_ddp.py",
+        "tests/integrations/test_opacus_resume.py",
+        "tests/integrations/test_opacus_sharded.py",
+        "tests/kills",
+        "tests/paper/test_commands.py",
+        "tests/paper/test_sweep.py",
+        "tests/test_examples.py",
+        "tests/test_journeys.py",
+        "tests/test_live_copies.py",
+        "tests/test_museum.py",
+        "tests/test_pytest_plugin.py",
+    ),
+    "training": (
+        "src/askgauss/integrations",
+        "src/askgauss/paper",
+        "tests/faults",
+        "tests/final/test_training.py",
+        "tests/integrations",
+        "tests/paper",
+    ),
+}
+# Fixtures that start a process or train, wherever the test stands.
+_BY_FIXTURE = {"shell": "process"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test by what it costs."""
+    for item in items:
+        item.add_marker(_cost(item))
+
+
+def _cost(item: pytest.Item) -> str:
+    path = Path(item.path).relative_to(ROOT).as_posix()
+    for fixture, cost in _BY_FIXTURE.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            return cost
+    for cost, places in COSTS.items():
+        if any(path == place or path.startswith(f"{place}/") for place in places):
+            return cost
+    return "fast"
