@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
+.PHONY: help run test test-fast snapshots test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -40,6 +40,12 @@ run: $(VENV)/demo.stamp  ## train with Opacus, canaries attached, and audit: ver
 
 test: $(VENV)/all.stamp  ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-fast: $(VENV)/all.stamp  ## the inner loop: what needs no training, process or browser
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m fast
+
+snapshots: $(VENV)/all.stamp  ## what fixed runs answer otherwise than before, words and numbers apart; keeps it
+	$(BIN)/python -m tests.snapshots --write
 
 test-portable: $(VENV)/all.stamp  ## the numerical part as other processors, locales and time zones have it
 	PYTHON=$(BIN)/python WORKERS=$(WORKERS) .ci/portable

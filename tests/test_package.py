@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -12,139 +11,40 @@ from pathlib import Path
 import pytest
 
 import askgauss
+from tests import arrows
 
 SOURCE = Path(askgauss.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-# A layer may import layers with a smaller number, and itself.
-LAYERS = {
-    "exceptions": 0,
-    "_version": 0,
-    "_validate": 0,
-    "_archives": 0,
-    "_plain": 0,
-    "_text": 0,
-    "_files": 0,
-    "_schema": 0,
-    "_sums": 0,
-    "_locks": 0,
-    "_checkpoints": 0,
-    "_ray": 0,
-    "_rounded": 0,
-    "selection": 1,
-    "stats": 1,
-    "accounting": 1,
-    "sampling": 1,
-    "witness": 1,
-    "claims": 2,
-    "commitment": 2,
-    "scores": 2,
-    "canaries": 2,
-    "run_facts": 2,
-    "transcript": 2,
-    "linear_transcript": 2,
-    "monitor": 2,
-    "recorder": 2,
-    "_recorder_rows": 2,
-    "_recorder_state": 2,
-    "seam": 2,
-    "step_store": 2,
-    "planting": 2,
-    "tables": 3,
-    "results": 3,
-    "provenance": 4,
-    "policy": 4,
-    "gate": 4,
-    "advice": 5,
-    "_result_text": 4,
-    "scope": 4,
-    "auditors": 4,
-    "mechanisms": 4,
-    "diagnostics": 4,
-    "inputs": 4,
-    "auditing": 5,
-    "comparison": 5,
-    "standard": 5,
-    "verification": 6,
-    "power": 5,
-    "simulation": 5,
-    "linear_recorder": 5,
-    "_planned_recorder": 5,
-    "released_steps": 5,
-    "sampled_recorder": 5,
-    "mechanism_audit": 5,
-    "final": 5,
-    "replay": 5,
-    "plots": 6,
-    "report": 6,
-    "attest": 6,
-    "audited_run": 6,
-    "federated": 6,
-    "loggers": 6,
-    "integrations": 7,
-    "paper": 7,
-    "cli": 7,
-    "pytest_plugin": 7,
-    "": 8,
-    "__main__": 8,
-}
-# Pairs that stand on one floor and must not lean on each other.
-APART = {("auditors", "mechanisms"), ("mechanisms", "auditors"), ("stats", "accounting")}
 
-
-def _imports(path: Path) -> list[tuple[str, bool]]:
-    """The askgauss modules a file imports at its top level, or inside functions (lazily)."""
-    found = []
-    tree = ast.parse(path.read_text())
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "askgauss":
-                names = [f"askgauss.{alias.name}" for alias in node.names]
-            else:
-                names = [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        lazy, parent = False, parents.get(node)
-        while parent is not None:
-            lazy = lazy or isinstance(parent, ast.FunctionDef) or _type_checking(parent)
-            parent = parents.get(parent)
-        found += [(name, lazy) for name in names]
-    return found
-
-
-def _type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-
-
-def _layer(path: Path) -> str:
-    part = path.relative_to(SOURCE).parts[0]
-    return "" if part == "__init__.py" else part.removesuffix(".py")
+def test_every_part_and_every_arrow_is_on_the_map():
+    """A new part or import is drawn on purpose: python -m tests.arrows, and look at the change."""
+    assert arrows.lines() == arrows.MAP.read_text().splitlines()
 
 
 def test_imports_point_one_way():
-    checked = 0
-    for path in SOURCE.rglob("*.py"):
-        here = _layer(path)
-        assert here in LAYERS, f"{path} has no layer"
-        for name, lazy in _imports(path):
-            parts = name.split(".")
-            if parts[0] != "askgauss" or len(parts) < 2 or parts[1] not in LAYERS:
-                continue  # the last are names of the package itself
-            if here in ("results", "comparison") and lazy:
-                continue  # a result may rebuild its auditor, draw and render itself
-            checked += 1
-            assert LAYERS[parts[1]] <= LAYERS[here], f"{path} imports {name}"
-            assert (here, parts[1]) not in APART, f"{path} imports {name}"
-    assert checked > 50
+    """Parts can be put in a row so that each imports only earlier ones when it is imported."""
+    left = {name: set(at_once) for name, (at_once, _) in arrows.drawn().items()}
+    while left:
+        free = {name for name, needs in left.items() if not needs & left.keys()}
+        assert free, f"a circle among {sorted(left)}"
+        left = {name: needs for name, needs in left.items() if name not in free}
+
+
+def test_the_core_knows_nothing_of_what_stands_on_it():
+    found = arrows.drawn()
+    for name in ("stats", "accounting", "sampling", "witness"):
+        at_once, later = found[name]
+        assert not (at_once | later) & {"auditors", "diagnostics", "results", "integrations", "cli"}
+    assert "mechanisms" not in found["auditors"][0] | found["auditors"][1]
+    assert "auditors" not in found["mechanisms"][0] | found["mechanisms"][1]
 
 
 def test_torch_and_jax_stay_in_their_rooms():
     for path in SOURCE.rglob("*.py"):
-        if _layer(path) in ("integrations", "paper"):
+        if arrows.part(path) in ("integrations", "paper"):
             continue
-        heavy = {name.split(".")[0] for name, lazy in _imports(path) if not lazy}
+        heavy = {name.split(".")[0] for name, later in arrows.imports(path) if not later}
         assert not heavy & {"torch", "jax", "opacus", "matplotlib", "pandas", "sklearn"}, path
 
 
