@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from askgauss import _validate
+from askgauss._text import one_line
 from askgauss.exceptions import AskGaussError, MissingExtraError
 
 __all__ = ["WorkerError", "as_finished", "ray_pool"]
@@ -110,7 +111,17 @@ def _connect(address: str) -> None:
         return
     # A cluster of our own is nobody else's to watch: no dashboard, and nothing reported home.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        ray.init(
+            address="local", include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
+    except Exception as error:
+        ray.shutdown()
+        raise WorkerError(
+            f"Ray did not start on this machine: {one_line(str(error))} A busy machine, little "
+            "shared memory (/dev/shm) or what an earlier Ray left running may be why: try again "
+            "later, end leftovers with 'ray stop', or leave Ray out."
+        ) from error
 
 
 def _reach(address: str) -> None:
