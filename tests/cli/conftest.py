@@ -57,7 +57,7 @@ def shell(tmp_path):
     def call(*arguments, **options):
         return subprocess.run(
             [*PROGRAM, *map(str, arguments)],
-            **{"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "timeout": 120}
+            **{"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "timeout": 300}
             | options,
             check=False,
         )

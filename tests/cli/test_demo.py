@@ -186,7 +186,7 @@ def test_control_c_from_outside(tmp_path):
     assert second.returncode == 2
     assert f"held by another process ({process.pid})" in second.stderr
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert output == ""
     assert errors.count("\n") == 1

@@ -33,7 +33,7 @@ def _in_a_terminal(arguments, environment=None, error=False):
         while piece := os.read(master, 4096):
             shown += piece
     os.close(master)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     return shown, process.returncode
 
 

@@ -224,7 +224,7 @@ def test_a_pipe_gets_plain_lines_and_the_end(folder, feed):
     )
     first = process.stdout.readline()
     write_feed(folder, replace(feed, steps=100, status="finished"))
-    rest, error = process.communicate(timeout=60)
+    rest, error = process.communicate(timeout=300)
     assert b"step 40 of 100" in first
     assert rest.startswith(b"the run has ended; no alarm.")
     assert error == b""
@@ -255,7 +255,7 @@ def test_a_narrow_terminal(folder, feed):
         while piece := os.read(master, 4096):
             shown += piece
     os.close(master)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 0
     assert b"the run has ended" in shown
     from rich.console import Console
@@ -285,7 +285,7 @@ def server(folder, feed):
 
 
 def ask(server, path, method="GET", host=None, token=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     prefix = server.address.rstrip("/").rpartition("/")[2] if token is None else token
     connection.request(
