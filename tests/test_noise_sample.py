@@ -14,7 +14,7 @@ SIZE, STEPS = 4096, 64
 
 def looked_at(rows, *, sample=None, start=0, background=3.0):
     """Feed rows as a run does: float32 noise, added to a sum and taken off again."""
-    sample = NoiseSample(SIZE) if sample is None else sample
+    sample = NoiseSample([SIZE]) if sample is None else sample
     generator = np.random.default_rng(99)
     for step, row in enumerate(rows):
         clean = (background * generator.standard_normal(row.size)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_fresh_noise_is_not_called_used(seed):
 
 
 def test_memory_is_bounded_and_what_is_kept_stays_comparable():
-    sample = NoiseSample(2**18)
+    sample = NoiseSample([2**18])
     rows = np.random.default_rng(1).standard_normal((40, 2**18)).astype(np.float32)
     looked_at(rows, sample=sample)
     before = sample.facts()
@@ -124,7 +124,7 @@ def test_the_stated_scale_need_not_be_the_true_one(factor):
 def test_a_sample_can_be_resumed():
     rows = every_second(lambda last: -last)
     first = looked_at(rows[:31])
-    second = NoiseSample(SIZE)
+    second = NoiseSample([SIZE])
     second.load(first.arrays())
     looked_at(rows[31:], sample=second, start=31)
     whole = looked_at(rows[:31])
@@ -134,7 +134,7 @@ def test_a_sample_can_be_resumed():
     damaged = first.arrays()
     damaged["reuse.key"] = damaged["reuse.key"][1:]
     with pytest.raises(FileFormatError, match="noise sample"):
-        NoiseSample(SIZE).load(damaged)
+        NoiseSample([SIZE]).load(damaged)
 
 
 @pytest.mark.parametrize(

@@ -130,18 +130,15 @@ def _compared_where_seen(context: Context) -> tuple[ReuseFacts, int]:
     """Noise of coordinates that are never planted, compared with itself, and their number."""
     values, tensor = context.quiet
     values = values[:_MOST_STEPS, np.argsort(tensor, kind="stable")]
-    sample = NoiseSample(values.shape[1])
+    sizes = np.bincount(tensor, minlength=1)
+    sample = NoiseSample(sizes.tolist())
     rows, tensors = _watched_rows(context)
     for step, row in enumerate(values):
         sample.add_row(row, step)
-        if rows.size:
-            sample.add(
-                rows[step],
-                step=step,
-                tensor=tensors,
-                place=np.full(tensors.size, WIDTH),
-                lead=np.ones(tensors.size, np.bool_),
-            )
+        if tensors.size:
+            # One place a tensor: where its columns begin.
+            place = np.cumsum([0, *sizes])[tensors]
+            sample.add(rows[step], step=step, place=place, leads=tensors.size)
     return sample.facts(), values.shape[1]
 
 

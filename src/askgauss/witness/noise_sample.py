@@ -13,6 +13,7 @@ than pairs of nearly equal ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,17 +59,16 @@ _GROUP = 2 * WIDTH
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)
-_NAMES = ("key", "value", "step", "tensor", "place", "lead")
+_NAMES = ("key", "value", "step", "place", "lead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """Windows: hash, middle value, step, tensor, place, and whether it leads its tensor."""
+    """Windows: hash, middle value, step, place, and whether it leads its tensor."""
 
     key: NDArray[np.uint64]
     value: NDArray[np.float64]
     step: NDArray[np.int64]
-    tensor: NDArray[np.int64]
     place: NDArray[np.int64]
     lead: NDArray[np.bool_]
 
@@ -80,17 +80,27 @@ _EMPTY = _Kept(
     key=np.zeros(0, np.uint64),
     value=np.zeros(0),
     step=np.zeros(0, np.int64),
-    tensor=np.zeros(0, np.int64),
     place=np.zeros(0, np.int64),
     lead=np.zeros(0, np.bool_),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Windows of one step as they came; to hash those of many steps at once costs far less."""
+
+    windows: NDArray[np.floating[Any]]
+    step: int
+    unit: float
+    place: NDArray[np.int64]
+    leads: int
 
 
 class NoiseSample:
     """What is kept of all noise of a run.
 
     Args:
-        size: Values of the noise of a step.
+        sizes: Values of the noise of a step, of each tensor.
         expected: Windows that a step may give at first; more of them narrow the interval.
         most: Windows that are kept of either kind.
 
@@ -100,8 +110,9 @@ class NoiseSample:
             noise was seen.
     """
 
-    def __init__(self, size: int, expected: int = 1024, most: int = _MOST) -> None:
-        self._size, self._most = max(size, 1), most
+    def __init__(self, sizes: Sequence[int], expected: int = 1024, most: int = _MOST) -> None:
+        self._starts = np.cumsum([0, *sizes])
+        self._size, self._most = max(int(self._starts[-1]), 1), most
         share = min(1.0, expected / self._size)
         self.half = _WIDEST * 2.0 ** math.floor(math.log2(share))
         self.scale: float | None = None
@@ -109,8 +120,9 @@ class NoiseSample:
         self._seen = 0
         self._bits = 0
         self._first = np.zeros(0)
-        self._parts: list[_Kept] = []
-        self._waiting = 0
+        self._kept = _EMPTY
+        self._waiting: list[_Waiting] = []
+        self._number_waiting = 0
 
     def calibrate(self, sizes: NDArray[np.float64]) -> None:
         """Measure the scale of the noise once, by sizes in units of what is stated."""
@@ -125,40 +137,27 @@ class NoiseSample:
 
     def add(
         self,
-        windows: NDArray[np.float64],
+        windows: NDArray[np.floating[Any]],
         *,
-        step: NDArray[np.int64] | int,
-        tensor: NDArray[np.int64],
+        step: int,
         place: NDArray[np.int64],
-        lead: NDArray[np.bool_],
+        leads: int,
+        unit: float = 1.0,
     ) -> None:
-        """Keep windows of nine sizes each, in units of what is stated for the noise.
+        """Keep windows of nine sizes each.
 
         Args:
             windows: One row a window.
-            step: The step of all or of each.
-            tensor: Index of each one's tensor.
-            place: Position of the middle value in it.
-            lead: Whether it is kept because it leads its tensor, whatever its values are.
+            step: The step of all.
+            place: Position of each one's middle value in the noise of the step.
+            leads: So many of the first are kept because they lead a tensor, whatever they hold.
+            unit: What is stated for the noise.
         """
-        self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel())
-        if self.scale is None or not len(windows):
-            return
-        sizes = windows / self.scale
-        spread = sizes.max(axis=1) - sizes.min(axis=1)
-        good = np.isfinite(spread) & (spread > _SPREAD) & (sizes.min(axis=1) > _NOTHING)
-        new = _Kept(
-            key=_keys(sizes),
-            value=sizes[:, _SIDE],
-            step=np.broadcast_to(np.asarray(step, dtype=np.int64), place.shape),
-            tensor=tensor,
-            place=place,
-            lead=lead,
-        )
-        self._remember(sizes, new, good)
-        self._parts.append(new.only(good))
-        self._waiting += int(good.sum())
-        if self._waiting > self._most // 4:
+        if self.scale is None:
+            self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel() / unit)
+        self._waiting.append(_Waiting(windows, step, unit, place, leads))
+        self._number_waiting += len(windows)
+        if self._number_waiting > self._most // 4:
             self._prune()
 
     def add_row(self, values: NDArray[np.float64], step: int) -> None:
@@ -173,30 +172,52 @@ class NoiseSample:
         off = np.abs(sizes[_SIDE:-_SIDE] / self.scale - CENTRE)
         middle = np.flatnonzero(off <= self.half) + _SIDE
         place = np.concatenate([[_SIDE], middle])
-        self.add(
-            sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)],
-            step=step,
-            tensor=np.zeros_like(place),
-            place=place,
-            lead=np.arange(place.size) == 0,
-        )
+        windows = sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)]
+        self.add(windows, step=step, place=place, leads=1)
 
-    def _remember(self, sizes: NDArray[np.float64], new: _Kept, good: NDArray[np.bool_]) -> None:
+    def _remember(self, sizes: NDArray[np.float64], new: _Kept) -> None:
         """Keep some values of windows that do not overlap, each window once."""
         if self._first.size >= _FIRST:
             return
         once = np.zeros(len(sizes), np.bool_)
         once[np.unique(new.key, return_index=True)[1]] = True
         apart = np.abs(new.place % _GROUP - (_GROUP - 1) / 2.0) <= WIDTH / 2.0
-        chosen = np.flatnonzero(once & good & apart)
-        block = (new.step * 64 + new.tensor)[chosen] * (1 << 32) + new.place[chosen] // _GROUP
+        chosen = np.flatnonzero(once & apart)
+        block = new.step[chosen] * (1 << 40) + new.place[chosen] // _GROUP
         chosen = chosen[np.unique(block, return_index=True)[1]]
         room = (_FIRST - self._first.size) // (WIDTH - 1) + 1
         found = np.delete(sizes[chosen[:room]], _SIDE, axis=1).ravel()
         self._first = np.concatenate([self._first, found])
 
+    def _take(self) -> None:
+        """Hash the windows that wait."""
+        waiting, self._waiting, self._number_waiting = self._waiting, [], 0
+        if self.scale is None or not waiting:
+            return
+        counts = [len(item.place) for item in waiting]
+        units = np.repeat([item.unit * self.scale for item in waiting], counts)
+        sizes = np.concatenate([item.windows for item in waiting]) / units[:, None]
+        lead = np.concatenate([np.arange(len(item.place)) < item.leads for item in waiting])
+        least = sizes.min(axis=1)
+        spread = sizes.max(axis=1) - least
+        good = np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING)
+        sizes = sizes[good]
+        new = _Kept(
+            key=_keys(sizes),
+            value=sizes[:, _SIDE],
+            step=np.repeat([item.step for item in waiting], counts)[good],
+            place=np.concatenate([item.place for item in waiting])[good],
+            lead=lead[good],
+        )
+        self._remember(sizes, new)
+        both = (self._kept, new)
+        self._kept = _Kept(
+            **{name: np.concatenate([getattr(part, name) for part in both]) for name in _NAMES}
+        )
+
     def _prune(self) -> None:
-        kept = self._joined()
+        self._take()
+        kept = self._kept
         while int((~kept.lead).sum()) > self._most:
             self.half /= 2.0
             kept = kept.only(kept.lead | (np.abs(kept.value - CENTRE) <= self.half))
@@ -204,11 +225,7 @@ class NoiseSample:
             self._bits += 1
             low = kept.key & np.uint64((1 << self._bits) - 1)
             kept = kept.only(~kept.lead | (low == 0))
-        self._parts, self._waiting = [kept], 0
-
-    def _joined(self) -> _Kept:
-        parts = [_EMPTY, *self._parts]
-        return _Kept(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _NAMES})
+        self._kept = kept
 
     # ------------------------------------------------------------------------------ the result
 
@@ -220,7 +237,7 @@ class NoiseSample:
                 not given.
         """
         self._prune()
-        kept = self._joined()
+        kept = self._kept
         coarse = _on_a_grid(self._first)
         facts = ReuseFacts(
             values=self._values,
@@ -234,14 +251,14 @@ class NoiseSample:
             kept.value[~kept.lead], self.half if within is None else within
         )
         facts = replace(facts, equal=equal, nearly=nearly, uneven=uneven)
-        return _with_matches(facts, kept)
+        return _with_matches(facts, kept, self._starts)
 
     # ------------------------------------------------------------------------------- restarts
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
         self._prune()
-        kept = self._joined()
+        kept = self._kept
         numbers = [self.half, self.scale or 0.0, self._values, self._seen, self._bits]
         return {
             "reuse.numbers": np.array(numbers, dtype=np.float64),
@@ -281,8 +298,8 @@ class NoiseSample:
         self.scale = scale or None
         self._values, self._seen, self._bits = (int(item) for item in numbers[2:])
         self._first = first.copy()
-        self._parts = [_Kept(**{name: np.array(item) for name, item in found.items()})]
-        self._waiting = 0
+        self._kept = _Kept(**{name: np.array(item) for name, item in found.items()})
+        self._waiting, self._number_waiting = [], 0
 
 
 def _keys(sizes: NDArray[np.float64]) -> NDArray[np.uint64]:
@@ -299,29 +316,29 @@ def _keys(sizes: NDArray[np.float64]) -> NDArray[np.uint64]:
     return key
 
 
-def _with_matches(facts: ReuseFacts, kept: _Kept) -> ReuseFacts:
+def _with_matches(facts: ReuseFacts, kept: _Kept, starts: NDArray[np.int64]) -> ReuseFacts:
     """Add the windows that occur more than once, and where the first of them does."""
-    order = np.lexsort((kept.place, kept.tensor, kept.step, kept.key))
+    order = np.lexsort((kept.place, kept.step, kept.key))
     kept = kept.only(order)
     same = kept.key[1:] == kept.key[:-1]
     # A window that leads a tensor may be kept for its values as well.
-    itself = same.copy()
-    for name in ("step", "tensor", "place"):
-        values = getattr(kept, name)
-        itself &= values[1:] == values[:-1]
+    alike = kept.place[1:] == kept.place[:-1]
+    itself = alike & (kept.step[1:] == kept.step[:-1])
     pairs = np.flatnonzero(same & ~itself)
     if not pairs.size:
         return facts
     at = int(pairs[np.lexsort((kept.step[pairs], kept.step[pairs + 1]))[0]])
-    moved = (kept.place[pairs] != kept.place[pairs + 1]) | (
-        kept.tensor[pairs] != kept.tensor[pairs + 1]
+    tensor = np.searchsorted(starts, kept.place[at : at + 2], side="right") - 1
+    first, again = (
+        (int(kept.step[row]), int(item), int(kept.place[row] - starts[item]))
+        for row, item in zip((at, at + 1), tensor, strict=True)
     )
     return replace(
         facts,
         matches=int(pairs.size),
-        moved=int(moved.sum()),
-        first=(int(kept.step[at]), int(kept.tensor[at]), int(kept.place[at])),
-        again=(int(kept.step[at + 1]), int(kept.tensor[at + 1]), int(kept.place[at + 1])),
+        moved=int(pairs.size - alike[pairs].sum()),
+        first=first,
+        again=again,
     )
 
 
