@@ -132,7 +132,7 @@ def test_a_sample_can_be_resumed():
     assert second.facts() == whole.facts()
     assert second.facts().in_runs
     damaged = first.arrays()
-    damaged["reuse.key"] = damaged["reuse.key"][1:]
+    damaged["reuse.step"] = damaged["reuse.step"][1:]
     with pytest.raises(FileFormatError, match="noise sample"):
         NoiseSample([SIZE]).load(damaged)
 

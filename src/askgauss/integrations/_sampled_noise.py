@@ -28,11 +28,12 @@ _OFFSETS = np.arange(-_SIDE, _SIDE + 1)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of one tensor."""
+    """A range of one tensor, and whether it is all of it."""
 
     tensor: int
     start: int
     stop: int
+    whole: bool
 
     @property
     def size(self) -> int:
@@ -46,14 +47,37 @@ class _Group:
     Attributes:
         parts: The ranges.
         place: Where the first of them begins in the noise of a step.
+        sizes: Values of each.
         size: Values of all.
         leads: Middles of the windows that lead a tensor.
     """
 
     parts: tuple[_Part, ...]
     place: int
+    sizes: list[int]
     size: int
     leads: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where the noise of a group is put, and what is computed of it.
+
+    Attributes:
+        group: The group.
+        noise: All of it.
+        parts: The same by range.
+        sizes: The same for numpy; None where it is on another device.
+        near: Which values are kept.
+        below: Which are not too large.
+    """
+
+    group: _Group
+    noise: torch.Tensor
+    parts: list[torch.Tensor]
+    sizes: NDArray[Any] | None
+    near: NDArray[np.bool_]
+    below: NDArray[np.bool_]
 
 
 class SampledNoise:
@@ -68,9 +92,8 @@ class SampledNoise:
         self._optimizer, self._parameters = optimizer, parameters
         self._sample = NoiseSample([item.numel() for item in parameters])
         self._whole = _grouped(range(len(parameters)), parameters)
-        # The noise of a group, and what is computed of it: memory that is new costs more than both.
-        self._room = torch.zeros(0)
-        self._off, self._near = np.zeros(0), np.zeros(0, np.bool_)
+        self._noise_room, self._near = torch.zeros(0), np.zeros((2, 0), np.bool_)
+        self._rooms: dict[int, _Room] = {}
         # Copies of the sums, where noise is added to the sums themselves.
         self._in_place = False
         self._clean: dict[int, torch.Tensor] = {}
@@ -108,88 +131,107 @@ class SampledNoise:
         """
         if not 0.0 < deviation < float("inf"):
             return
-        given = range(len(self._parameters)) if indices is None else indices
-        # Opacus leaves what a parameter had when it was frozen: an old sum, and no noise.
-        noisy = [index for index in given if self._parameters[index].requires_grad]
-        whole = len(noisy) == len(self._parameters)
-        groups = self._whole if whole else _grouped(noisy, self._parameters)
+        groups = self._whole
+        if indices is not None or not all([item.requires_grad for item in self._parameters]):
+            given = range(len(self._parameters)) if indices is None else indices
+            # Opacus leaves what a parameter had when it was frozen: an old sum, and no noise.
+            noisy = [index for index in given if self._parameters[index].requires_grad]
+            groups = _grouped(noisy, self._parameters)
         values, moved = 0, False
         for group in groups:
-            noise = self._noise(group)
-            if noise is None:
+            room = self._noise(group)
+            if room is None:
                 continue
             if self._sample.scale is None:
-                first = noise[:_CALIBRATED].double().cpu().numpy()
+                first = room.noise[:_CALIBRATED].double().cpu().numpy()
                 self._sample.calibrate(np.abs(first) / deviation)
-            values += noise.numel()
+            values += group.size
             if self._sample.scale is not None:
                 moved = True
-                self._keep(group, noise, step, deviation)
+                self._keep(room, step, deviation)
         self._sample.saw(values if moved else 0)
         # A sum that is what was released had its noise added in place: copy it from now on.
         self._in_place = self._in_place or (values > 0 and not moved)
         self._clean = {}
 
-    def _noise(self, group: _Group) -> torch.Tensor | None:
-        released, clean = [], []
+    def _noise(self, group: _Group) -> _Room | None:
+        pairs = []
         for part in group.parts:
             parameter = self._parameters[part.tensor]
-            kept = self._clean.get(part.tensor)
+            grad, kept = parameter.grad, self._clean.get(part.tensor)
             kept = clipped_sum(self._optimizer, parameter) if kept is None else kept
-            if parameter.grad is None or kept is None or parameter.grad.dtype not in _FORMATS:
+            if grad is None or kept is None or grad.dtype not in _FORMATS:
                 return None
-            released.append(local(parameter.grad))
-            clean.append(local(kept))
-        noise, at = self._room_for(group, released[0]), 0
+            one, other = local(grad), local(kept)
+            if not part.whole or one.shape != other.shape:
+                one, other = (item.reshape(-1)[part.start : part.stop] for item in (one, other))
+            pairs.append((one, other))
+        room = self._room_for(group, pairs[0][0])
         with torch.no_grad():
-            for part, *both in zip(group.parts, released, clean, strict=True):
-                one, other = (item.reshape(-1) for item in both)
-                if part.size < one.numel():
-                    one, other = one[part.start : part.stop], other[part.start : part.stop]
-                torch.sub(one, other, out=noise[at : at + part.size])
-                at += part.size
-        return noise
+            for (one, other), here in zip(pairs, room.parts, strict=True):
+                torch.sub(one, other, out=here if here.shape == one.shape else here.view(-1))
+        return room
 
-    def _room_for(self, group: _Group, like: torch.Tensor) -> torch.Tensor:
-        room = self._room
-        if room.numel() < group.size or room.dtype != like.dtype or room.device != like.device:
-            room = self._room = torch.empty(group.size, dtype=like.dtype, device=like.device)
-            on_host = room.device.type == "cpu"
-            self._off = np.empty_like(room.numpy()) if on_host else np.zeros(0)
-            self._near = np.empty(self._off.shape, np.bool_)
-        return room[: group.size]
+    def _room_for(self, group: _Group, like: torch.Tensor) -> _Room:
+        """Room that is used again in every step: new memory costs more than what is done in it."""
+        noise = self._noise_room
+        same = noise.is_cpu if like.is_cpu else noise.device == like.device
+        if not same or noise.dtype is not like.dtype or noise.numel() < group.size:
+            size = max(group.size, noise.numel())
+            noise = self._noise_room = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._near = np.empty((2, size), np.bool_)
+            self._rooms = {}
+        room = self._rooms.get(group.place)
+        if room is None or room.group is not group:
+            noise = noise[: group.size]
+            shapes = [self._shape(part) for part in group.parts]
+            room = self._rooms[group.place] = _Room(
+                group,
+                noise,
+                [item.view(shape) for item, shape in zip(noise.split(group.sizes), shapes)],
+                noise.numpy() if noise.is_cpu else None,
+                self._near[0, : group.size],
+                self._near[1, : group.size],
+            )
+        return room
 
-    def _keep(self, group: _Group, noise: torch.Tensor, step: int, deviation: float) -> None:
+    def _shape(self, part: _Part) -> torch.Size:
+        whole = local(self._parameters[part.tensor]).shape
+        return whole if part.whole else torch.Size([part.size])
+
+    def _keep(self, room: _Room, step: int, deviation: float) -> None:
+        group = room.group
         if group.size < WIDTH:
             return
         unit = deviation * (self._sample.scale or 1.0)
-        look = self._on_host if noise.device.type == "cpu" else self._on_device
-        windows, middle = look(group, noise, CENTRE * unit, self._sample.half * unit)
+        low, high = ((CENTRE + sign * self._sample.half) * unit for sign in (-1.0, 1.0))
+        windows, middle = (
+            _on_device(room, low, high) if room.sizes is None else _on_host(room, low, high)
+        )
         place, leads = middle + group.place, group.leads.size
         self._sample.add(windows, step=step, place=place, leads=leads, unit=deviation)
 
-    def _on_host(
-        self, group: _Group, noise: torch.Tensor, centre: float, half: float
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Windows and their middles, with numpy: torch takes several times as long to find them."""
-        sizes, off, near = noise.numpy(), self._off[: group.size], self._near[: group.size]
-        np.abs(sizes, out=sizes)
-        np.abs(np.subtract(sizes, centre, out=off), out=off)
-        np.less_equal(off, half, out=near)
-        near[:_SIDE] = near[-_SIDE:] = False
-        middle = np.concatenate([group.leads, np.flatnonzero(near)])
-        return sizes[middle[:, None] + _OFFSETS], middle
 
-    def _on_device(
-        self, group: _Group, noise: torch.Tensor, centre: float, half: float
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The same where the noise is: only the windows are copied."""
-        sizes = noise.abs_()
-        off = sizes[_SIDE:-_SIDE].sub(centre).abs_()
-        found = torch.nonzero(off <= half).squeeze(1) + _SIDE
-        middle = torch.cat([torch.from_numpy(group.leads).to(found.device), found])
-        offsets = torch.from_numpy(_OFFSETS).to(found.device)
-        return sizes[middle[:, None] + offsets].cpu().numpy(), middle.cpu().numpy()
+def _on_host(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Windows and their middles, with numpy: torch takes several times as long to find them."""
+    sizes, near = room.sizes, room.near
+    assert sizes is not None
+    np.abs(sizes, out=sizes)
+    np.greater_equal(sizes, low, out=near)
+    near &= np.less_equal(sizes, high, out=room.below)
+    near[:_SIDE] = near[-_SIDE:] = False
+    middle = np.concatenate([room.group.leads, np.flatnonzero(near)])
+    return sizes[middle[:, None] + _OFFSETS], middle
+
+
+def _on_device(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The same where the noise is: only the windows are copied."""
+    sizes = room.noise.abs_()
+    inner = sizes[_SIDE:-_SIDE]
+    found = torch.nonzero((inner >= low) & (inner <= high)).squeeze(1) + _SIDE
+    middle = torch.cat([torch.from_numpy(room.group.leads).to(found.device), found])
+    offsets = torch.from_numpy(_OFFSETS).to(found.device)
+    return sizes[middle[:, None] + offsets].cpu().numpy(), middle.cpu().numpy()
 
 
 def _grouped(indices: Iterable[int], parameters: Sequence[torch.nn.Parameter]) -> list[_Group]:
@@ -201,7 +243,8 @@ def _grouped(indices: Iterable[int], parameters: Sequence[torch.nn.Parameter]) -
     for index in indices:
         tensor = local(parameters[index])
         for start in range(0, tensor.numel(), _TOGETHER):
-            part = _Part(index, start, min(tensor.numel(), start + _TOGETHER))
+            stop = min(tensor.numel(), start + _TOGETHER)
+            part = _Part(index, start, stop, stop - start == tensor.numel())
             if last != (begin[index] + start, tensor.device, tensor.dtype) or room < part.size:
                 groups.append([])
                 room = _TOGETHER
@@ -212,7 +255,8 @@ def _grouped(indices: Iterable[int], parameters: Sequence[torch.nn.Parameter]) -
 
 
 def _group(parts: Sequence[_Part], begin: Sequence[int]) -> _Group:
-    starts = np.cumsum([0, *(part.size for part in parts)])
+    sizes = [part.size for part in parts]
+    starts = np.cumsum([0, *sizes])
     leads = [
         start + _SIDE
         for start, part in zip(starts.tolist(), parts, strict=False)
@@ -221,6 +265,7 @@ def _group(parts: Sequence[_Part], begin: Sequence[int]) -> _Group:
     return _Group(
         tuple(parts),
         begin[parts[0].tensor] + parts[0].start,
+        sizes,
         int(starts[-1]),
         np.array(leads, dtype=np.int64),
     )

@@ -31,8 +31,11 @@ WIDTH = 2 * _SIDE + 1
 # Sizes that are kept, in deviations of the noise: this one, and so much more or less at first.
 CENTRE = 0.7
 _WIDEST = 0.5
+_WIDEST_LEAD = 8.0
 # Windows that are kept of either kind: around a value of that size, and first of a tensor.
 _MOST = 1 << 16
+# Windows that are taken at once: few enough that their memory is used again, not asked for anew.
+_AT_ONCE = 1 << 12
 # Sizes are compared in steps of this. Adding noise to a sum of float32 moves it by far less.
 _STEP = 2.0**-11
 # Windows of less spread, or with a value of no size, say nothing of where they come from.
@@ -59,15 +62,14 @@ _GROUP = 2 * WIDTH
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)
-_NAMES = ("key", "value", "step", "place", "lead")
+_NAMES = ("windows", "step", "place", "lead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """Windows: hash, middle value, step, place, and whether it leads its tensor."""
+    """Windows of nine sizes each, their steps and places, and which of them lead a tensor."""
 
-    key: NDArray[np.uint64]
-    value: NDArray[np.float64]
+    windows: NDArray[np.float32]
     step: NDArray[np.int64]
     place: NDArray[np.int64]
     lead: NDArray[np.bool_]
@@ -75,10 +77,13 @@ class _Kept:
     def only(self, chosen: NDArray[Any]) -> _Kept:
         return _Kept(**{name: getattr(self, name)[chosen] for name in _NAMES})
 
+    @property
+    def value(self) -> NDArray[np.float64]:
+        return self.windows[:, _SIDE].astype(np.float64)
+
 
 _EMPTY = _Kept(
-    key=np.zeros(0, np.uint64),
-    value=np.zeros(0),
+    windows=np.zeros((0, WIDTH), np.float32),
     step=np.zeros(0, np.int64),
     place=np.zeros(0, np.int64),
     lead=np.zeros(0, np.bool_),
@@ -87,7 +92,7 @@ _EMPTY = _Kept(
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Windows of one step as they came; to hash those of many steps at once costs far less."""
+    """Windows of one step as they came: to take those of many steps at once costs far less."""
 
     windows: NDArray[np.floating[Any]]
     step: int
@@ -118,9 +123,9 @@ class NoiseSample:
         self.scale: float | None = None
         self._values = 0
         self._seen = 0
-        self._bits = 0
+        self._lead_half = _WIDEST_LEAD
         self._first = np.zeros(0)
-        self._kept = _EMPTY
+        self._parts = [_EMPTY]
         self._waiting: list[_Waiting] = []
         self._number_waiting = 0
 
@@ -157,7 +162,7 @@ class NoiseSample:
             self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel() / unit)
         self._waiting.append(_Waiting(windows, step, unit, place, leads))
         self._number_waiting += len(windows)
-        if self._number_waiting > self._most // 4:
+        if self._number_waiting > _AT_ONCE:
             self._prune()
 
     def add_row(self, values: NDArray[np.float64], step: int) -> None:
@@ -175,57 +180,68 @@ class NoiseSample:
         windows = sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)]
         self.add(windows, step=step, place=place, leads=1)
 
-    def _remember(self, sizes: NDArray[np.float64], new: _Kept) -> None:
+    def _remember(self, new: _Kept) -> None:
         """Keep some values of windows that do not overlap, each window once."""
-        if self._first.size >= _FIRST:
-            return
-        once = np.zeros(len(sizes), np.bool_)
-        once[np.unique(new.key, return_index=True)[1]] = True
         apart = np.abs(new.place % _GROUP - (_GROUP - 1) / 2.0) <= WIDTH / 2.0
-        chosen = np.flatnonzero(once & apart)
-        block = new.step[chosen] * (1 << 40) + new.place[chosen] // _GROUP
-        chosen = chosen[np.unique(block, return_index=True)[1]]
+        new = new.only(apart & _telling(new.windows))
+        new = new.only(np.unique(_keys(new.windows), return_index=True)[1])
+        block = new.step * (1 << 40) + new.place // _GROUP
+        chosen = np.unique(block, return_index=True)[1]
         room = (_FIRST - self._first.size) // (WIDTH - 1) + 1
-        found = np.delete(sizes[chosen[:room]], _SIDE, axis=1).ravel()
+        found = np.delete(new.windows[chosen[:room]], _SIDE, axis=1).ravel()
         self._first = np.concatenate([self._first, found])
 
     def _take(self) -> None:
-        """Hash the windows that wait."""
+        """Put the windows that wait to those that are kept."""
         waiting, self._waiting, self._number_waiting = self._waiting, [], 0
         if self.scale is None or not waiting:
             return
         counts = [len(item.place) for item in waiting]
         units = np.repeat([item.unit * self.scale for item in waiting], counts)
-        sizes = np.concatenate([item.windows for item in waiting]) / units[:, None]
-        lead = np.concatenate([np.arange(len(item.place)) < item.leads for item in waiting])
-        least = sizes.min(axis=1)
-        spread = sizes.max(axis=1) - least
-        good = np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING)
-        sizes = sizes[good]
+        sizes = np.concatenate([item.windows for item in waiting])
+        with np.errstate(over="ignore"):
+            sizes = (sizes / units[:, None].astype(sizes.dtype)).astype(np.float32)
         new = _Kept(
-            key=_keys(sizes),
-            value=sizes[:, _SIDE],
-            step=np.repeat([item.step for item in waiting], counts)[good],
-            place=np.concatenate([item.place for item in waiting])[good],
-            lead=lead[good],
+            windows=sizes,
+            step=np.repeat([item.step for item in waiting], counts),
+            place=np.concatenate([item.place for item in waiting]),
+            lead=np.concatenate([np.arange(len(item.place)) < item.leads for item in waiting]),
         )
-        self._remember(sizes, new)
-        both = (self._kept, new)
-        self._kept = _Kept(
-            **{name: np.concatenate([getattr(part, name) for part in both]) for name in _NAMES}
-        )
+        if self._first.size < _FIRST:
+            self._remember(new)
+        self._parts.append(new)
 
     def _prune(self) -> None:
+        """Let go of some windows where there are too many, by their middle values alone."""
         self._take()
-        kept = self._kept
-        while int((~kept.lead).sum()) > self._most:
-            self.half /= 2.0
-            kept = kept.only(kept.lead | (np.abs(kept.value - CENTRE) <= self.half))
-        while int(kept.lead.sum()) > self._most:
-            self._bits += 1
-            low = kept.key & np.uint64((1 << self._bits) - 1)
-            kept = kept.only(~kept.lead | (low == 0))
-        self._kept = kept
+        leads = sum(np.count_nonzero(part.lead) for part in self._parts)
+        others = sum(part.lead.size for part in self._parts) - leads
+        if max(leads, others) <= self._most:
+            return
+        lead = np.concatenate([part.lead for part in self._parts])
+        off = np.abs(np.concatenate([part.value for part in self._parts]) - CENTRE)
+        self.half = self._narrowed(off[~lead], self.half)
+        self._lead_half = self._narrowed(off[lead], self._lead_half)
+        chosen = off <= np.where(lead, self._lead_half, self.half)
+        ends = np.cumsum([part.lead.size for part in self._parts])[:-1]
+        self._parts = [
+            part.only(here) for part, here in zip(self._parts, np.split(chosen, ends), strict=True)
+        ]
+
+    def _joined(self) -> _Kept:
+        self._prune()
+        parts = self._parts
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES}
+        self._parts = [_Kept(**joined)]
+        return self._parts[0]
+
+    def _narrowed(self, off: NDArray[np.float64], half: float) -> float:
+        """Half the width of the interval in which there are not too many."""
+        number = off.size
+        while number > self._most:
+            half /= 2.0
+            number = int(np.count_nonzero(off <= half))
+        return half
 
     # ------------------------------------------------------------------------------ the result
 
@@ -236,16 +252,16 @@ class NoiseSample:
             within: Half the width of the sizes of which all were kept; as they were asked for, if
                 not given.
         """
-        self._prune()
-        kept = self._kept
+        kept = self._joined()
+        kept = kept.only(_telling(kept.windows))
         coarse = _on_a_grid(self._first)
         facts = ReuseFacts(
             values=self._values,
-            kept=len(kept.key),
+            kept=len(kept.step),
             share=min(1.0, self._seen / self._size),
             coarse=coarse,
         )
-        if coarse or not len(kept.key):
+        if coarse or not len(kept.step):
             return facts
         equal, nearly, uneven = _coincidences(
             kept.value[~kept.lead], self.half if within is None else within
@@ -257,9 +273,8 @@ class NoiseSample:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
-        self._prune()
-        kept = self._kept
-        numbers = [self.half, self.scale or 0.0, self._values, self._seen, self._bits]
+        kept = self._joined()
+        numbers = [self.half, self._lead_half, self.scale or 0.0, self._values, self._seen]
         return {
             "reuse.numbers": np.array(numbers, dtype=np.float64),
             "reuse.first": self._first,
@@ -277,7 +292,7 @@ class NoiseSample:
             return
         found = {name: arrays.get(f"reuse.{name}") for name in _NAMES}
         like = {name: getattr(_EMPTY, name).dtype for name in _NAMES}
-        length = len(found["key"]) if isinstance(found["key"], np.ndarray) else -1
+        length = len(found["step"]) if isinstance(found["step"], np.ndarray) else -1
         first = arrays.get("reuse.first")
         if (
             getattr(numbers, "shape", None) != (5,)
@@ -286,7 +301,7 @@ class NoiseSample:
             or any(
                 not isinstance(item, np.ndarray)
                 or item.dtype != like[name]
-                or item.shape != (length,)
+                or item.shape != (length, *getattr(_EMPTY, name).shape[1:])
                 for name, item in found.items()
             )
         ):
@@ -294,33 +309,43 @@ class NoiseSample:
                 "Expected the noise sample of a checkpoint to be whole, got parts of another. Load "
                 "an older checkpoint."
             )
-        self.half, scale = float(numbers[0]), float(numbers[1])
+        self.half, self._lead_half, scale = (float(item) for item in numbers[:3])
         self.scale = scale or None
-        self._values, self._seen, self._bits = (int(item) for item in numbers[2:])
+        self._values, self._seen = (int(item) for item in numbers[3:])
         self._first = first.copy()
-        self._kept = _Kept(**{name: np.array(item) for name, item in found.items()})
+        self._parts = [_Kept(**{name: np.array(item) for name, item in found.items()})]
         self._waiting, self._number_waiting = [], 0
 
 
-def _keys(sizes: NDArray[np.float64]) -> NDArray[np.uint64]:
+def _telling(windows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Windows that say where they come from."""
+    # One row a place in the window: numpy is several times slower along many short rows.
+    sizes = np.ascontiguousarray(windows.T)
+    least = sizes.min(axis=0)
+    with np.errstate(invalid="ignore"):
+        spread = sizes.max(axis=0) - least
+    return np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING)
+
+
+def _keys(windows: NDArray[np.float32]) -> NDArray[np.uint64]:
     """A hash of every window that is the same for the reversed window."""
-    features = sizes[:, _SIDE::-1] + sizes[:, _SIDE:]
-    with np.errstate(invalid="ignore", over="ignore"):
-        steps = np.clip(np.nan_to_num(features / _STEP), 0.0, 2.0**40).astype(np.uint64)
-        key = np.zeros(len(sizes), np.uint64)
-        for column in steps.T:
-            key = (key ^ column) * _ODD
-            key ^= key >> _SHIFT
-            key *= _MIX
-            key ^= key >> _SHIFT
+    sizes = np.ascontiguousarray(windows.T, dtype=np.float64)
+    features = sizes[_SIDE::-1] + sizes[_SIDE:]
+    key = np.zeros(len(windows), np.uint64)
+    for row in np.minimum(features / _STEP, 2.0**40).astype(np.uint64):
+        key = (key ^ row) * _ODD
+        key ^= key >> _SHIFT
+        key *= _MIX
+        key ^= key >> _SHIFT
     return key
 
 
 def _with_matches(facts: ReuseFacts, kept: _Kept, starts: NDArray[np.int64]) -> ReuseFacts:
     """Add the windows that occur more than once, and where the first of them does."""
-    order = np.lexsort((kept.place, kept.step, kept.key))
-    kept = kept.only(order)
-    same = kept.key[1:] == kept.key[:-1]
+    keys = _keys(kept.windows)
+    order = np.lexsort((kept.place, kept.step, keys))
+    kept, keys = kept.only(order), keys[order]
+    same = keys[1:] == keys[:-1]
     # A window that leads a tensor may be kept for its values as well.
     alike = kept.place[1:] == kept.place[:-1]
     itself = alike & (kept.step[1:] == kept.step[:-1])
