@@ -83,7 +83,8 @@ def reused_noise(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> Fi
         claimed=0.0,
         remedy=_REMEDY,
         sees=f"{smallest:,} of {reuse.values:,} noise values used again anywhere in "
-        f"{_percent(reuse.share)} of the model",
+        f"{_percent(reuse.share)} of the model; values read singly from a table of up to "
+        f"{_rounded_down(reuse.table):,} entries",
     )
 
 
@@ -167,6 +168,17 @@ def _found(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> str:
             f"{reuse.matches:,} of {reuse.kept:,} sampled noise values occur again {where}, with "
             f"the same neighbours: noise of {places[0]} was used again in {places[1]}."
         )
+    if reuse.by_value and reuse.by_place:
+        return (
+            f"noise of one coordinate was used again at another {_steps(reuse.places_lag)} later, "
+            f"{reuse.places_equal:,} times: values are used again in another order."
+        )
+    if reuse.by_value and reuse.by_lag:
+        steps = f"that are {_steps(reuse.lag)} apart" if reuse.lag else "of the same step"
+        return (
+            f"{reuse.lag_equal:,} pairs of equal noise values {steps}, "
+            f"{reuse.lag_nearly / 15.0:,.1f} expected: values are used again in another order."
+        )
     if reuse.by_value:
         chance = reuse.nearly / 15.0
         return (
@@ -193,6 +205,16 @@ def in_step(tensors: Sequence[str]) -> Callable[[Sequence[int]], str]:
 def in_row(found: Sequence[int]) -> str:
     """Places of correlated noise that was taken apart."""
     return f"row {found[0]} of the strategy"
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} step{'s' * (number != 1)}"
+
+
+def _rounded_down(number: int) -> int:
+    """To one digit."""
+    unit = 10 ** max(len(str(number)) - 1, 0)
+    return number // unit * unit
 
 
 def _percent(share: float) -> str:

@@ -132,7 +132,7 @@ class SampledNoise:
         if not 0.0 < deviation < float("inf"):
             return
         groups = self._whole
-        if indices is not None or not all([item.requires_grad for item in self._parameters]):
+        if indices is not None or not all(item.requires_grad for item in self._parameters):
             given = range(len(self._parameters)) if indices is None else indices
             # Opacus leaves what a parameter had when it was frozen: an old sum, and no noise.
             noisy = [index for index in given if self._parameters[index].requires_grad]
@@ -188,7 +188,10 @@ class SampledNoise:
             room = self._rooms[group.place] = _Room(
                 group,
                 noise,
-                [item.view(shape) for item, shape in zip(noise.split(group.sizes), shapes)],
+                [
+                    item.view(shape)
+                    for item, shape in zip(noise.split(group.sizes), shapes, strict=True)
+                ],
                 noise.numpy() if noise.is_cpu else None,
                 self._near[0, : group.size],
                 self._near[1, : group.size],

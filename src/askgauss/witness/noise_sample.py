@@ -7,7 +7,8 @@ other noise about once in 2^62 pairs. As the run grows the interval of sizes is 
 memory stays bounded and what was kept before stays comparable with what is kept later.
 
 Noise whose values alone come back, in another order or from a table, has more pairs of equal values
-than pairs of nearly equal ones.
+than pairs of nearly equal ones: among all pairs, or among those that are so many steps apart. Or
+the same two places have equal values again and again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom, poisson
 
 from askgauss.exceptions import FileFormatError
 from askgauss.witness.reuse import ReuseFacts
@@ -45,6 +47,8 @@ _NOTHING = 2.0**-20
 # are independent there are as many of every distance.
 _EQUAL = 2.0**-18
 _DISTANCES = 16
+# Pairs that are told apart by the steps between them.
+_MOST_PAIRS = 1 << 19
 # Moves values off the grid that generators of float32 have, at the sizes that are kept.
 _DITHER = 2.0**-20.5
 # Values by which it is told whether the noise lies on a coarse grid, and the fewest.
@@ -263,11 +267,11 @@ class NoiseSample:
         )
         if coarse or not len(kept.step):
             return facts
-        equal, nearly, uneven = _coincidences(
-            kept.value[~kept.lead], self.half if within is None else within
-        )
+        half = self.half if within is None else within
+        others = kept.only(~kept.lead)
+        equal, nearly, uneven = _coincidences(others.value, half)
         facts = replace(facts, equal=equal, nearly=nearly, uneven=uneven)
-        return _with_matches(facts, kept, self._starts)
+        return _with_matches(_with_lag(facts, others, half), kept, self._starts)
 
     # ------------------------------------------------------------------------------- restarts
 
@@ -382,6 +386,78 @@ def _coincidences(values: NDArray[np.float64], half: float) -> tuple[int, int, f
     ]
     equal, nearly = edges[0] - moved.size * (moved.size + 1) // 2, np.diff(edges)
     return equal, int(nearly.sum()), float(np.abs(nearly - nearly.mean()).max())
+
+
+def _with_lag(facts: ReuseFacts, kept: _Kept, half: float) -> ReuseFacts:
+    """Add the number of steps between which most more values are equal than nearly equal.
+
+    Noise that is taken from the step before in another order has few equal pairs among all pairs of
+    values, and many among those of neighbouring steps; in a fixed order, the same two places have
+    equal values again and again.
+    """
+    pairs = facts.equal + facts.nearly
+    if half <= _DISTANCES * _EQUAL or not pairs:
+        return facts
+    # Of so many values that pairs are not too many: their number goes with the interval.
+    half *= min(1.0, _MOST_PAIRS / pairs)
+    kept = kept.only(np.abs(kept.value - CENTRE) <= half)
+    moved = kept.value + np.random.default_rng(0).normal(0.0, _DITHER, kept.lead.size)
+    order = np.argsort(moved)
+    moved, kept = moved[order], kept.only(order)
+    first, second, bins = [], [], []
+    for ahead in range(1, moved.size):
+        gaps = ((moved[ahead:] - moved[:-ahead]) / _EQUAL).astype(np.int64)
+        near = np.flatnonzero(gaps < _DISTANCES)
+        if not near.size:
+            break
+        first.append(near)
+        second.append(near + ahead)
+        bins.append(gaps[near])
+    if not bins:
+        return facts
+    one, other, distance = (np.concatenate(item) for item in (first, second, bins))
+    lags = kept.step[other] - kept.step[one]
+    facts = _with_pair_of_places(facts, kept, one[distance == 0], other[distance == 0])
+    different, lag = np.unique(np.abs(lags), return_inverse=True)
+    counts = np.zeros((different.size, _DISTANCES), np.int64)
+    np.add.at(counts, (lag, distance), 1)
+    equal, others = counts[:, 0], counts[:, 1:]
+    chances = binom.sf(equal - 1, counts.sum(axis=1), 1.0 / _DISTANCES)
+    most = int(np.argmin(chances))
+    return replace(
+        facts,
+        lag=int(different[most]),
+        lag_equal=int(equal[most]),
+        lag_nearly=int(others[most].sum()),
+        lag_uneven=float(np.abs(others[most] - others[most].mean()).max()),
+        lag_chance=min(1.0, float(chances[most]) * different.size),
+    )
+
+
+def _with_pair_of_places(
+    facts: ReuseFacts, kept: _Kept, one: NDArray[np.int64], other: NDArray[np.int64]
+) -> ReuseFacts:
+    """Add how often the same two places have equal values as many steps apart, if ever."""
+    _, place = np.unique(kept.place, return_inverse=True)
+    places, steps = int(place.max()) + 1, int(np.ptp(kept.step)) + 1
+    later = kept.step[other] > kept.step[one]
+    one, other = np.where(later, one, other), np.where(later, other, one)
+    lag = kept.step[other] - kept.step[one]
+    apart = (lag > 0) & (place[one] != place[other])
+    which = ((lag * places + place[one]) * places + place[other])[apart]
+    if not which.size:
+        return facts
+    found, counts = np.unique(which, return_counts=True)
+    most = int(np.argmax(counts))
+    # Steps that are near each other have up to twice as many pairs as on average.
+    cells = float(places) ** 2 * steps
+    chance = cells * float(poisson.sf(counts[most] - 1, 2.0 * one.size / cells))
+    return replace(
+        facts,
+        places_lag=int(found[most] // places**2),
+        places_equal=int(counts[most]),
+        places_chance=min(1.0, chance),
+    )
 
 
 def _on_a_grid(values: NDArray[np.float64]) -> bool:
