@@ -143,3 +143,20 @@ def test_a_sample_can_be_resumed():
 def test_facts_that_no_run_has_are_refused(changes):
     with pytest.raises(FileFormatError, match=r"facts\.reuse"):
         ReuseFacts(**changes).check()
+
+
+def test_the_largest_table_that_is_found_is_said():
+    said = looked_at(fresh()).facts().table
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        rows = generator.standard_normal(said)[generator.integers(0, said, (STEPS, SIZE))]
+        assert looked_at(rows).facts().by_value
+
+
+def test_values_of_the_step_before_in_another_order_need_few_of_them():
+    order = np.random.default_rng(8).permutation(SIZE)
+    rows = fresh(steps=8)
+    rows[5] = rows[4][order]
+    facts = looked_at(rows).facts()
+    assert facts.by_lag
+    assert facts.lag == 1

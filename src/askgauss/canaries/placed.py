@@ -92,9 +92,9 @@ class PlacedCanaries(Canaries):
 
         Tensors of one size are watched at the same positions, in the same order: a noise key used
         twice shows there. These are pairs of neighbours, and those at the same distance from the
-        end: so does noise that is shifted by one or reversed. Where canaries leave fewer than eight positions free in all of them,
-        those come first, then the ones free in most. A tensor with fewer than eight free
-        coordinates is watched at all of them, which may be none.
+        end: so does noise that is shifted by one or reversed. Where canaries leave fewer than eight
+        positions free in all of them, those come first, then the ones free in most. A tensor with
+        fewer than eight free coordinates is watched at all of them, which may be none.
         """
         generator = random_stream(self._seed, Stream.WATCH)
         taken = np.sort(self._planted_coordinates())

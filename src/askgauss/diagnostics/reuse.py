@@ -213,7 +213,7 @@ def _steps(number: int) -> str:
 
 def _rounded_down(number: int) -> int:
     """To one digit."""
-    unit = 10 ** max(len(str(number)) - 1, 0)
+    unit = int(10 ** (len(str(number)) - 1))
     return number // unit * unit
 
 

@@ -190,7 +190,7 @@ class SampledNoise:
                 noise,
                 [
                     item.view(shape)
-                    for item, shape in zip(noise.split(group.sizes), shapes, strict=True)
+                    for item, shape in zip(noise.split_with_sizes(group.sizes), shapes, strict=True)
                 ],
                 noise.numpy() if noise.is_cpu else None,
                 self._near[0, : group.size],

@@ -133,7 +133,7 @@ class NoiseSample:
         self._waiting: list[_Waiting] = []
         self._number_waiting = 0
 
-    def calibrate(self, sizes: NDArray[np.float64]) -> None:
+    def calibrate(self, sizes: NDArray[np.floating[Any]]) -> None:
         """Measure the scale of the noise once, by sizes in units of what is stated."""
         found = sizes[np.isfinite(sizes) & (sizes > 0.0)]
         if self.scale is None and found.size >= min(_FEWEST, self._size):
@@ -328,7 +328,7 @@ def _telling(windows: NDArray[np.float32]) -> NDArray[np.bool_]:
     least = sizes.min(axis=0)
     with np.errstate(invalid="ignore"):
         spread = sizes.max(axis=0) - least
-    return np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING)
+    return np.asarray(np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING))
 
 
 def _keys(windows: NDArray[np.float32]) -> NDArray[np.uint64]:
