@@ -14,7 +14,7 @@ SIZE, STEPS = 4096, 64
 
 def looked_at(rows, *, sample=None, start=0, background=3.0):
     """Feed rows as a run does: float32 noise, added to a sum and taken off again."""
-    sample = NoiseSample(SIZE) if sample is None else sample
+    sample = NoiseSample([SIZE]) if sample is None else sample
     generator = np.random.default_rng(99)
     for step, row in enumerate(rows):
         clean = (background * generator.standard_normal(row.size)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_fresh_noise_is_not_called_used(seed):
 
 
 def test_memory_is_bounded_and_what_is_kept_stays_comparable():
-    sample = NoiseSample(2**18)
+    sample = NoiseSample([2**18])
     rows = np.random.default_rng(1).standard_normal((40, 2**18)).astype(np.float32)
     looked_at(rows, sample=sample)
     before = sample.facts()
@@ -124,7 +124,7 @@ def test_the_stated_scale_need_not_be_the_true_one(factor):
 def test_a_sample_can_be_resumed():
     rows = every_second(lambda last: -last)
     first = looked_at(rows[:31])
-    second = NoiseSample(SIZE)
+    second = NoiseSample([SIZE])
     second.load(first.arrays())
     looked_at(rows[31:], sample=second, start=31)
     whole = looked_at(rows[:31])
@@ -132,9 +132,9 @@ def test_a_sample_can_be_resumed():
     assert second.facts() == whole.facts()
     assert second.facts().in_runs
     damaged = first.arrays()
-    damaged["reuse.key"] = damaged["reuse.key"][1:]
+    damaged["reuse.step"] = damaged["reuse.step"][1:]
     with pytest.raises(FileFormatError, match="noise sample"):
-        NoiseSample(SIZE).load(damaged)
+        NoiseSample([SIZE]).load(damaged)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +143,20 @@ def test_a_sample_can_be_resumed():
 def test_facts_that_no_run_has_are_refused(changes):
     with pytest.raises(FileFormatError, match=r"facts\.reuse"):
         ReuseFacts(**changes).check()
+
+
+def test_the_largest_table_that_is_found_is_said():
+    said = looked_at(fresh()).facts().table
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        rows = generator.standard_normal(said)[generator.integers(0, said, (STEPS, SIZE))]
+        assert looked_at(rows).facts().by_value
+
+
+def test_values_of_the_step_before_in_another_order_need_few_of_them():
+    order = np.random.default_rng(8).permutation(SIZE)
+    rows = fresh(steps=8)
+    rows[5] = rows[4][order]
+    facts = looked_at(rows).facts()
+    assert facts.by_lag
+    assert facts.lag == 1

@@ -113,3 +113,20 @@ def test_reuse_within_a_step_or_at_the_same_coordinates_keeps_its_name(noise, na
     assert result.verdict is ag.Verdict.VIOLATION
     assert result.reason.startswith(name)
     assert finding(result) is None
+
+
+@pytest.mark.parametrize("change", [lambda last: -last[::-1], lambda last: np.roll(last, 1)])
+def test_watched_places_show_noise_that_is_reversed_or_shifted_in_large_tensors(change):
+    """Hardly any two observed canaries lie at places that such noise has in common."""
+    for seed in (1, 2):
+        canaries = ag.DiracCanaries(present=20, absent=100, tensors=(20_000,) * 3, seed=seed)
+        recorder = ag.Recorder(canaries, sampling_rate=0.2, noise_multiplier=2.0)
+        chance, noise = np.random.default_rng(seed), np.zeros(0)
+        for step in range(40):
+            recorder.sample()
+            noise = change(noise) if step % 2 else chance.normal(0.0, 2.0, 60_000)
+            observed = canaries.project(noise)
+            recorder.observe(observed, background=0.0, watch=noise[canaries.watch])
+        result = ag.audit(recorder.transcript(), claim=CLAIM)
+        assert finding(result).status is Status.FAIL
+        assert "1 step later" in finding(result).summary

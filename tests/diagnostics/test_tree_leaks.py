@@ -303,3 +303,19 @@ def test_an_early_checkpoint_goes_on_and_an_early_file_is_read(tmp_path):
     skipped = {item.check for item in result.findings if item.status is Status.NOT_RUN}
     assert {"noise by coordinate", "noise where planted"} <= skipped
     assert "noise by node" not in skipped
+
+
+def test_leaves_that_have_the_noise_of_the_one_before_shifted_by_one():
+    """Where nodes are released it is found; prefixes hide it, and the result says so."""
+
+    def shifted(draw, number, level, index):
+        if level or not index % 2:
+            return draw(number, level, index)
+        return np.roll(draw(number, 0, index - 1), 1)
+
+    result = audited(shifted)
+    assert result.verdict is ag.Verdict.VIOLATION
+    assert failed(result) == {"noise reused at other coordinates"}
+    hidden = audited(shifted, release="prefixes", estimator="honaker")
+    found = next(f for f in hidden.findings if f.check == "noise reused at other coordinates")
+    assert "not one node's noise in another's place" in found.sees

@@ -91,9 +91,10 @@ class PlacedCanaries(Canaries):
         """Coordinates that are never planted, eight in every tensor; diagnostics only.
 
         Tensors of one size are watched at the same positions, in the same order: a noise key used
-        twice shows there. Where canaries leave fewer than eight positions free in all of them,
-        those come first, then the ones free in most. A tensor with fewer than eight free
-        coordinates is watched at all of them, which may be none.
+        twice shows there. These are pairs of neighbours, and those at the same distance from the
+        end: so does noise that is shifted by one or reversed. Where canaries leave fewer than eight
+        positions free in all of them, those come first, then the ones free in most. A tensor with
+        fewer than eight free coordinates is watched at all of them, which may be none.
         """
         generator = random_stream(self._seed, Stream.WATCH)
         taken = np.sort(self._planted_coordinates())
@@ -156,16 +157,31 @@ def _free_positions(
 ) -> list[NDArray[np.int64]]:
     """Positions to watch in tensors of one size, of which ``taken`` lists what is not free."""
     union = np.unique(np.concatenate(taken))
+    # Neighbours, and those at the same distance from the end: noise that is shifted by one or
+    # reversed is then watched again.
+    couples = np.unique(np.minimum(union, size - 1 - union) // 2)
+    couples, number = couples[couples < size // 4], _WATCHED_PER_TENSOR // 4
+    if size // 4 - couples.size >= number:
+        low = 2 * _outside(generator, size // 4, couples, number)
+        places = np.concatenate([low, low + 1])
+        return [np.sort(np.concatenate([places, size - 1 - places]))] * len(taken)
     if size - union.size >= _WATCHED_PER_TENSOR:
-        # The k-th position outside the union lies as far up as the union has entries below it.
-        ranks = generator.choice(size - union.size, _WATCHED_PER_TENSOR, replace=False)
-        gaps = union - np.arange(union.size)
-        return [np.sort(ranks + np.searchsorted(gaps, ranks, side="right"))] * len(taken)
+        return [_outside(generator, size, union, _WATCHED_PER_TENSOR)] * len(taken)
     free = np.ones((len(taken), size), dtype=np.bool_)
     for row, positions in zip(free, taken, strict=True):
         row[positions] = False
     order = np.argsort(-free.sum(axis=0), kind="stable")
     return [order[row[order]][:_WATCHED_PER_TENSOR] for row in free]
+
+
+def _outside(
+    generator: np.random.Generator, size: int, taken: NDArray[np.int64], number: int
+) -> NDArray[np.int64]:
+    """Some numbers below ``size`` that are not taken, in order."""
+    ranks = generator.choice(size - taken.size, number, replace=False)
+    # The k-th number that is not taken lies as far up as taken ones lie below it.
+    gaps = taken - np.arange(taken.size)
+    return np.asarray(np.sort(ranks + np.searchsorted(gaps, ranks, side="right")))
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)

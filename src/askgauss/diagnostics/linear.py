@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from askgauss.diagnostics.tails import (
     sums_of_others,
 )
 from askgauss.exceptions import NotDefinedError
-from askgauss.linear_transcript import LinearTranscript, StrategyPlan
+from askgauss.linear_transcript import LinearTranscript, StrategyPlan, TreePlan
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats import normality
 
@@ -79,10 +80,18 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
     yield _silent_nodes(run)
     yield _silent_values(run)
     if transcript.facts.reuse is not None:
-        yield reused_noise(
+        found = reused_noise(
             transcript.facts.reuse,
             lambda found: _place(run, min(found[0], transcript.pieces.tree.size - 1)),
         )
+        if (
+            found.sees
+            and isinstance(transcript.plan, TreePlan)
+            and transcript.plan.release != "nodes"
+        ):
+            # A node's noise is only in weighted sums with others': by itself it is not compared.
+            found = replace(found, sees=f"{found.sees}; not one node's noise in another's place")
+        yield found
     if not repeated_exactly(transcript.facts.reuse):
         yield _repeated(run)
     yield _shared(run)

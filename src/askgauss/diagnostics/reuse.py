@@ -83,7 +83,8 @@ def reused_noise(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> Fi
         claimed=0.0,
         remedy=_REMEDY,
         sees=f"{smallest:,} of {reuse.values:,} noise values used again anywhere in "
-        f"{_percent(reuse.share)} of the model",
+        f"{_percent(reuse.share)} of the model; values read singly from a table of up to "
+        f"{_rounded_down(reuse.table):,} entries",
     )
 
 
@@ -130,18 +131,15 @@ def _compared_where_seen(context: Context) -> tuple[ReuseFacts, int]:
     """Noise of coordinates that are never planted, compared with itself, and their number."""
     values, tensor = context.quiet
     values = values[:_MOST_STEPS, np.argsort(tensor, kind="stable")]
-    sample = NoiseSample(values.shape[1])
+    sizes = np.bincount(tensor, minlength=1)
+    sample = NoiseSample(sizes.tolist())
     rows, tensors = _watched_rows(context)
     for step, row in enumerate(values):
         sample.add_row(row, step)
-        if rows.size:
-            sample.add(
-                rows[step],
-                step=step,
-                tensor=tensors,
-                place=np.full(tensors.size, WIDTH),
-                lead=np.ones(tensors.size, np.bool_),
-            )
+        if tensors.size:
+            # One place a tensor: where its columns begin.
+            place = np.cumsum([0, *sizes])[tensors]
+            sample.add(rows[step], step=step, place=place, leads=tensors.size)
     return sample.facts(), values.shape[1]
 
 
@@ -170,6 +168,17 @@ def _found(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> str:
             f"{reuse.matches:,} of {reuse.kept:,} sampled noise values occur again {where}, with "
             f"the same neighbours: noise of {places[0]} was used again in {places[1]}."
         )
+    if reuse.by_value and reuse.by_place:
+        return (
+            f"noise of one coordinate was used again at another {_steps(reuse.places_lag)} later, "
+            f"{reuse.places_equal:,} times: values are used again in another order."
+        )
+    if reuse.by_value and reuse.by_lag:
+        steps = f"that are {_steps(reuse.lag)} apart" if reuse.lag else "of the same step"
+        return (
+            f"{reuse.lag_equal:,} pairs of equal noise values {steps}, "
+            f"{reuse.lag_nearly / 15.0:,.1f} expected: values are used again in another order."
+        )
     if reuse.by_value:
         chance = reuse.nearly / 15.0
         return (
@@ -196,6 +205,16 @@ def in_step(tensors: Sequence[str]) -> Callable[[Sequence[int]], str]:
 def in_row(found: Sequence[int]) -> str:
     """Places of correlated noise that was taken apart."""
     return f"row {found[0]} of the strategy"
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} step{'s' * (number != 1)}"
+
+
+def _rounded_down(number: int) -> int:
+    """To one digit."""
+    unit = int(10 ** (len(str(number)) - 1))
+    return number // unit * unit
 
 
 def _percent(share: float) -> str:

@@ -74,7 +74,8 @@ class SampledLeaves:
         deviation: float,
     ) -> None:
         self._deviation = deviation
-        self._total = sum(int(np.prod(shape)) for shape in shapes)
+        self._sizes = [int(np.prod(shape)) for shape in shapes]
+        self._total = sum(self._sizes)
         fit = [
             (index, shape)
             for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
@@ -122,10 +123,13 @@ class SampledLeaves:
         """What the windows of all steps show; None where none were kept."""
         if not self.width or not len(rows):
             return None
-        sample = NoiseSample(self._total, self._total)
-        kept = rows.reshape(len(rows), -1, _COLUMNS)
+        sample = NoiseSample(self._sizes, self._total)
         leads = np.concatenate([np.arange(leaf.kept) < leaf.lead for leaf in self._leaves])
         tensor = np.concatenate([np.full(leaf.kept, leaf.index) for leaf in self._leaves])
+        order = np.argsort(~leads, kind="stable")
+        leads, tensor = leads[order], tensor[order]
+        begin = np.cumsum([0, *self._sizes])[tensor]
+        kept = rows.reshape(len(rows), -1, _COLUMNS)[:, order]
         sample.calibrate((kept[:, :, 0] / self._deviation).ravel())
         within, looked_at = sample.half, sum(leaf.looked_at for leaf in self._leaves)
         for step, windows in enumerate(kept):
@@ -136,11 +140,6 @@ class SampledLeaves:
                     if leaf.windows >= _ALL_KEPT:
                         within = min(within, float(off[(tensor == leaf.index) & ~leads].max()))
             sample.saw(looked_at)
-            sample.add(
-                sizes,
-                step=step,
-                tensor=tensor,
-                place=windows[:, WIDTH].astype(np.int64),
-                lead=leads,
-            )
+            place = begin + windows[:, WIDTH].astype(np.int64)
+            sample.add(sizes, step=step, place=place, leads=int(leads.sum()))
         return sample.facts(within=min(within, sample.half))

@@ -82,8 +82,11 @@ class Ledger:
         Raises:
             RecordingError: They are steps apart.
         """
-        total, expected = self.total, self._expected
-        if expected is None or total is None or (total == 0 and not now):
+        expected = self._expected
+        if expected is None:
+            return
+        total = self.total
+        if total is None or (total == 0 and not now):
             return
         if total != expected:
             raise RecordingError(

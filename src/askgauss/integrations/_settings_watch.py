@@ -59,10 +59,14 @@ class SettingsWatch:
         self._loaded: dict[str, SettingFacts] = {}
         self._schedulers: dict[str, weakref.ref[Any] | None] = {}
         self._declared: set[tuple[str, int]] = set()
+        # What the last step had, and how many since then had the same.
+        self._last: list[float] = []
+        self._alike = 0
 
     @property
     def facts(self) -> tuple[SettingFacts, ...]:
         """What was seen so far; of a setting with several values, the one that moved most."""
+        self._note_alike()
         found: dict[str, SettingFacts] = {}
         for (name, _), course in self._courses.items():
             facts = course.facts
@@ -73,6 +77,7 @@ class SettingsWatch:
     def load(self, facts: Sequence[SettingFacts]) -> None:
         """Go on from the facts of a checkpoint."""
         self._courses, self._loaded = {}, {item.name: item for item in facts}
+        self._last, self._alike = [], 0
 
     def step(self, number: int, *, clip_norm: float, noise: float, batch_size: float) -> None:
         """A step was taken with these; the learning rates are read here.
@@ -83,6 +88,16 @@ class SettingsWatch:
             noise: The noise multiplier of its gradients.
             batch_size: What it says that a batch has in expectation; 0 where it does not divide.
         """
+        # Numbers, not the tensors that may hold them: those are written to.
+        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
+        norms = [float(norm) for norm in getattr(self._optimizer, "max_grad_norms", ())]
+        now = [clip_norm, noise, batch_size, *norms, *rates]
+        if now == self._last and not self._declared:
+            # In nearly every step of nearly every run nothing moves.
+            self._alike += 1
+            return
+        self._note_alike()
+        self._last = now
         for (name, place), value in self._values(clip_norm, noise, batch_size).items():
             course = self._courses.get((name, place))
             if course is None:
@@ -92,6 +107,12 @@ class SettingsWatch:
                 declared = self._scheduled(name, place, value, course)
             course.note(value, number, declared=declared)
         self._declared.clear()
+
+    def _note_alike(self) -> None:
+        """Tell the courses of the steps since the last in which anything was another."""
+        for course in self._courses.values():
+            course.stay(self._alike)
+        self._alike = 0
 
     def _begun(self, name: str) -> SettingCourse:
         optimizer = self._optimizer

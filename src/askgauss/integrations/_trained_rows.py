@@ -234,6 +234,8 @@ class TrainedRows:
 
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A model is called: its rows may be trained on, or decide whether the batch is."""
+        if not self._batches:
+            return  # nothing was handed out that they could be of
         trains = model.training and torch.is_grad_enabled()
         waiting = self._waiting()
         if not (trains or waiting) or not self._is_ours(model):
@@ -370,7 +372,7 @@ class TrainedRows:
         if (usual := self._usual(rows)) is not None:
             return [usual]
         self._most_passes = max(self._most_passes, len(rows))
-        used, known = self._used(rows)
+        used, known = self._used(rows) if self._batches else ([], False)
         if not used:
             self._without_draw()
             return None

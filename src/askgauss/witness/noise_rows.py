@@ -82,7 +82,7 @@ class RowNoise:
         self._order = np.argsort(places[:, 0], kind="stable")
         self._absent = np.flatnonzero(~member)
         self._unit = unit or 1.0
-        self._sample = NoiseSample(member.size, _A_ROW, _KEPT)
+        self._sample = NoiseSample([member.size], _A_ROW, _KEPT)
         self._facts = NoiseRowFacts(absent=self._absent.size)
 
     def add(self, row: NDArray[np.float64]) -> None:

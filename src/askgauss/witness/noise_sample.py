@@ -7,17 +7,20 @@ other noise about once in 2^62 pairs. As the run grows the interval of sizes is 
 memory stays bounded and what was kept before stays comparable with what is kept later.
 
 Noise whose values alone come back, in another order or from a table, has more pairs of equal values
-than pairs of nearly equal ones.
+than pairs of nearly equal ones: among all pairs, or among those that are so many steps apart. Or
+the same two places have equal values again and again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom, poisson
 
 from askgauss.exceptions import FileFormatError
 from askgauss.witness.reuse import ReuseFacts
@@ -30,8 +33,11 @@ WIDTH = 2 * _SIDE + 1
 # Sizes that are kept, in deviations of the noise: this one, and so much more or less at first.
 CENTRE = 0.7
 _WIDEST = 0.5
+_WIDEST_LEAD = 8.0
 # Windows that are kept of either kind: around a value of that size, and first of a tensor.
 _MOST = 1 << 16
+# Windows that are taken at once: few enough that their memory is used again, not asked for anew.
+_AT_ONCE = 1 << 12
 # Sizes are compared in steps of this. Adding noise to a sum of float32 moves it by far less.
 _STEP = 2.0**-11
 # Windows of less spread, or with a value of no size, say nothing of where they come from.
@@ -41,6 +47,8 @@ _NOTHING = 2.0**-20
 # are independent there are as many of every distance.
 _EQUAL = 2.0**-18
 _DISTANCES = 16
+# Pairs that are told apart by the steps between them.
+_MOST_PAIRS = 1 << 19
 # Moves values off the grid that generators of float32 have, at the sizes that are kept.
 _DITHER = 2.0**-20.5
 # Values by which it is told whether the noise lies on a coarse grid, and the fewest.
@@ -58,39 +66,50 @@ _GROUP = 2 * WIDTH
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)
-_NAMES = ("key", "value", "step", "tensor", "place", "lead")
+_NAMES = ("windows", "step", "place", "lead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """Windows: hash, middle value, step, tensor, place, and whether it leads its tensor."""
+    """Windows of nine sizes each, their steps and places, and which of them lead a tensor."""
 
-    key: NDArray[np.uint64]
-    value: NDArray[np.float64]
+    windows: NDArray[np.float32]
     step: NDArray[np.int64]
-    tensor: NDArray[np.int64]
     place: NDArray[np.int64]
     lead: NDArray[np.bool_]
 
     def only(self, chosen: NDArray[Any]) -> _Kept:
         return _Kept(**{name: getattr(self, name)[chosen] for name in _NAMES})
 
+    @property
+    def value(self) -> NDArray[np.float64]:
+        return self.windows[:, _SIDE].astype(np.float64)
+
 
 _EMPTY = _Kept(
-    key=np.zeros(0, np.uint64),
-    value=np.zeros(0),
+    windows=np.zeros((0, WIDTH), np.float32),
     step=np.zeros(0, np.int64),
-    tensor=np.zeros(0, np.int64),
     place=np.zeros(0, np.int64),
     lead=np.zeros(0, np.bool_),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Windows of one step as they came: to take those of many steps at once costs far less."""
+
+    windows: NDArray[np.floating[Any]]
+    step: int
+    unit: float
+    place: NDArray[np.int64]
+    leads: int
 
 
 class NoiseSample:
     """What is kept of all noise of a run.
 
     Args:
-        size: Values of the noise of a step.
+        sizes: Values of the noise of a step, of each tensor.
         expected: Windows that a step may give at first; more of them narrow the interval.
         most: Windows that are kept of either kind.
 
@@ -100,19 +119,21 @@ class NoiseSample:
             noise was seen.
     """
 
-    def __init__(self, size: int, expected: int = 1024, most: int = _MOST) -> None:
-        self._size, self._most = max(size, 1), most
+    def __init__(self, sizes: Sequence[int], expected: int = 1024, most: int = _MOST) -> None:
+        self._starts = np.cumsum([0, *sizes])
+        self._size, self._most = max(int(self._starts[-1]), 1), most
         share = min(1.0, expected / self._size)
         self.half = _WIDEST * 2.0 ** math.floor(math.log2(share))
         self.scale: float | None = None
         self._values = 0
         self._seen = 0
-        self._bits = 0
+        self._lead_half = _WIDEST_LEAD
         self._first = np.zeros(0)
-        self._parts: list[_Kept] = []
-        self._waiting = 0
+        self._parts = [_EMPTY]
+        self._waiting: list[_Waiting] = []
+        self._number_waiting = 0
 
-    def calibrate(self, sizes: NDArray[np.float64]) -> None:
+    def calibrate(self, sizes: NDArray[np.floating[Any]]) -> None:
         """Measure the scale of the noise once, by sizes in units of what is stated."""
         found = sizes[np.isfinite(sizes) & (sizes > 0.0)]
         if self.scale is None and found.size >= min(_FEWEST, self._size):
@@ -125,40 +146,27 @@ class NoiseSample:
 
     def add(
         self,
-        windows: NDArray[np.float64],
+        windows: NDArray[np.floating[Any]],
         *,
-        step: NDArray[np.int64] | int,
-        tensor: NDArray[np.int64],
+        step: int,
         place: NDArray[np.int64],
-        lead: NDArray[np.bool_],
+        leads: int,
+        unit: float = 1.0,
     ) -> None:
-        """Keep windows of nine sizes each, in units of what is stated for the noise.
+        """Keep windows of nine sizes each.
 
         Args:
             windows: One row a window.
-            step: The step of all or of each.
-            tensor: Index of each one's tensor.
-            place: Position of the middle value in it.
-            lead: Whether it is kept because it leads its tensor, whatever its values are.
+            step: The step of all.
+            place: Position of each one's middle value in the noise of the step.
+            leads: So many of the first are kept because they lead a tensor, whatever they hold.
+            unit: What is stated for the noise.
         """
-        self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel())
-        if self.scale is None or not len(windows):
-            return
-        sizes = windows / self.scale
-        spread = sizes.max(axis=1) - sizes.min(axis=1)
-        good = np.isfinite(spread) & (spread > _SPREAD) & (sizes.min(axis=1) > _NOTHING)
-        new = _Kept(
-            key=_keys(sizes),
-            value=sizes[:, _SIDE],
-            step=np.broadcast_to(np.asarray(step, dtype=np.int64), place.shape),
-            tensor=tensor,
-            place=place,
-            lead=lead,
-        )
-        self._remember(sizes, new, good)
-        self._parts.append(new.only(good))
-        self._waiting += int(good.sum())
-        if self._waiting > self._most // 4:
+        if self.scale is None:
+            self.calibrate(windows[:, np.arange(WIDTH) != _SIDE].ravel() / unit)
+        self._waiting.append(_Waiting(windows, step, unit, place, leads))
+        self._number_waiting += len(windows)
+        if self._number_waiting > _AT_ONCE:
             self._prune()
 
     def add_row(self, values: NDArray[np.float64], step: int) -> None:
@@ -173,42 +181,71 @@ class NoiseSample:
         off = np.abs(sizes[_SIDE:-_SIDE] / self.scale - CENTRE)
         middle = np.flatnonzero(off <= self.half) + _SIDE
         place = np.concatenate([[_SIDE], middle])
-        self.add(
-            sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)],
-            step=step,
-            tensor=np.zeros_like(place),
-            place=place,
-            lead=np.arange(place.size) == 0,
-        )
+        windows = sizes[place[:, None] + np.arange(-_SIDE, _SIDE + 1)]
+        self.add(windows, step=step, place=place, leads=1)
 
-    def _remember(self, sizes: NDArray[np.float64], new: _Kept, good: NDArray[np.bool_]) -> None:
+    def _remember(self, new: _Kept) -> None:
         """Keep some values of windows that do not overlap, each window once."""
-        if self._first.size >= _FIRST:
-            return
-        once = np.zeros(len(sizes), np.bool_)
-        once[np.unique(new.key, return_index=True)[1]] = True
         apart = np.abs(new.place % _GROUP - (_GROUP - 1) / 2.0) <= WIDTH / 2.0
-        chosen = np.flatnonzero(once & good & apart)
-        block = (new.step * 64 + new.tensor)[chosen] * (1 << 32) + new.place[chosen] // _GROUP
-        chosen = chosen[np.unique(block, return_index=True)[1]]
+        new = new.only(apart & _telling(new.windows))
+        new = new.only(np.unique(_keys(new.windows), return_index=True)[1])
+        block = new.step * (1 << 40) + new.place // _GROUP
+        chosen = np.unique(block, return_index=True)[1]
         room = (_FIRST - self._first.size) // (WIDTH - 1) + 1
-        found = np.delete(sizes[chosen[:room]], _SIDE, axis=1).ravel()
+        found = np.delete(new.windows[chosen[:room]], _SIDE, axis=1).ravel()
         self._first = np.concatenate([self._first, found])
 
+    def _take(self) -> None:
+        """Put the windows that wait to those that are kept."""
+        waiting, self._waiting, self._number_waiting = self._waiting, [], 0
+        if self.scale is None or not waiting:
+            return
+        counts = [len(item.place) for item in waiting]
+        units = np.repeat([item.unit * self.scale for item in waiting], counts)
+        sizes = np.concatenate([item.windows for item in waiting])
+        with np.errstate(over="ignore"):
+            sizes = (sizes / units[:, None].astype(sizes.dtype)).astype(np.float32)
+        new = _Kept(
+            windows=sizes,
+            step=np.repeat([item.step for item in waiting], counts),
+            place=np.concatenate([item.place for item in waiting]),
+            lead=np.concatenate([np.arange(len(item.place)) < item.leads for item in waiting]),
+        )
+        if self._first.size < _FIRST:
+            self._remember(new)
+        self._parts.append(new)
+
     def _prune(self) -> None:
-        kept = self._joined()
-        while int((~kept.lead).sum()) > self._most:
-            self.half /= 2.0
-            kept = kept.only(kept.lead | (np.abs(kept.value - CENTRE) <= self.half))
-        while int(kept.lead.sum()) > self._most:
-            self._bits += 1
-            low = kept.key & np.uint64((1 << self._bits) - 1)
-            kept = kept.only(~kept.lead | (low == 0))
-        self._parts, self._waiting = [kept], 0
+        """Let go of some windows where there are too many, by their middle values alone."""
+        self._take()
+        leads = sum(np.count_nonzero(part.lead) for part in self._parts)
+        others = sum(part.lead.size for part in self._parts) - leads
+        if max(leads, others) <= self._most:
+            return
+        lead = np.concatenate([part.lead for part in self._parts])
+        off = np.abs(np.concatenate([part.value for part in self._parts]) - CENTRE)
+        self.half = self._narrowed(off[~lead], self.half)
+        self._lead_half = self._narrowed(off[lead], self._lead_half)
+        chosen = off <= np.where(lead, self._lead_half, self.half)
+        ends = np.cumsum([part.lead.size for part in self._parts])[:-1]
+        self._parts = [
+            part.only(here) for part, here in zip(self._parts, np.split(chosen, ends), strict=True)
+        ]
 
     def _joined(self) -> _Kept:
-        parts = [_EMPTY, *self._parts]
-        return _Kept(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _NAMES})
+        self._prune()
+        parts = self._parts
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES}
+        self._parts = [_Kept(**joined)]
+        return self._parts[0]
+
+    def _narrowed(self, off: NDArray[np.float64], half: float) -> float:
+        """Half the width of the interval in which there are not too many."""
+        number = off.size
+        while number > self._most:
+            half /= 2.0
+            number = int(np.count_nonzero(off <= half))
+        return half
 
     # ------------------------------------------------------------------------------ the result
 
@@ -219,30 +256,29 @@ class NoiseSample:
             within: Half the width of the sizes of which all were kept; as they were asked for, if
                 not given.
         """
-        self._prune()
         kept = self._joined()
+        kept = kept.only(_telling(kept.windows))
         coarse = _on_a_grid(self._first)
         facts = ReuseFacts(
             values=self._values,
-            kept=len(kept.key),
+            kept=len(kept.step),
             share=min(1.0, self._seen / self._size),
             coarse=coarse,
         )
-        if coarse or not len(kept.key):
+        if coarse or not len(kept.step):
             return facts
-        equal, nearly, uneven = _coincidences(
-            kept.value[~kept.lead], self.half if within is None else within
-        )
+        half = self.half if within is None else within
+        others = kept.only(~kept.lead)
+        equal, nearly, uneven = _coincidences(others.value, half)
         facts = replace(facts, equal=equal, nearly=nearly, uneven=uneven)
-        return _with_matches(facts, kept)
+        return _with_matches(_with_lag(facts, others, half), kept, self._starts)
 
     # ------------------------------------------------------------------------------- restarts
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
-        self._prune()
         kept = self._joined()
-        numbers = [self.half, self.scale or 0.0, self._values, self._seen, self._bits]
+        numbers = [self.half, self._lead_half, self.scale or 0.0, self._values, self._seen]
         return {
             "reuse.numbers": np.array(numbers, dtype=np.float64),
             "reuse.first": self._first,
@@ -260,7 +296,7 @@ class NoiseSample:
             return
         found = {name: arrays.get(f"reuse.{name}") for name in _NAMES}
         like = {name: getattr(_EMPTY, name).dtype for name in _NAMES}
-        length = len(found["key"]) if isinstance(found["key"], np.ndarray) else -1
+        length = len(found["step"]) if isinstance(found["step"], np.ndarray) else -1
         first = arrays.get("reuse.first")
         if (
             getattr(numbers, "shape", None) != (5,)
@@ -269,7 +305,7 @@ class NoiseSample:
             or any(
                 not isinstance(item, np.ndarray)
                 or item.dtype != like[name]
-                or item.shape != (length,)
+                or item.shape != (length, *getattr(_EMPTY, name).shape[1:])
                 for name, item in found.items()
             )
         ):
@@ -277,51 +313,61 @@ class NoiseSample:
                 "Expected the noise sample of a checkpoint to be whole, got parts of another. Load "
                 "an older checkpoint."
             )
-        self.half, scale = float(numbers[0]), float(numbers[1])
+        self.half, self._lead_half, scale = (float(item) for item in numbers[:3])
         self.scale = scale or None
-        self._values, self._seen, self._bits = (int(item) for item in numbers[2:])
+        self._values, self._seen = (int(item) for item in numbers[3:])
         self._first = first.copy()
         self._parts = [_Kept(**{name: np.array(item) for name, item in found.items()})]
-        self._waiting = 0
+        self._waiting, self._number_waiting = [], 0
 
 
-def _keys(sizes: NDArray[np.float64]) -> NDArray[np.uint64]:
+def _telling(windows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Windows that say where they come from."""
+    # One row a place in the window: numpy is several times slower along many short rows.
+    sizes = np.ascontiguousarray(windows.T)
+    least = sizes.min(axis=0)
+    with np.errstate(invalid="ignore"):
+        spread = sizes.max(axis=0) - least
+    return np.asarray(np.isfinite(spread) & (spread > _SPREAD) & (least > _NOTHING))
+
+
+def _keys(windows: NDArray[np.float32]) -> NDArray[np.uint64]:
     """A hash of every window that is the same for the reversed window."""
-    features = sizes[:, _SIDE::-1] + sizes[:, _SIDE:]
-    with np.errstate(invalid="ignore", over="ignore"):
-        steps = np.clip(np.nan_to_num(features / _STEP), 0.0, 2.0**40).astype(np.uint64)
-        key = np.zeros(len(sizes), np.uint64)
-        for column in steps.T:
-            key = (key ^ column) * _ODD
-            key ^= key >> _SHIFT
-            key *= _MIX
-            key ^= key >> _SHIFT
+    sizes = np.ascontiguousarray(windows.T, dtype=np.float64)
+    features = sizes[_SIDE::-1] + sizes[_SIDE:]
+    key = np.zeros(len(windows), np.uint64)
+    for row in np.minimum(features / _STEP, 2.0**40).astype(np.uint64):
+        key = (key ^ row) * _ODD
+        key ^= key >> _SHIFT
+        key *= _MIX
+        key ^= key >> _SHIFT
     return key
 
 
-def _with_matches(facts: ReuseFacts, kept: _Kept) -> ReuseFacts:
+def _with_matches(facts: ReuseFacts, kept: _Kept, starts: NDArray[np.int64]) -> ReuseFacts:
     """Add the windows that occur more than once, and where the first of them does."""
-    order = np.lexsort((kept.place, kept.tensor, kept.step, kept.key))
-    kept = kept.only(order)
-    same = kept.key[1:] == kept.key[:-1]
+    keys = _keys(kept.windows)
+    order = np.lexsort((kept.place, kept.step, keys))
+    kept, keys = kept.only(order), keys[order]
+    same = keys[1:] == keys[:-1]
     # A window that leads a tensor may be kept for its values as well.
-    itself = same.copy()
-    for name in ("step", "tensor", "place"):
-        values = getattr(kept, name)
-        itself &= values[1:] == values[:-1]
+    alike = kept.place[1:] == kept.place[:-1]
+    itself = alike & (kept.step[1:] == kept.step[:-1])
     pairs = np.flatnonzero(same & ~itself)
     if not pairs.size:
         return facts
     at = int(pairs[np.lexsort((kept.step[pairs], kept.step[pairs + 1]))[0]])
-    moved = (kept.place[pairs] != kept.place[pairs + 1]) | (
-        kept.tensor[pairs] != kept.tensor[pairs + 1]
+    tensor = np.searchsorted(starts, kept.place[at : at + 2], side="right") - 1
+    first, again = (
+        (int(kept.step[row]), int(item), int(kept.place[row] - starts[item]))
+        for row, item in zip((at, at + 1), tensor, strict=True)
     )
     return replace(
         facts,
         matches=int(pairs.size),
-        moved=int(moved.sum()),
-        first=(int(kept.step[at]), int(kept.tensor[at]), int(kept.place[at])),
-        again=(int(kept.step[at + 1]), int(kept.tensor[at + 1]), int(kept.place[at + 1])),
+        moved=int(pairs.size - alike[pairs].sum()),
+        first=first,
+        again=again,
     )
 
 
@@ -340,6 +386,78 @@ def _coincidences(values: NDArray[np.float64], half: float) -> tuple[int, int, f
     ]
     equal, nearly = edges[0] - moved.size * (moved.size + 1) // 2, np.diff(edges)
     return equal, int(nearly.sum()), float(np.abs(nearly - nearly.mean()).max())
+
+
+def _with_lag(facts: ReuseFacts, kept: _Kept, half: float) -> ReuseFacts:
+    """Add the number of steps between which most more values are equal than nearly equal.
+
+    Noise that is taken from the step before in another order has few equal pairs among all pairs of
+    values, and many among those of neighbouring steps; in a fixed order, the same two places have
+    equal values again and again.
+    """
+    pairs = facts.equal + facts.nearly
+    if half <= _DISTANCES * _EQUAL or not pairs:
+        return facts
+    # Of so many values that pairs are not too many: their number goes with the interval.
+    half *= min(1.0, _MOST_PAIRS / pairs)
+    kept = kept.only(np.abs(kept.value - CENTRE) <= half)
+    moved = kept.value + np.random.default_rng(0).normal(0.0, _DITHER, kept.lead.size)
+    order = np.argsort(moved)
+    moved, kept = moved[order], kept.only(order)
+    first, second, bins = [], [], []
+    for ahead in range(1, moved.size):
+        gaps = ((moved[ahead:] - moved[:-ahead]) / _EQUAL).astype(np.int64)
+        near = np.flatnonzero(gaps < _DISTANCES)
+        if not near.size:
+            break
+        first.append(near)
+        second.append(near + ahead)
+        bins.append(gaps[near])
+    if not bins:
+        return facts
+    one, other, distance = (np.concatenate(item) for item in (first, second, bins))
+    lags = kept.step[other] - kept.step[one]
+    facts = _with_pair_of_places(facts, kept, one[distance == 0], other[distance == 0])
+    different, lag = np.unique(np.abs(lags), return_inverse=True)
+    counts = np.zeros((different.size, _DISTANCES), np.int64)
+    np.add.at(counts, (lag, distance), 1)
+    equal, others = counts[:, 0], counts[:, 1:]
+    chances = binom.sf(equal - 1, counts.sum(axis=1), 1.0 / _DISTANCES)
+    most = int(np.argmin(chances))
+    return replace(
+        facts,
+        lag=int(different[most]),
+        lag_equal=int(equal[most]),
+        lag_nearly=int(others[most].sum()),
+        lag_uneven=float(np.abs(others[most] - others[most].mean()).max()),
+        lag_chance=min(1.0, float(chances[most]) * different.size),
+    )
+
+
+def _with_pair_of_places(
+    facts: ReuseFacts, kept: _Kept, one: NDArray[np.int64], other: NDArray[np.int64]
+) -> ReuseFacts:
+    """Add how often the same two places have equal values as many steps apart, if ever."""
+    _, place = np.unique(kept.place, return_inverse=True)
+    places, steps = int(place.max()) + 1, int(np.ptp(kept.step)) + 1
+    later = kept.step[other] > kept.step[one]
+    one, other = np.where(later, one, other), np.where(later, other, one)
+    lag = kept.step[other] - kept.step[one]
+    apart = (lag > 0) & (place[one] != place[other])
+    which = ((lag * places + place[one]) * places + place[other])[apart]
+    if not which.size:
+        return facts
+    found, counts = np.unique(which, return_counts=True)
+    most = int(np.argmax(counts))
+    # Steps that are near each other have up to twice as many pairs as on average.
+    cells = float(places) ** 2 * steps
+    chance = cells * float(poisson.sf(counts[most] - 1, 2.0 * one.size / cells))
+    return replace(
+        facts,
+        places_lag=int(found[most] // places**2),
+        places_equal=int(counts[most]),
+        places_chance=min(1.0, chance),
+    )
 
 
 def _on_a_grid(values: NDArray[np.float64]) -> bool:

@@ -17,6 +17,10 @@ _ELSEWHERE = 0.05
 _FAR = 7.0
 # The share of equal pairs among those that are nearly equal at least.
 _SHARE = 1.0 / 16.0
+# Deviations of the number of equal pairs by chance that a table is nearly always found by.
+_FOUND = 14.0
+# Chance of equal pairs that are so many steps apart.
+_NEVER = 1e-11
 # On a grid numbers of pairs differ at other distances as well.
 _STANDS_OUT = 3.0
 
@@ -37,6 +41,14 @@ class ReuseFacts:
         equal: Pairs of equal values.
         nearly: Pairs of nearly equal values: 15 times as many where values are independent.
         uneven: How far the number of pairs at any other distance is from their mean.
+        lag: Steps between values, of the pairs that most more of are equal than by chance.
+        lag_equal: Pairs of equal values that are so many steps apart.
+        lag_nearly: Pairs of nearly equal ones.
+        lag_uneven: As `uneven`, of those.
+        lag_chance: The chance of so many equal ones at any number of steps.
+        places_lag: Steps between values, of the two places that have equal values most often.
+        places_equal: How often they do.
+        places_chance: The chance that any two places do.
     """
 
     values: int = 0
@@ -50,6 +62,14 @@ class ReuseFacts:
     equal: int = 0
     nearly: int = 0
     uneven: float = 0.0
+    lag: int = 0
+    lag_equal: int = 0
+    lag_nearly: int = 0
+    lag_uneven: float = 0.0
+    lag_chance: float = 1.0
+    places_lag: int = 0
+    places_equal: int = 0
+    places_chance: float = 1.0
 
     @property
     def excess(self) -> float:
@@ -74,12 +94,35 @@ class ReuseFacts:
     def by_value(self) -> bool:
         """Whether values were used again in another order."""
         more = self.equal - _SHARE / (1.0 - _SHARE) * self.nearly
-        return not self.in_runs and self.excess > _FAR and more > _STANDS_OUT * self.uneven
+        among_all = self.excess > _FAR and more > _STANDS_OUT * self.uneven
+        return not self.in_runs and (among_all or self.by_lag or self.by_place)
+
+    @property
+    def by_lag(self) -> bool:
+        """Whether values of one step were used again so many steps later."""
+        more = self.lag_equal - _SHARE / (1.0 - _SHARE) * self.lag_nearly
+        return self.lag_chance < _NEVER and more > _STANDS_OUT * self.lag_uneven
+
+    @property
+    def by_place(self) -> bool:
+        """Whether noise of one place was used at another so many steps later, several times."""
+        return self.places_equal >= _MATCHES and self.places_chance < _NEVER
+
+    @property
+    def table(self) -> int:
+        """Entries of the largest table that values could be read from singly and be found.
+
+        A pair of values is the same entry once in as many pairs as there are entries. So many equal
+        pairs must stand out from those that are equal by chance.
+        """
+        by_chance = _SHARE / (1.0 - _SHARE) * self.nearly
+        pairs = self.values * self.kept / 2.0
+        return int(pairs / (_FOUND * math.sqrt(by_chance + 1.0)))
 
     def check(self) -> None:
         """Refuse what no run is like, in facts that come from a file."""
-        for name in ("values", "kept", "share", "matches", "moved", "equal", "nearly", "uneven"):
-            if not getattr(self, name) >= 0:
+        for name in self.__slots__:
+            if name not in ("coarse", "first", "again") and not getattr(self, name) >= 0:
                 raise FileFormatError(f"Expected facts.reuse.{name} >= 0, got it below.")
         if self.share > 1.0:
             raise FileFormatError(f"Expected facts.reuse.share <= 1, got {self.share}.")

@@ -95,6 +95,11 @@ class SettingCourse:
         last = self._value
         return last is not None and not math.isclose(value, last, rel_tol=_SAME, abs_tol=0.0)
 
+    def stay(self, steps: int) -> None:
+        """So many steps have the value of the last."""
+        self._length += steps
+        self._alike += steps
+
     def note(self, value: float, step: int, *, declared: bool = False) -> None:
         """A step has this value.
 
@@ -106,8 +111,7 @@ class SettingCourse:
         facts = self._facts
         if not self.moves(value):
             self._value = value if self._value is None else self._value
-            self._length += 1
-            self._alike += 1
+            self.stay(1)
             return
         assert self._value is not None
         if declared:

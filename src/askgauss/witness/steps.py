@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -294,13 +295,13 @@ class StepWitness:
         step: int,
     ) -> None:
         """Measure what a step divided the noisy sum by."""
-        square = float(released @ released)
-        if not (np.isfinite(square) and square > 0.0 and np.isfinite(noisy).all()):
+        square, whole = float(released @ released), float(noisy @ noisy)
+        if not (math.isfinite(square) and square > 0.0 and math.isfinite(whole)):
             return
         facts, spacing = self._facts, max(_CONSTANT, _CONSTANT_ULPS * precision)
         measured = float(noisy @ released) / square
-        rest = float(np.linalg.norm(noisy - measured * released))
-        uneven = rest > spacing * float(np.linalg.norm(noisy))
+        rest = noisy - measured * released
+        uneven = float(rest @ rest) > spacing**2 * whole
         ratio = measured / stated
         another = uneven or abs(ratio - 1.0) > spacing
         if not another and facts.divided and facts.least_divisor <= ratio <= facts.most_divisor:
