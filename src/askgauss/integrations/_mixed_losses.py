@@ -114,7 +114,9 @@ def depends_on(loss: Tensor, numbers: Sequence[Tensor]) -> bool:
     return bool(_between(loss, [item for item in numbers if item.grad_fn is not None]))
 
 
-def class_weights(output: Tensor, gradient: Tensor) -> tuple[list[int], list[float]] | None:
+def class_weights(
+    output: Tensor, gradient: Tensor
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """Label and weight of every record in a weighted cross-entropy; None where it is none."""
     output = output.detach()
     if output.dtype not in (torch.float32, torch.float64) or output.numel() > _WEIGHED:
@@ -136,15 +138,10 @@ def class_weights(output: Tensor, gradient: Tensor) -> tuple[list[int], list[flo
     weights = -slopes[rows, labels] / np.where(clear, 1.0 - own, 1.0)
     form = weights[:, None] * (likely - targets)
     off = np.abs(form - slopes).max(axis=1)
-    if not clear.any() or (weights <= 0.0).any():
+    if not clear.any() or (weights <= 0.0).any() or (off[clear] > _FORM * weights[clear]).any():
         return None
-    if (off[clear] > _FORM * weights[clear]).any() or set(labels) != set(labels[clear]):
+    if np.setdiff1d(labels, labels[clear]).size:
         return None
-    by_class = {int(name): float(weights[clear & (labels == name)][0]) for name in set(labels)}
-    return (
-        labels.tolist(),
-        [
-            float(weight) if seen else by_class[int(name)]
-            for weight, seen, name in zip(weights, clear, labels, strict=True)
-        ],
-    )
+    names, first = np.unique(labels[clear], return_index=True)
+    of_class = weights[clear][first][np.searchsorted(names, labels)]
+    return labels, np.where(clear, weights, of_class)

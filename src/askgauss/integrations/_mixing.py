@@ -18,12 +18,14 @@ __all__ = ["MixingWatch"]
 
 # Every second record is replaced: with fewer there is little to see.
 _FEWEST = 4
+# Powers of two up to this one are all looked at, from there on every second.
+_OFTEN = 4
 # Collate functions from here put records together, and into nothing else.
 _TRUSTED = ("torch.utils.data.", "transformers.data.", "transformers.trainer")
 
 
 class MixingWatch:
-    """Looks at the inputs, the forward pass and the loss of steps 1, 2, 4, 8 and so on."""
+    """Looks at inputs, forward pass and loss of steps 1, 2, 4, 8, 16, 64, 256 and so on."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = asdict(MixingFacts())
@@ -32,7 +34,7 @@ class MixingWatch:
         self._begin()
 
     def _begin(self) -> None:
-        self.due = self._step & (self._step - 1) == 0
+        self.due = self._is_due
         self._done: set[str] = set()
         self._samples: Columns | None = None
         self._call: ForwardCall | None = None
@@ -56,8 +58,14 @@ class MixingWatch:
         """A step is made."""
         self._step += 1
         # Nothing of a batch or a graph is kept beyond its step.
-        if self.due or self._step & (self._step - 1) == 0:
+        if self.due or self._is_due:
             self._begin()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether this is one of the powers of two that are looked at."""
+        power = self._step.bit_length() - 1
+        return self._step == 1 << power and (power <= _OFTEN or power % 2 == 0)
 
     def forget(self) -> None:
         """Nobody listens any more."""

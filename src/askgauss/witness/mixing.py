@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError
 
@@ -13,10 +15,6 @@ __all__ = ["BatchWeights", "MixingFacts"]
 _SAME = 1e-3
 # Weights that are taken from the batch move by more than this from step to step.
 _MOVED = 1e-2
-# Steps whose weights have to follow the formula.
-_STEPS = 2
-# Steps that are remembered.
-_KEPT = 64
 # Bases of the "effective number" of records of a class.
 _BASES = (0.9, 0.99, 0.999, 0.9999)
 
@@ -75,43 +73,33 @@ class BatchWeights:
     """
 
     def __init__(self) -> None:
-        self._steps: list[tuple[dict[int, int], dict[int, float]]] = []
+        # Of each formula, the weights of the first step that follows it.
+        self._first: dict[int, dict[int, float]] = {}
 
-    def add(self, classes: Sequence[int], weights: Sequence[float]) -> bool:
+    def add(self, classes: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
         """The class and weight of every row of a step; whether they follow its counts by now."""
-        counts: dict[int, int] = {}
-        by_class: dict[int, float] = {}
-        for name, weight in zip(classes, weights, strict=True):
-            counts[name] = counts.get(name, 0) + 1
-            if abs(weight - by_class.setdefault(name, weight)) > _SAME * abs(weight):
-                return False  # records have weights of their own
-        if len(set(counts.values())) < 2:
+        names, first, counts = np.unique(classes, return_index=True, return_counts=True)
+        by_class = weights[first]
+        apart = np.abs(weights - by_class[np.searchsorted(names, classes)])
+        if (apart > _SAME * np.abs(weights)).any():
+            return False  # records have weights of their own
+        if np.unique(counts).size < 2:
             return False  # equal counts have equal weights, wherever they come from
-        self._steps.append((counts, by_class))
-        del self._steps[:-_KEPT]
-        return any(self._follow(number) for number in range(4 + len(_BASES)))
-
-    def _follow(self, number: int) -> bool:
-        following = [item for item in self._steps if _fits(*item, number)]
-        return len(following) >= _STEPS and any(
-            _moved(following[0][1], other) for _, other in following[1:]
-        )
+        found, now = False, dict(zip(names.tolist(), by_class.tolist(), strict=True))
+        for number, formula in enumerate(_formulas(counts)):
+            ratios = by_class / formula
+            if np.ptp(ratios) <= _SAME * np.abs(ratios).max():
+                found = found or _moved(self._first.setdefault(number, now), now)
+        return found
 
 
-def _fits(counts: dict[int, int], weights: dict[int, float], number: int) -> bool:
-    """Whether weights are proportional to one of the usual functions of the counts."""
-    total = sum(counts.values())
-    ratios: list[float] = []
-    for name, weight in weights.items():
-        count = counts[name]
-        usual = (1.0 / count, count**-0.5, 1.0 - count / total, 1.0 / (count + 1.0))
-        effective = (1.0 / (1.0 - base**count) for base in _BASES)
-        ratios.append(weight / (*usual, *effective)[number])
-    return max(ratios) - min(ratios) <= _SAME * max(map(abs, ratios))
+def _formulas(counts: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """Usual weights of classes with so many records in the batch."""
+    usual = [1.0 / counts, counts**-0.5, 1.0 - counts / counts.sum(), 1.0 / (counts + 1.0)]
+    return [*usual, *(1.0 / (1.0 - base**counts) for base in _BASES)]
 
 
 def _moved(first: dict[int, float], second: dict[int, float]) -> bool:
     """Whether two classes that both steps have are weighted otherwise in one than in the other."""
-    both = sorted(first.keys() & second.keys())
-    ratios = [first[name] / second[name] for name in both]
+    ratios = [first[name] / second[name] for name in first.keys() & second.keys()]
     return bool(ratios) and max(ratios) - min(ratios) > _MOVED * max(map(abs, ratios))
