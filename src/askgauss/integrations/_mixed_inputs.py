@@ -52,6 +52,12 @@ class Columns:
         """The values."""
         return np.asarray(self._values.to("cpu", torch.float64).numpy())
 
+    def same(self, other: Columns) -> bool:
+        """Whether these are the very same values."""
+        mine, theirs = self._values, other._values
+        alike = self.shape == other.shape and mine.dtype == theirs.dtype
+        return alike and mine.device == theirs.device and torch.equal(mine, theirs)
+
     @property
     def precision(self) -> float:
         """Relative spacing of the numbers."""
@@ -66,6 +72,8 @@ def input_look(yielded: Columns, given: Columns) -> bool | None:
         yielded: The batch of the loader, one row a record.
         given: What the model was called with.
     """
+    if given.same(yielded):
+        return False
     if yielded.shape != given.shape or yielded.shape[0] < _MIXED:
         return None
     records, rows = yielded.read(), given.read()

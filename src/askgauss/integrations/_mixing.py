@@ -90,17 +90,15 @@ class MixingWatch:
             return samples
         return None if tensor is None or not len(tensor) else Columns(tensor)
 
-    def _look_at_inputs(self, columns: Columns | None, tensor: Tensor | None, same: bool) -> None:
-        if columns is None:
+    def _look_at_inputs(self, columns: Columns | None, tensor: Tensor | None) -> None:
+        if columns is None or tensor is None:
             self._unseen("inputs", "what the records were before they were put together")
-        elif same and tensor is not None and columns.shape == tuple(tensor.shape):
-            self._note("inputs", False)
-        elif tensor is not None:
-            found = input_look(columns, Columns(tensor))
-            if found is None:
-                self._unseen("inputs", "inputs that are rows of the loader's batch, or scaled ones")
-            else:
-                self._note("inputs", found)
+            return
+        found = input_look(columns, Columns(tensor))
+        if found is None:
+            self._unseen("inputs", "inputs that are rows of the loader's batch, or scaled ones")
+        else:
+            self._note("inputs", found)
 
     # --- forward pass -----------------------------------------------------------------------------
 
@@ -111,7 +109,8 @@ class MixingWatch:
         options: dict[str, Any],
         rows: int,
         records: int,
-        yielded: tuple[Columns | None, Tensor | None, bool],
+        yielded: Columns | None,
+        given: Tensor | None,
     ) -> None:
         """The model is about to be called to train.
 
@@ -121,8 +120,8 @@ class MixingWatch:
             options: What it is called with by name.
             rows: Its rows.
             records: Records that were drawn for the batch they come from.
-            yielded: Values of the batch of the loader, the model's input, and whether that is the
-                very batch.
+            yielded: Values of the batch of the loader.
+            given: What the model is called with of it.
         """
         self._call, self._rows, first = None, 0, True
         if not records and rows == self._before:
@@ -134,7 +133,7 @@ class MixingWatch:
         self._rows = self._before = rows
         try:
             if first and "inputs" not in self._done:
-                self._look_at_inputs(*yielded)
+                self._look_at_inputs(yielded, given)
             if "forward" not in self._done:
                 inner = getattr(model, "_module", None)
                 if inner is None:

@@ -267,10 +267,8 @@ class TrainedRows:
             batch = batch or _next_of(waiting, content.rows)
             if self.mixing.due:
                 records = batch.records if batch is not None and batch.ours else 0
-                columns = None if batch is None else batch.columns
-                same = known and batch is not None and trusted(batch.source.collate)
-                yielded = columns, content.tensor, same
-                self.mixing.called(model, arguments, options, content.rows, records, yielded)
+                columns, given = None if batch is None else batch.columns, content.tensor
+                self.mixing.called(model, arguments, options, content.rows, records, columns, given)
         if batch is not None and batch.ours and not batch.step and place not in batch.places:
             self._wait_for_step(batch, place)
 
