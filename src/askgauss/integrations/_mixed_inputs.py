@@ -19,13 +19,13 @@ _FEWEST = 6
 _ROWS = 16
 # Rows that have to be explained by two records, and their share of those that are not by one.
 _MIXED = 3
-_SHARE = 0.9
+_SHARE = 0.5
 # What is left of a row that is explained, as a share of what varies in it.
 _EXACT = 1e-5
 # The least share of a row that the second record explains.
 _MATERIAL = 1e-3
 # Values of a row that have to come from the second record, and different ones among them.
-_PASTED = 16
+_PASTED = 8
 _DISTINCT = 4
 # Lines through two values that are tried to find how a row was scaled.
 _LINES = 24

@@ -20,6 +20,8 @@ __all__ = ["MixingWatch"]
 _FEWEST = 4
 # Powers of two up to this one are all looked at, from there on every second.
 _OFTEN = 4
+# Inputs of as many steps are looked at whatever their number.
+_FIRST = 12
 # Collate functions from here put records together, and into nothing else.
 _TRUSTED = ("torch.utils.data.", "transformers.data.", "transformers.trainer")
 
@@ -34,7 +36,8 @@ class MixingWatch:
         self._begin()
 
     def _begin(self) -> None:
-        self.due = self._is_due
+        # Inputs cost little to look at.
+        self.due = self._is_due or self._step <= _FIRST
         self._done: set[str] = set()
         self._samples: Columns | None = None
         self._call: ForwardCall | None = None
@@ -58,7 +61,7 @@ class MixingWatch:
         """A step is made."""
         self._step += 1
         # Nothing of a batch or a graph is kept beyond its step.
-        if self.due or self._is_due:
+        if self.due or self._is_due or self._step <= _FIRST:
             self._begin()
 
     @property
@@ -130,10 +133,13 @@ class MixingWatch:
             if records >= _FEWEST:
                 self._unseen("forward", "a row for each record in the model's input")
             return
-        self._rows = self._before = rows
+        self._before = rows
         try:
             if first and "inputs" not in self._done:
                 self._look_at_inputs(yielded, given)
+            if not self._is_due:
+                return
+            self._rows = rows
             if "forward" not in self._done:
                 inner = getattr(model, "_module", None)
                 if inner is None:
