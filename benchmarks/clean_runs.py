@@ -34,6 +34,7 @@ from askgauss.results import Status, Verdict
 
 RECORDS, FEATURES, CLASSES, BATCH = 128, 10, 4, 16
 EXACT = {
+    "mixed records",
     "rows per record",
     "training loader",
     "repeated batches",

@@ -13,6 +13,7 @@ from askgauss.sampling import DrawnBatches, Poisson, Scheme
 from askgauss.witness import (
     ClipCountFacts,
     GainFacts,
+    MixingFacts,
     NoiseRowFacts,
     ReuseFacts,
     RoundFacts,
@@ -99,6 +100,7 @@ class RunFacts:
         rounds: What was seen of the clients of federated rounds; None where there are none.
         rows: Rows that the steps trained on, compared with the records drawn for them; None where
             nobody looked.
+        mixing: Whether records met before they were clipped; None where nobody looked.
         clip_count: What was seen of the count by which the clip norm was adapted; None where it
             was not.
         unit: What one canary stands for: an example, or a user whose examples are clipped together.
@@ -161,6 +163,7 @@ class RunFacts:
     rounds: RoundFacts | None = None
     clip_count: ClipCountFacts | None = None
     rows: RowFacts | None = None
+    mixing: MixingFacts | None = None
     unit: Literal["example", "user"] = "example"
     reuse: ReuseFacts | None = None
     noise_rows: NoiseRowFacts | None = None
@@ -227,7 +230,7 @@ class RunFacts:
             raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
         for part in (
             *(self.weights, self.witness, self.rounds, self.clip_count),
-            *(self.rows, self.reuse, self.noise_rows, self.gain, *self.settings),
+            *(self.rows, self.mixing, self.reuse, self.noise_rows, self.gain, *self.settings),
         ):
             if part is not None:
                 part.check()

@@ -152,7 +152,7 @@ _KINDS = (
         # Whether a record's gradient is its own. What an input-space canary adds on average does
         # not tell: a loss that mixes records shares the canary out over rows that add up to it.
         deciding=(),
-        exact=("replay",),
+        exact=("mixed records", "replay"),
         how_to_test="compare neighbouring datasets with replay(), and review that no layer or loss "
         "mixes records",
         of="records",

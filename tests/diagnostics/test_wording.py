@@ -46,6 +46,7 @@ from askgauss.witness import (
     ClipCountFacts,
     GainFacts,
     HonestFacts,
+    MixingFacts,
     NoiseRowFacts,
     ParticipationFacts,
     ProbeFacts,
@@ -177,6 +178,13 @@ def facts():
         {"unused": 6, "unused_first": 2, "unused_empty": 1}, {"unused": 40, "even": True},
     ):  # fmt: skip
         yield {"rows": replace(RowFacts(steps=40, compared=40), **changes)}
+    looked = MixingFacts(forward=6, inputs=6, loss=6)
+    for changes in (
+        {}, {"loss": 0, "loss_unseen": "the loss has no second derivative"}, {"inputs": 0, "loss": 0},
+        {"forward": 0, "inputs": 0, "loss": 0}, {"forward_first": 1, "state_first": 2},
+        {"inputs_first": 4}, {"loss_first": 1}, {"weights_first": 2},
+    ):  # fmt: skip
+        yield {"mixing": replace(looked, **changes)}
     yield {"ended": "no space left.", "frozen": (("a", 3, 2),), "weights": SOUND_WEIGHTS}
     for name in ("clip norm", "noise multiplier", "learning rate", "expected batch size"):
         for changes in (

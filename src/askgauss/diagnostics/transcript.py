@@ -8,6 +8,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.diagnostics.clip_count import clip_count_checks
 from askgauss.diagnostics.context import Context
 from askgauss.diagnostics.declared import committed_claim, declared_checks
+from askgauss.diagnostics.mixing import mixed_records
 from askgauss.diagnostics.noise import noise_checks
 from askgauss.diagnostics.noise_rows import noise_row_checks
 from askgauss.diagnostics.outcomes import fact
@@ -37,6 +38,8 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     )
     if transcript.facts.rows is not None:
         yield from row_checks(Context(transcript, claim), transcript.facts.rows)
+    if transcript.facts.mixing is not None:
+        yield mixed_records(transcript.facts.mixing)
     if transcript.facts.noise_rows is not None:
         yield from noise_row_checks(transcript.facts.noise_rows)
     if transcript.facts.reuse is not None:

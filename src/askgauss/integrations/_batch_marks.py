@@ -73,6 +73,11 @@ class Content:
         self.rows, self.width = tensor.shape[0], width
 
     @property
+    def tensor(self) -> Tensor | None:
+        """The tensor; None where it is gone."""
+        return self._tensor()
+
+    @property
     def marks(self) -> Marks | None:
         """Its marks; None where the tensor is gone."""
         if self._marks is None:

@@ -7,10 +7,10 @@ from types import TracebackType
 
 from askgauss.exceptions import AskGaussError, AskGaussWarning, PrivacyAlarm
 
-__all__ = ["Guard"]
+__all__ = ["CAUGHT", "Guard"]
 
 # What can go wrong in our own code, in torch, or on a disk; interrupts and alarms go on their way.
-_CAUGHT = (
+CAUGHT = (
     AskGaussError,
     ArithmeticError,
     AssertionError,
@@ -47,7 +47,7 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        caught = isinstance(error, _CAUGHT) and not isinstance(error, PrivacyAlarm)
+        caught = isinstance(error, CAUGHT) and not isinstance(error, PrivacyAlarm)
         if not caught or not self._active:
             return False
         said = str(error)

@@ -6,13 +6,16 @@ memory or made anew for every epoch, and a hook on a model would be saved and co
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from askgauss.integrations._opacus_versions import AbstractGradSampleModule
@@ -55,6 +58,18 @@ class Listener(Protocol):
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A model that computes per-sample gradients is called."""
 
+    def returned(self, model: Any, output: Any) -> None:
+        """It was called."""
+
+    def backward(self, losses: Any) -> None:
+        """A loss is about to be differentiated."""
+
+    def collates(self, collate: Any) -> bool:
+        """Whether the samples that this function puts together are to be told."""
+
+    def collated(self, samples: Any) -> None:
+        """These are about to be put together to a batch, in this process."""
+
 
 _listeners: list[Listener] = []
 _passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
@@ -63,6 +78,9 @@ _iterators: Any = _BaseDataLoaderIter
 _next_index: Any = _iterators._next_index
 _next: Any = _iterators.__next__
 _call: Any = AbstractGradSampleModule.__call__
+_backward: Any = torch.autograd.backward
+_fetchers: Any = _MapDatasetFetcher
+_fetch: Any = _fetchers.fetch
 
 
 def listen(listener: Listener) -> None:
@@ -70,6 +88,8 @@ def listen(listener: Listener) -> None:
     _listeners.append(listener)
     _iterators._next_index, _iterators.__next__ = _listened_index, _listened_next
     AbstractGradSampleModule.__call__ = _listened_call
+    # What the method of a tensor calls as well.
+    torch.autograd.backward, _fetchers.fetch = _listened_backward, _listened_fetch
 
 
 def unlisten(listener: Listener) -> None:
@@ -79,6 +99,7 @@ def unlisten(listener: Listener) -> None:
     if not _listeners:
         _iterators._next_index, _iterators.__next__ = _next_index, _next
         AbstractGradSampleModule.__call__ = _call
+        torch.autograd.backward, _fetchers.fetch = _backward, _fetch
         _passes.clear()
 
 
@@ -140,4 +161,34 @@ def _listened_next(iterator: Any) -> Any:
 def _listened_call(model: Any, *arguments: Any, **options: Any) -> Any:
     for listener in tuple(_listeners):
         listener.called(model, arguments, options)
-    return _call(model, *arguments, **options)
+    output = _call(model, *arguments, **options)
+    for listener in tuple(_listeners):
+        listener.returned(model, output)
+    return output
+
+
+@functools.wraps(_backward)
+def _listened_backward(tensors: Any, *arguments: Any, **options: Any) -> Any:
+    for listener in tuple(_listeners):
+        listener.backward(tensors)
+    return _backward(tensors, *arguments, **options)
+
+
+def _listened_fetch(fetcher: Any, index: Any) -> Any:
+    collate = fetcher.collate_fn
+    # Whoever hears it is in another process than workers are.
+    alone = torch.utils.data.get_worker_info() is None
+    asking = [item for item in _listeners if alone and item.collates(collate)]
+    if not asking:
+        return _fetch(fetcher, index)
+
+    def heard(samples: Any) -> Any:
+        for listener in asking:
+            listener.collated(samples)
+        return collate(samples)
+
+    fetcher.collate_fn = heard
+    try:
+        return _fetch(fetcher, index)
+    finally:
+        fetcher.collate_fn = collate

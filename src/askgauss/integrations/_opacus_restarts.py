@@ -23,7 +23,14 @@ from askgauss.commitment import Commitment
 from askgauss.integrations._examples import ProbeProgress
 from askgauss.integrations._ledger import LedgerState
 from askgauss.run_facts import SeedProbe
-from askgauss.witness import ClipCountFacts, RowFacts, SettingFacts, StepFacts, WeightFacts
+from askgauss.witness import (
+    ClipCountFacts,
+    MixingFacts,
+    RowFacts,
+    SettingFacts,
+    StepFacts,
+    WeightFacts,
+)
 
 __all__ = ["Progress", "Restartable", "read_progress", "read_state"]
 
@@ -47,6 +54,7 @@ class Progress:
     commitment: Commitment | None = None
     clip_count: ClipCountFacts | None = None
     rows: RowFacts | None = None
+    mixing: MixingFacts | None = None
     seeds: SeedProbe | None = None
     settings: tuple[SettingFacts, ...] = ()
     frozen: tuple[tuple[str, int, int], ...] = ()

@@ -67,6 +67,7 @@ class RecordedRun(RecordedSteps):
             clip_count=self._clip_count.facts,
             reuse=self._sampled.facts,
             rows=self._loader.trained.over_ranks,
+            mixing=self._loader.trained.mixing_facts,
             commitment=self._commitment,
             seed_probe=self._seeds,
             unnoised_steps=self._unnoised,
@@ -172,6 +173,7 @@ class RecordedRun(RecordedSteps):
             commitment=self._commitment,
             clip_count=self._clip_count.facts,
             rows=self._loader.trained.over_ranks,
+            mixing=self._loader.trained.mixing_facts,
             seeds=self._seeds,
             settings=self._settings.facts,
             frozen=() if self._frozen is None else self._frozen.facts,
@@ -215,7 +217,7 @@ class RecordedRun(RecordedSteps):
             self._shadow.load(progress.moves, progress.state)
         self._witness.load(progress.witness, self._rank)
         self._clip_count.load(progress.clip_count)
-        self._loader.trained.load(progress.rows)
+        self._loader.trained.load(progress.rows, progress.mixing)
         self._commitment = progress.commitment
         self._seeds, self._unprobed = progress.seeds, True
         self._settings.load(progress.settings)

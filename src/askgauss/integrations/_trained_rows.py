@@ -18,11 +18,13 @@ from askgauss import _plain
 from askgauss.integrations import _handed_batches as heard
 from askgauss.integrations._batch_marks import Content, Marks, content_of
 from askgauss.integrations._handed_batches import Pass
+from askgauss.integrations._mixed_inputs import Columns
+from askgauss.integrations._mixing import MixingWatch, trusted
 from askgauss.integrations._opacus_run import clips_without_rows, noise_by_parameter
 from askgauss.integrations._opacus_versions import BatchSplittingSampler
 from askgauss.integrations._ranks import told_by_all
 from askgauss.integrations._stand_in import StandIn
-from askgauss.witness import RowFacts
+from askgauss.witness import MixingFacts, RowFacts
 from askgauss.witness.rows import rows_over_ranks
 
 __all__ = ["HandedBatch", "TrainedRows", "draws_for"]
@@ -56,6 +58,7 @@ class HandedBatch:
         content: By what its rows are recognised.
         step: The step that used it; 0 if none did.
         places: Where the model was called with it.
+        columns: Some values of each record, as they were before anything was done to the batch.
     """
 
     source: Pass
@@ -65,6 +68,7 @@ class HandedBatch:
     content: Content | None
     step: int = 0
     places: list[int] = field(default_factory=list)
+    columns: Columns | None = None
 
     @property
     def marks(self) -> Marks | None:
@@ -136,6 +140,7 @@ class TrainedRows:
         self._faulty = False
         self._stand_in: StandIn | None = None
         self._models: dict[int, bool] = {}
+        self.mixing = MixingWatch()
         self._aside = False
         self._sizes: set[int] = set()
         # Of batches left out between two that were used: the fewest, the most, how often.
@@ -156,12 +161,18 @@ class TrainedRows:
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
 
-    def load(self, facts: RowFacts | None) -> None:
+    def load(self, facts: RowFacts | None, mixing: MixingFacts | None = None) -> None:
         """Go on from the facts of a checkpoint."""
         if facts is not None:
+            self.mixing.load(mixing, facts.steps)
             self._values, self._faulty = asdict(facts), not facts.clean
             self._was_handed = facts.undrawn < facts.steps
             self._gaps = (0, 1, 2) if facts.dropped else (0, 0, 0)
+
+    @property
+    def mixing_facts(self) -> MixingFacts | None:
+        """Whether records met before they were clipped; None where nobody looked."""
+        return None if self.unseen else self.mixing.facts
 
     @property
     def unseen(self) -> str:
@@ -220,13 +231,18 @@ class TrainedRows:
             self._stand_in = None
         self._end_pass(interrupted=True)
         self._forget()
+        self.mixing.forget()
 
     def handed(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
         """A loader handed out a batch."""
         ours = draws_for(source.sampler, self._sampler)
         self._was_handed = self._was_handed or ours
         batches = self._batches
-        batches.append(HandedBatch(source, source.handed, indices, ours, content_of(batch)))
+        content = content_of(batch)
+        batches.append(HandedBatch(source, source.handed, indices, ours, content))
+        if ours and self.mixing.due:
+            tensor = None if content is None else content.tensor
+            batches[-1].columns = self.mixing.yielded(source.collate, tensor)
         if len(batches) > _HELD and not batches[-1 - _HELD].step:
             _ = batches[-1 - _HELD].marks
         if len(batches) > 2 * _REMEMBERED:
@@ -251,8 +267,30 @@ class TrainedRows:
             del self._calls[:-_REMEMBERED]
             # Changed on the way to the model: the next batch of that many records.
             batch = batch or _next_of(waiting, content.rows)
+            if self.mixing.due:
+                records = batch.records if batch is not None and batch.ours else 0
+                columns, given = None if batch is None else batch.columns, content.tensor
+                self.mixing.called(model, arguments, options, content.rows, records, columns, given)
         if batch is not None and batch.ours and not batch.step and place not in batch.places:
             self._wait_for_step(batch, place)
+
+    def returned(self, model: Any, output: Any) -> None:
+        """A model was called: do its outputs, and its loss, depend on one record each?"""
+        if self.mixing.due and model.training and torch.is_grad_enabled() and self._is_ours(model):
+            self.mixing.returned(output)
+
+    def backward(self, losses: Any) -> None:
+        """A loss is about to be differentiated."""
+        if self.mixing.due:
+            self.mixing.backward(losses)
+
+    def collates(self, collate: Any) -> bool:
+        """Whether samples are put together in a way that is not known."""
+        return self.mixing.due and not trusted(collate)
+
+    def collated(self, samples: Any) -> None:
+        """Samples are about to be put together."""
+        self.mixing.collated(samples)
 
     def _very(self, content: Content) -> HandedBatch | None:
         """The batch whose own tensor the model is called with."""
@@ -362,6 +400,10 @@ class TrainedRows:
     def step(self) -> list[HandedBatch] | None:
         """A step is made: the batches it was made of, or None where that is not certain."""
         rows, self._whole = self._whole or [], None
+        if self.mixing.due:
+            for item in self._batches:
+                item.columns = None
+        self.mixing.step()
         values = self._values
         values["steps"] += 1
         if values["unseen"]:

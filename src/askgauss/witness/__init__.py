@@ -6,6 +6,7 @@ What is compared is framework-free and lives here; what reads it from a framewor
 
 from askgauss.witness.clip_count import ClipCountFacts
 from askgauss.witness.gain import GainFacts
+from askgauss.witness.mixing import BatchWeights, MixingFacts
 from askgauss.witness.noise_rows import NoiseRowFacts, RowNoise
 from askgauss.witness.noise_sample import NoiseSample
 from askgauss.witness.reuse import ReuseFacts
@@ -22,9 +23,11 @@ from askgauss.witness.steps import StepFacts, StepWitness
 from askgauss.witness.weights import WeightFacts, WeightWitness
 
 __all__ = [
+    "BatchWeights",
     "ClipCountFacts",
     "GainFacts",
     "HonestFacts",
+    "MixingFacts",
     "NoiseRowFacts",
     "NoiseSample",
     "ParticipationFacts",
