@@ -120,12 +120,20 @@ class TrainedRows:
         optimizer: The private optimizer.
         parameters: The parameters it trains.
         sampler: What draws the audited loader's batches; None where it is not known.
+        unseen: Why nothing can be compared; empty where it can.
+        model: The model, where it was shown.
     """
 
     def __init__(
-        self, optimizer: Any, parameters: Sequence[nn.Parameter], sampler: Any, unseen: str = ""
+        self,
+        optimizer: Any,
+        parameters: Sequence[nn.Parameter],
+        sampler: Any,
+        unseen: str = "",
+        model: nn.Module | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._model = model
         self._parameters = list(parameters)
         self._sampler = sampler
         self._ghost = clips_without_rows(optimizer)
@@ -152,6 +160,7 @@ class TrainedRows:
 
     def _forget(self) -> None:
         self._batches: list[HandedBatch] = []
+        self._last: list[HandedBatch] = []
         self._calls: list[_Rows] = []
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
@@ -207,7 +216,7 @@ class TrainedRows:
         self._forget()
         if self.unseen:
             return
-        heard.listen(self)
+        heard.listen(self, self._model)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         self._stand_in = StandIn(self._optimizer, name, self._clipped)
         self._stand_in.put()
@@ -384,9 +393,7 @@ class TrainedRows:
         if len(fresh) < len(ours):
             self._note("again")
         self._settle(fresh)
-        for item in used:
-            if item.content is not None:
-                item.content.release()
+        self._keep_last(used)
         if not fresh:
             return None
         if any(item.indices is None for item in ours):
@@ -414,9 +421,15 @@ class TrainedRows:
         source.last, item.step = item.place, values["steps"]
         values["compared"] += 1
         values["identified"] += 1
-        if item.content is not None:
-            item.content.release()
+        self._keep_last([item])
         return item
+
+    def _keep_last(self, used: list[HandedBatch]) -> None:
+        """What the last step used stays recognisable, should a copy of it be trained on next."""
+        for item in self._last:
+            if item.content is not None and item not in used:
+                item.content.release()
+        self._last = used
 
     def _settle(self, fresh: list[HandedBatch]) -> None:
         """Batches are used: whatever the model was called with before them never will be."""
