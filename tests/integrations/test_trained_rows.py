@@ -225,8 +225,9 @@ def test_empty_batches_that_are_skipped_are_counted():
     [
         (lambda run, number: number > 0, 4),
         (lambda run, number: number < 7, 3),  # the very last may have been interrupted
-        (lambda run, number: len(run.passes) == 1, 23),
-        (lambda run, number: len(run.passes) == 4, 24),
+        # Whole passes too, where other passes are used in part.
+        (lambda run, number: len(run.passes) == 1 and number < 7, 24),
+        (lambda run, number: len(run.passes) == 4 and number > 0, 25),
     ],
 )
 def test_batches_left_out_after_a_look_at_them_are_found_at_any_place(how, wanted, left_out):
@@ -238,6 +239,21 @@ def test_batches_left_out_after_a_look_at_them_are_found_at_any_place(how, wante
 
     facts = rows_of(loop)
     assert facts.unused == facts.dropped == left_out
+
+
+@pytest.mark.parametrize("how", ["backward", "look", "eval"])
+@pytest.mark.parametrize("trained", [(1,), (4,), (1, 3)])
+def test_whole_passes_that_a_schedule_skips_are_no_fault(how, trained):
+    inner = chosen(lambda run, _: len(run.passes) in trained, how)
+
+    def loop(run):
+        run.passes = [*getattr(run, "passes", []), 0]
+        inner(run)
+
+    facts = rows_of(loop)
+    assert (facts.dropped, facts.clean) == (0, True)
+    # The very last step may have been interrupted.
+    assert facts.skipped in (8 * (4 - len(trained)), 8 * (4 - len(trained)) - 1)
 
 
 def test_a_loss_that_is_not_a_number_is_no_reason_to_leave_a_batch_out():
