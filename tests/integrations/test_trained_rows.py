@@ -413,6 +413,47 @@ def test_an_untouched_batch_is_recognised_in_another_number_format_and_shape():
     assert facts.identified == facts.steps == 32
 
 
+@pytest.mark.parametrize("fault", ["", "again", "foreign"])
+def test_a_model_that_is_called_past_opacus_module_is_heard_too(fault):
+    """As Hugging Face's trainer calls one: batches are recognised, copies of them too."""
+    run = make_run(data=DATA)
+    inner = run.model._module
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, model=inner, seed=0, present=20, absent=40
+    ) as audit:
+        last = next(iter(DataLoader(DATA, batch_size=16, shuffle=True)))
+        for number, rows in enumerate(run.loader):
+            features, target = last if fault == "foreign" or (fault and number % 2) else rows
+            run.optimizer.zero_grad()
+            run.criterion(inner(features), target).backward()
+            run.optimizer.step()
+            if fault == "again":
+                last = [item.clone() for item in rows]
+    facts = audit.transcript().facts.rows
+    assert facts.steps == 8
+    assert (facts.identified, facts.again, facts.foreign) == {
+        "": (8, 0, 0),
+        "again": (4, 4, 0),
+        "foreign": (0, 0, 8),
+    }[fault]
+    assert "__call__" not in vars(nn.Sequential)
+
+
+def test_batches_that_workers_fetched_before_the_audit_came_are_not_mixed_up():
+    run = make_run(data=DATA)
+    with_workers(run)
+    batches = iter(run.loader)
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40
+    ) as audit:
+        for features, target in batches:
+            step(run, features, target)
+    facts = audit.transcript().facts.rows
+    assert facts.clean
+    # Two workers fetch two batches each ahead.
+    assert (facts.missed, facts.compared) == (4, 4)
+
+
 def test_an_audit_that_comes_late_says_which_steps_it_missed():
     run = make_run(data=DATA)
     batches = iter(run.loader)
