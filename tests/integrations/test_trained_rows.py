@@ -439,6 +439,34 @@ def test_a_model_that_is_called_past_opacus_module_is_heard_too(fault):
     assert "__call__" not in vars(nn.Sequential)
 
 
+class Around(nn.Module):
+    """Calls Opacus' module, as a module of Lightning may."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features):
+        return self.model(features)
+
+
+def test_a_module_around_opacus_module_is_not_counted_twice():
+    run = make_run(data=DATA, poisson_sampling=False)
+    run.model.allow_grad_accumulation()
+    outer = Around(run.model)
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, model=outer, seed=0, present=20, absent=40
+    ) as audit:
+        for number, (features, target) in enumerate(run.loader):
+            (0.5 * run.criterion(outer(features), target)).backward()
+            if number % 2:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+    facts = audit.transcript().facts.rows
+    assert facts.clean
+    assert facts.identified == facts.steps == 4
+
+
 def test_batches_that_workers_fetched_before_the_audit_came_are_not_mixed_up():
     run = make_run(data=DATA)
     with_workers(run)

@@ -60,6 +60,8 @@ class Listener(Protocol):
 _listeners: list[Listener] = []
 _passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
 _drawing = 0
+# Calls of Opacus' modules so far.
+_calls = 0
 _iterators: Any = _BaseDataLoaderIter
 _next_index: Any = _iterators._next_index
 _next: Any = _iterators.__next__
@@ -91,10 +93,13 @@ def _hear(kind: Any) -> None:
     call = kind.__call__
 
     def listened(model: Any, *arguments: Any, **options: Any) -> Any:
-        if model in _models:
+        before = _calls
+        found = call(model, *arguments, **options)
+        # Whether it calls Opacus' module is known afterwards: what that is called with is told.
+        if model in _models and _calls == before:
             for listener in tuple(_listeners):
                 listener.called(model, arguments, options)
-        return call(model, *arguments, **options)
+        return found
 
     _classes[kind] = vars(kind).get("__call__")
     kind.__call__ = listened
@@ -181,6 +186,8 @@ def _listened_next(iterator: Any) -> Any:
 
 
 def _listened_call(model: Any, *arguments: Any, **options: Any) -> Any:
+    global _calls
+    _calls += 1
     for listener in tuple(_listeners):
         listener.called(model, arguments, options)
     return _call(model, *arguments, **options)
