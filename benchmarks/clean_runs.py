@@ -240,7 +240,11 @@ def trainer_section(trainer: str, runs: int, leaks: int) -> tuple[str, int]:
         *rows,
     ]
     if leaks:
-        lines += ["", "| leak | runs | VIOLATION or INVALID | named first | by |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| leak | runs | VIOLATION or INVALID | named first | by |",
+            "|---|---|---|---|---|",
+        ]
         for name, leak in loops.LEAKS.items():
             row, missed = leak_row(name, leak, leaks)
             lines.append(row)

@@ -74,10 +74,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_method_of_add_remove_neighbours_does_not_clear_a_replace_one_claim",
     ),
     "| privacy unit: user |": (
-        "tests/sampling/test_replaced.py::"
-        "test_a_user_is_not_shown_by_canaries_that_are_examples",
-        "tests/integrations/test_jax_users.py::"
-        "test_a_user_is_one_record_of_the_strategy_below",
+        "tests/sampling/test_replaced.py::test_a_user_is_not_shown_by_canaries_that_are_examples",
+        "tests/integrations/test_jax_users.py::test_a_user_is_one_record_of_the_strategy_below",
     ),
     "| steps, accountant |": (
         _CHECKS + "TestSignal::test_step_count",
@@ -93,8 +91,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "So do *adjacency* and *privacy unit*": (
         "tests/sampling/test_replaced.py::"
         "test_a_method_of_add_remove_neighbours_does_not_clear_a_replace_one_claim",
-        "tests/sampling/test_replaced.py::"
-        "test_a_user_is_not_shown_by_canaries_that_are_examples",
+        "tests/sampling/test_replaced.py::test_a_user_is_not_shown_by_canaries_that_are_examples",
     ),
     "A part that the canaries did not go through": (
         _SCOPE + "test_a_part_canaries_did_not_meet_is_not_tested_whatever_ran",
@@ -111,8 +108,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         _WITNESS + "test_a_ghost_norm_that_is_wrong_in_one_layer_is_named",
     ),
     "Over several processes each looks": (
-        "tests/integrations/test_opacus_ddp.py::"
-        "test_a_fault_of_any_rank_is_named_by_all_of_them",
+        "tests/integrations/test_opacus_ddp.py::test_a_fault_of_any_rank_is_named_by_all_of_them",
         _HERE + "test_when_batches_are_compared_with_the_scheme",
     ),
     "Where parameters are shared out": (_LOOKED_AT,),
@@ -244,15 +240,13 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "| accounting and batch selection |": (
         _CHECKS + "TestSignal::test_sampling_scheme_is_named",
         _CHECKS + "TestSignal::test_sampling_rate",
-        "tests/integrations/test_opacus_facts.py::"
-        "test_the_claim_is_held_against_the_accountant",
+        "tests/integrations/test_opacus_facts.py::test_the_claim_is_held_against_the_accountant",
     ),
     "| public and private metadata |": _OUTSIDE,
     "| neighbouring relation |": (
         "tests/integrations/test_opacus_named.py::"
         "test_an_add_remove_epsilon_claimed_of_replaced_records_is_a_violation",
-        "tests/sampling/test_replaced.py::"
-        "test_a_user_is_not_shown_by_canaries_that_are_examples",
+        "tests/sampling/test_replaced.py::test_a_user_is_not_shown_by_canaries_that_are_examples",
     ),
     "| empty batches, non-finite values |": (
         _OPACUS + "test_steps_without_noise_are_counted",
@@ -265,8 +259,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         _ROWS + "test_a_record_that_comes_twice_is_seen_wherever_it_is_doubled",
     ),
     "| operations across examples |": (
-        "tests/integrations/test_opacus_replay.py::"
-        "test_a_leak_is_named_and_its_clean_twin_is_not",
+        "tests/integrations/test_opacus_replay.py::test_a_leak_is_named_and_its_clean_twin_is_not",
         _SCOPE + "test_canaries_do_not_test_the_per_sample_gradient",
     ),
     "| auxiliary information |": (
@@ -349,7 +342,12 @@ def step(run, features, target):
 def audited(loop, **options):
     run = make_run()
     with CanaryAudit(
-        run.optimizer, data_loader=run.loader, model=run.model, seed=0, present=20, absent=40,
+        run.optimizer,
+        data_loader=run.loader,
+        model=run.model,
+        seed=0,
+        present=20,
+        absent=40,
         **options,
     ) as audit:
         loop(run)

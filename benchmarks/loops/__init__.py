@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import askgauss as ag
 from askgauss.diagnostics.causes import leading
 from askgauss.results import AuditResult, Status
 
-__all__ = ["CANARY_SEED", "DELTA", "Leak", "Outcome", "Run", "outcome", "unlikely"]
+__all__ = [
+    "CANARY_SEED",
+    "DELTA",
+    "Leak",
+    "Outcome",
+    "Run",
+    "declared",
+    "outcome",
+    "poisson_claim",
+    "repeated_claim",
+    "unlikely",
+]
 
 DELTA = 1e-5
 # Canaries are part of what JAX compiles: with the same ones, all runs of a kind share it.
@@ -66,6 +79,14 @@ def outcome(result: AuditResult) -> Outcome:
 def unlikely(seed: int) -> int:
     """A seed for the noise that nobody would try: one that is guessed is itself a leak."""
     return 0x7F4A7C15 + 1000 * seed
+
+
+def declared(callback: Any) -> contextlib.AbstractContextManager[None]:
+    """What is written in here is declared to the audit of a callback; of None, to nobody."""
+    if callback is None or callback.audit is None:
+        return contextlib.nullcontext()
+    made: contextlib.AbstractContextManager[None] = callback.audit.postprocessing()
+    return made
 
 
 def poisson_claim(noise: float, rate: float, steps: int) -> ag.PrivacyClaim:

@@ -270,14 +270,19 @@ def of(**changes: Any) -> Run:
 
 
 def aggregated(seed: int) -> AuditResult:
-    """optax's own private aggregation, which is handed gradients by example."""
+    """The private aggregation of optax, which is handed gradients by example."""
     chance = np.random.default_rng(unlikely(seed))
     weights = perceptron(chance)
     inputs = jnp.asarray(chance.normal(size=(40, FEATURES)), jnp.float32)
     labels = jnp.arange(40) % CLASSES
     audit = Audit(
-        weights, sampling=Poisson(rate=RATE), clip_norm=0.5, noise_multiplier=NOISE, steps=STEPS,
-        canaries=300, seed=CANARY_SEED,
+        weights,
+        sampling=Poisson(rate=RATE),
+        clip_norm=0.5,
+        noise_multiplier=NOISE,
+        steps=STEPS,
+        canaries=300,
+        seed=CANARY_SEED,
     )
     made = optax.contrib.differentially_private_aggregate(
         0.5, NOISE, key=jax.random.key(int(unlikely(seed) % 2**31))
@@ -321,8 +326,13 @@ def as_records(seed: int) -> AuditResult:
 
     clipped_grad = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     audit = ExampleAudit(
-        weights, canaries=canaries, clipped_grad=clipped_grad, sampling=Poisson(rate=RATE),
-        records=len(inputs), noise_multiplier=NOISE, steps=STEPS,
+        weights,
+        canaries=canaries,
+        clipped_grad=clipped_grad,
+        sampling=Poisson(rate=RATE),
+        records=len(inputs),
+        noise_multiplier=NOISE,
+        steps=STEPS,
     )
     noise = jax_privacy.noise_addition.gaussian_privatizer(
         stddev=NOISE, prng_key=int(unlikely(seed) % 2**31)

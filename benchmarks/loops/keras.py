@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from jax_privacy import keras_api, noise_addition
 import askgauss as ag
 from askgauss.integrations.keras import AuditCallback
 from askgauss.results import AuditResult
-from benchmarks.loops import CANARY_SEED, DELTA, Leak, Run, poisson_claim, unlikely
+from benchmarks.loops import CANARY_SEED, DELTA, Leak, Run, declared, poisson_claim, unlikely
 
 __all__ = ["CORRECT", "LEAKS"]
 
@@ -228,9 +227,11 @@ class Writes(keras.callbacks.Callback):
         self.audit, self.write, self.every = audit, write, every
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        with contextlib.nullcontext() if self.audit is None else self.audit.audit.postprocessing():
+        with declared(self.audit):
             layers = self.model.layers
-            weights = [item for layer in layers for item in layer.weights if "seed" not in item.path]
+            weights = [
+                item for layer in layers for item in layer.weights if "seed" not in item.path
+            ]
             for variable in weights if self.every else self.model.trainable_variables[:1]:
                 variable.assign(self.write(variable))
 
@@ -300,7 +301,9 @@ CORRECT: dict[str, Run] = {
         callbacks=lambda _, features: [Looks(features)]
     ),
     "learning rate by callback": of(
-        callbacks=lambda *_: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))]
+        callbacks=lambda *_: [
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))
+        ]
     ),
     "stopped early": of(
         validated=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from askgauss.integrations.lightning import AuditCallback
 from askgauss.results import AuditResult
 from askgauss.sampling import Shuffled
-from benchmarks.loops import Leak, Run, poisson_claim, repeated_claim, unlikely
+from benchmarks.loops import Leak, Run, declared, poisson_claim, repeated_claim, unlikely
 
 __all__ = ["CORRECT", "LEAKS"]
 
@@ -217,7 +216,12 @@ def train(setting: Setting, seed: int, folder: str, module: type[Private] = Priv
 
     def audited(until: int, resume: str | None = None) -> tuple[AuditCallback, Any]:
         audit = AuditCallback(
-            claim=claim, present=60, absent=400, seed=seed, report=False, witness=0.25,
+            claim=claim,
+            present=60,
+            absent=400,
+            seed=seed,
+            report=False,
+            witness=0.25,
             sampling=scheme,
         )
         model = module(setting)
@@ -272,10 +276,8 @@ class Writes(pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        declared = self.audit is not None and self.audit.audit is not None
-        with self.audit.audit.postprocessing() if declared else contextlib.nullcontext():  # type: ignore[union-attr]
-            with torch.no_grad():
-                self.write(pl_module, batch)
+        with declared(self.audit), torch.no_grad():
+            self.write(pl_module, batch)
 
 
 def clamp(module: Any, _: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from askgauss.integrations.transformers import AuditCallback
 from askgauss.results import AuditResult
 from askgauss.sampling import Shuffled
-from benchmarks.loops import Leak, Run, poisson_claim, repeated_claim, unlikely
+from benchmarks.loops import Leak, Run, declared, poisson_claim, repeated_claim, unlikely
 
 __all__ = ["CORRECT", "LEAKS"]
 
@@ -311,10 +310,8 @@ class Writes(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
     ) -> None:
-        declared = self.audit is not None and self.audit.audit is not None
-        with self.audit.audit.postprocessing() if declared else contextlib.nullcontext():  # type: ignore[union-attr]
-            with torch.no_grad():
-                self.write(model)
+        with declared(self.audit), torch.no_grad():
+            self.write(model)
 
 
 def clamp(model: Any) -> None:
@@ -423,9 +420,7 @@ CORRECT: dict[str, Run] = {
     "cosine schedule": scheduled("cosine"),
     "inverse square root": scheduled("inverse_sqrt"),
     "bf16": of(options={"bf16": True}),
-    "bf16, SGD": of(
-        options={"bf16": True}, optimizer=lambda items: torch.optim.SGD(items, lr=0.1)
-    ),
+    "bf16, SGD": of(options={"bf16": True}, optimizer=lambda items: torch.optim.SGD(items, lr=0.1)),
     "bf16, whole model": of(network=whole, options={"bf16": True}),
     "accumulation of fixed batches": of(
         poisson=False,

@@ -471,9 +471,7 @@ def test_batches_that_workers_fetched_before_the_audit_came_are_not_mixed_up():
     run = make_run(data=DATA)
     with_workers(run)
     batches = iter(run.loader)
-    with CanaryAudit(
-        run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40
-    ) as audit:
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40) as audit:
         for features, target in batches:
             step(run, features, target)
     facts = audit.transcript().facts.rows
