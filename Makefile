@@ -65,7 +65,7 @@ types: $(VENV)/all.stamp  ## static types, strict
 
 check: lint types docs test  ## what CI runs
 
-clean-runs: $(VENV)/all.stamp  ## 300 clean Opacus runs, no exact check may alarm; rewrites docs/clean-runs.md
+clean-runs: $(VENV)/all.stamp  ## clean runs of Opacus and every trainer, no exact check may alarm; rewrites docs/clean-runs.md
 	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side

@@ -1,6 +1,10 @@
-"""Clean Opacus runs of many kinds: how often an exact check, or the verdict, alarms. None may.
+"""Clean runs of many kinds: how often an exact check, or the verdict, alarms. None may.
 
 python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
+python -m benchmarks.clean_runs --trainer keras 60 --leaks 20 --output docs/clean-runs.md
+
+The first writes the page: Opacus, then every trainer in a process of its own. The second writes
+the section of one trainer: correct loops, and leaking ones that have to be found and named.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import importlib
 import io
 import itertools
+import logging
 import os
 import random
 import subprocess
@@ -31,6 +37,7 @@ import askgauss as ag
 from askgauss.integrations import _ranks
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.results import Status, Verdict
+from benchmarks.loops import Leak, Run, outcome
 
 RECORDS, FEATURES, CLASSES, BATCH = 128, 10, 4, 16
 EXACT = {
@@ -52,7 +59,16 @@ EXACT = {
     "noise multiplier schedule",
     "learning rate schedule",
     "recording",
+    "parameters outside the optimizer",
+    "divisor by step",
 }
+TRAINERS = {
+    "jax": "JAX",
+    "keras": "Keras",
+    "lightning": "Lightning",
+    "transformers": "Hugging Face",
+}
+_FOUND = (Verdict.VIOLATION.value, Verdict.INVALID.value)
 _UNLIKELY = 0x7F4A7C15
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -186,15 +202,117 @@ def all_runs(runs: int) -> Iterator[tuple[int, tuple[set[str], Verdict | None]]]
                     raise SystemExit("The second process failed.")
 
 
+# --- trainers ---------------------------------------------------------------------------------
+
+
+def trainer_section(trainer: str, runs: int, leaks: int) -> tuple[str, int]:
+    """Count correct and leaking loops of a trainer; its section, and what was wrong."""
+    loops = importlib.import_module(f"benchmarks.loops.{trainer}")
+    correct: dict[str, Run] = loops.CORRECT
+    rows, wrong = [], 0
+    chance: collections.Counter[str] = collections.Counter()
+    verdicts: collections.Counter[str] = collections.Counter()
+    for place, (name, run) in enumerate(correct.items()):
+        # As many of each as there are, the first kinds once more where that does not come out even.
+        seeds = range(runs // len(correct) + int(place < runs % len(correct)))
+        found = [outcome(run(seed)) for seed in seeds]
+        flagged = [item for item in found if set(item.failed) & EXACT]
+        called = [item for item in found if item.verdict in _FOUND]
+        wrong += len({*map(id, flagged), *map(id, called)})
+        verdicts.update(item.verdict for item in found)
+        chance.update(check for item in found for check in item.failed if check not in EXACT)
+        warned = sorted({check for item in found for check in item.warned})
+        for item in (*flagged, *called):
+            print(f"{trainer} {name}: {item}", flush=True)
+        print(f"{trainer} {name}: {len(found)} runs", flush=True)
+        rows.append(
+            f"| {name} | {len(found)} | {len(flagged)} | {len(called)} | {', '.join(warned)} |"
+        )
+    told = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
+    by_chance = ", ".join(f"{count} {name}" for name, count in sorted(chance.items()))
+    lines = [
+        f"## {TRAINERS[trainer]}",
+        "",
+        f"{sum(verdicts.values())} correct runs of {len(correct)} kinds: {told}. Failures of "
+        f"checks by chance: {by_chance or 'none'}.",
+        "",
+        "| correct loop | runs | failed an exact check | VIOLATION or INVALID | warned |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
+    if leaks:
+        lines += [
+            "",
+            "| leak | runs | VIOLATION or INVALID | named first | by |",
+            "|---|---|---|---|---|",
+        ]
+        for name, leak in loops.LEAKS.items():
+            row, missed = leak_row(name, leak, leaks)
+            lines.append(row)
+            wrong += missed
+            print(row, flush=True)
+    return "\n".join(lines) + "\n", wrong
+
+
+def leak_row(name: str, leak: Leak, runs: int) -> tuple[str, int]:
+    """How often a leak is found and rightly named; and whether that is too rarely."""
+    found = [outcome(leak.run(seed)) for seed in range(runs)]
+    called = sum(item.verdict in _FOUND for item in found)
+    named = sum(item.verdict in _FOUND and item.lead in leak.checks for item in found)
+    leads = collections.Counter(item.lead or "nothing" for item in found)
+    by = ", ".join(f"{check} {count}" for check, count in leads.most_common())
+    return f"| {name} | {runs} | {called} | {named} | {by} |", int(20 * named < 19 * runs)
+
+
+def with_section(page: str, section: str) -> str:
+    """The page with one section new, where it was or at the end."""
+    parts = ("\n" + page).split("\n## ")
+    title = section.split("\n", 1)[0].removeprefix("## ")
+    own = section.removeprefix("## ").rstrip("\n") + "\n"
+    at = next((i for i, part in enumerate(parts) if part.split("\n", 1)[0] == title), None)
+    if at is None:
+        parts.append(own)
+    else:
+        parts[at] = own
+    parts = [part.rstrip("\n") + "\n" for part in parts]
+    return "\n## ".join(parts).removeprefix("\n")
+
+
+def in_processes(given: argparse.Namespace) -> int:
+    """Every trainer in a process of its own: Keras takes its backend once a process."""
+    wrong = 0
+    for trainer in TRAINERS:
+        command = [sys.executable, "-m", "benchmarks.clean_runs", str(given.each)]
+        command += ["--trainer", trainer, "--leaks", str(given.leaks)]
+        command += ["--output", str(given.output)] if given.output else []
+        wrong += subprocess.run(command, check=False).returncode
+    return wrong
+
+
 def main() -> int:
     """Run so many, and say what alarmed; the number of false alarms."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=int, nargs="?", default=300)
     parser.add_argument("--output", type=Path, help="also write a page")
     parser.add_argument("--join", help="be the second process of the runs that have two")
+    parser.add_argument("--trainer", choices=TRAINERS, help="only the loops of this trainer")
+    parser.add_argument("--leaks", type=int, default=20, help="runs of every leak of a trainer")
+    parser.add_argument("--each", type=int, default=60, help="correct runs of every trainer")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if given.trainer:
+        logging.disable(logging.WARNING)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            # JAX compiles what it has compiled before once.
+            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+            section, wrong = trainer_section(given.trainer, given.runs, given.leaks)
+        print(section)
+        if given.output is not None:
+            before = given.output.read_text(encoding="utf-8")
+            given.output.write_text(with_section(before, section), encoding="utf-8")
+        return wrong
     if given.join:
         for _ in distributed_runs(given.runs, 1, given.join):
             pass
@@ -219,7 +337,7 @@ def main() -> int:
     print(page)
     if given.output is not None:
         given.output.write_text(page, encoding="utf-8")
-    return sum(count for name, count in checks.items() if name in EXACT)
+    return sum(count for name, count in checks.items() if name in EXACT) + in_processes(given)
 
 
 def _page(
@@ -236,10 +354,15 @@ def _page(
     lines = [
         "# Clean runs",
         "",
-        "Correct Opacus runs of 24 steps each, audited with a quarter of the steps looked at.",
-        "The exact checks involve no chance, so that none of them may ever alarm:",
+        "Correct runs of Opacus, JAX, Keras, Lightning and Hugging Face, audited with a quarter of",
+        "the steps looked at, and loops of the trainers that leak. The exact checks involve no",
+        "chance, so that none of them may ever alarm on a correct run:",
         f"{', '.join(sorted(EXACT))}.",
         "Written by `make clean-runs`.",
+        "",
+        "## Opacus",
+        "",
+        "Runs of 24 steps each.",
         "",
         f"- {runs} runs of {different} kinds: **{false}** false alarms of exact checks.",
         f"- Verdicts: {told}.",

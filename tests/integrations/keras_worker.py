@@ -31,7 +31,7 @@ def main(lines: list[int]) -> None:
         layers = [keras.Input((60,)), keras.layers.Dense(100, "relu"), keras.layers.Dense(1)]
         return keras.Sequential(layers)
 
-    def private(*, poisson=True, accumulation=1, microbatch=None):
+    def private(*, poisson=True, accumulation=1, microbatch=None, average=False):
         config = keras_api.DPKerasConfig(
             epsilon=7.6,
             delta=1e-5,
@@ -47,6 +47,7 @@ def main(lines: list[int]) -> None:
         )
         model = keras_api.make_private(network(), config)
         parts = {"gradient_accumulation_steps": accumulation} if accumulation > 1 else {}
+        parts |= {"use_ema": True, "ema_momentum": 0.9} if average else {}
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(optimizer=keras.optimizers.SGD(0.1, **parts), loss=loss)
         return model
@@ -198,6 +199,7 @@ def main(lines: list[int]) -> None:
         "unseen": said(private(), (15, True), (5, False)),
         "written": written(private(), lambda value: value + features.mean(axis=0)[:, None]),
         "clamped": written(private(), lambda value: keras.ops.clip(value, -1, 1), declared=True),
+        "averaged": said(private(average=True), (10, True), (10, True)),
         "interrupted": [interrupted(), *map(interrupted, lines)],
         "before fit": refused(AuditCallback().result),
         "not private": refused(lambda: fit(plain, [AuditCallback()], 1)),

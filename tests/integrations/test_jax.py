@@ -421,6 +421,17 @@ def test_noise_of_the_last_step_is_found(change):
     assert "in step 2 in" in freshness.summary
 
 
+def test_noise_in_a_short_format_is_named_for_that_and_not_as_used_again():
+    """Parameters are float32; the sum that is handed over, and so the noise, is not."""
+    audit = runs.make()
+    short = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), runs.gradient())
+    _, state = runs.scanned(audit.wrap(runs.gaussian()), updates=short)
+    result = audit.result(state, claim=runs.claim())
+    assert audit.transcript(state).facts.reuse.kept == 0
+    assert "noise precision" in failed(result)
+    assert "noise reused at other coordinates" not in failed(result)
+
+
 def test_a_state_that_has_no_room_keeps_no_noise_sample():
     audit = runs.make(steps=90_000)
     assert audit._sampled is None

@@ -90,6 +90,10 @@ def test_declared_postprocessing_and_the_steps_of_correct_runs_change_nothing(ou
         assert "weights between steps" not in outcomes[run]["failed"]
 
 
+def test_the_average_that_an_optimizer_ends_fit_with_is_no_change(outcomes):
+    assert outcomes["averaged"]["verdict"] == "CONSISTENT", outcomes["averaged"]["text"]
+
+
 def test_a_model_trains_on_without_canaries_after_an_interrupt(outcomes):
     for place, left, variables in outcomes["interrupted"]:
         assert (left, variables) == ([], 0), place

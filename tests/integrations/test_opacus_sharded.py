@@ -140,3 +140,17 @@ def test_a_rank_may_hold_nothing_of_a_tensor(tmp_path):
     np.testing.assert_array_equal(
         recorded.canaries.total, transcript(place, "exact", rank=2).canaries.total
     )
+
+
+def test_what_is_looked_at_where_parameters_are_shared_out(folder):
+    """Noise, divisor and weights; no records, no rows and no batches."""
+    for name in ("sound", "by-parameter"):
+        facts = transcript(folder, name).facts
+        assert facts.witness.records == 0
+        assert facts.rows.unseen
+        assert facts.batches is None
+        assert facts.weights.steps == facts.rows.steps > 0
+        # Where noise is added inside the backward pass, nothing but the weights.
+        inside = name == "by-parameter"
+        assert (facts.witness.covered == 0) is inside
+        assert (facts.witness.divided == 0) is inside

@@ -225,8 +225,9 @@ def test_empty_batches_that_are_skipped_are_counted():
     [
         (lambda run, number: number > 0, 4),
         (lambda run, number: number < 7, 3),  # the very last may have been interrupted
-        (lambda run, number: len(run.passes) == 1, 23),
-        (lambda run, number: len(run.passes) == 4, 24),
+        # Whole passes too, where other passes are used in part.
+        (lambda run, number: len(run.passes) == 1 and number < 7, 24),
+        (lambda run, number: len(run.passes) == 4 and number > 0, 25),
     ],
 )
 def test_batches_left_out_after_a_look_at_them_are_found_at_any_place(how, wanted, left_out):
@@ -238,6 +239,21 @@ def test_batches_left_out_after_a_look_at_them_are_found_at_any_place(how, wante
 
     facts = rows_of(loop)
     assert facts.unused == facts.dropped == left_out
+
+
+@pytest.mark.parametrize("how", ["backward", "look", "eval"])
+@pytest.mark.parametrize("trained", [(1,), (4,), (1, 3)])
+def test_whole_passes_that_a_schedule_skips_are_no_fault(how, trained):
+    inner = chosen(lambda run, _: len(run.passes) in trained, how)
+
+    def loop(run):
+        run.passes = [*getattr(run, "passes", []), 0]
+        inner(run)
+
+    facts = rows_of(loop)
+    assert (facts.dropped, facts.clean) == (0, True)
+    # The very last step may have been interrupted.
+    assert facts.skipped in (8 * (4 - len(trained)), 8 * (4 - len(trained)) - 1)
 
 
 def test_a_loss_that_is_not_a_number_is_no_reason_to_leave_a_batch_out():
@@ -395,6 +411,73 @@ def test_an_untouched_batch_is_recognised_in_another_number_format_and_shape():
 
     facts = rows_of(loop)
     assert facts.identified == facts.steps == 32
+
+
+@pytest.mark.parametrize("fault", ["", "again", "foreign"])
+def test_a_model_that_is_called_past_opacus_module_is_heard_too(fault):
+    """As Hugging Face's trainer calls one: batches are recognised, copies of them too."""
+    run = make_run(data=DATA)
+    inner = run.model._module
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, model=inner, seed=0, present=20, absent=40
+    ) as audit:
+        last = next(iter(DataLoader(DATA, batch_size=16, shuffle=True)))
+        for number, rows in enumerate(run.loader):
+            features, target = last if fault == "foreign" or (fault and number % 2) else rows
+            run.optimizer.zero_grad()
+            run.criterion(inner(features), target).backward()
+            run.optimizer.step()
+            if fault == "again":
+                last = [item.clone() for item in rows]
+    facts = audit.transcript().facts.rows
+    assert facts.steps == 8
+    assert (facts.identified, facts.again, facts.foreign) == {
+        "": (8, 0, 0),
+        "again": (4, 4, 0),
+        "foreign": (0, 0, 8),
+    }[fault]
+    assert "__call__" not in vars(nn.Sequential)
+
+
+class Around(nn.Module):
+    """Calls Opacus' module, as a module of Lightning may."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features):
+        return self.model(features)
+
+
+def test_a_module_around_opacus_module_is_not_counted_twice():
+    run = make_run(data=DATA, poisson_sampling=False)
+    run.model.allow_grad_accumulation()
+    outer = Around(run.model)
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, model=outer, seed=0, present=20, absent=40
+    ) as audit:
+        for number, (features, target) in enumerate(run.loader):
+            (0.5 * run.criterion(outer(features), target)).backward()
+            if number % 2:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+    facts = audit.transcript().facts.rows
+    assert facts.clean
+    assert facts.identified == facts.steps == 4
+
+
+def test_batches_that_workers_fetched_before_the_audit_came_are_not_mixed_up():
+    run = make_run(data=DATA)
+    with_workers(run)
+    batches = iter(run.loader)
+    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40) as audit:
+        for features, target in batches:
+            step(run, features, target)
+    facts = audit.transcript().facts.rows
+    assert facts.clean
+    # Two workers fetch two batches each ahead.
+    assert (facts.missed, facts.compared) == (4, 4)
 
 
 def test_an_audit_that_comes_late_says_which_steps_it_missed():

@@ -164,7 +164,11 @@ def test_mixed_precision_and_early_stopping(tmp_path):
     callback = AuditCallback(claim=claim(), **SMALL)
     trainer(tmp_path, callback, Stop(), bf16=True).train()
     assert callback.audit.steps == 16
-    assert callback.result.verdict is not Verdict.VIOLATION, str(callback.result)
+    assert callback.result.verdict is Verdict.INCONCLUSIVE, str(callback.result)
+    found = finding(callback.result, "record contributions")
+    assert found.status.value == "pass"
+    assert "bfloat16" in found.summary
+    assert "raises epsilon from" in found.summary
 
 
 def test_gradient_accumulation(tmp_path):

@@ -198,6 +198,11 @@ def _unused(facts: RowFacts) -> Finding:
         )
     elif facts.unused:
         said = f"equally many batches, {facts.unused:,} in all, were left out before every step."
+    elif facts.skipped:
+        said = (
+            f"every batch was trained on, but {facts.skipped:,} of whole passes over the loader; "
+            "which passes are trained on must not depend on records."
+        )
     return fact(
         name,
         facts.dropped > 0,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -56,7 +57,7 @@ class Listener(Protocol):
         """A loader handed out a batch; of those drawn before anybody listened, indices are None."""
 
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """A model that computes per-sample gradients is called."""
+        """The model that trains, or one that computes per-sample gradients, is called."""
 
     def returned(self, model: Any, output: Any) -> None:
         """It was called."""
@@ -74,6 +75,8 @@ class Listener(Protocol):
 _listeners: list[Listener] = []
 _passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
 _drawing = 0
+# Calls of Opacus' modules so far.
+_calls = 0
 _iterators: Any = _BaseDataLoaderIter
 _next_index: Any = _iterators._next_index
 _next: Any = _iterators.__next__
@@ -81,15 +84,45 @@ _call: Any = AbstractGradSampleModule.__call__
 _backward: Any = torch.autograd.backward
 _fetchers: Any = _MapDatasetFetcher
 _fetch: Any = _fetchers.fetch
+# Models that are called past Opacus' module, and what their classes had of their own.
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_classes: dict[type, Any] = {}
 
 
-def listen(listener: Listener) -> None:
-    """Begin to tell a listener."""
+def listen(listener: Listener, model: nn.Module | None = None) -> None:
+    """Begin to tell a listener.
+
+    Args:
+        listener: Who listens.
+        model: The model that trains, which may be called as it is, as with ``wrap_model=False``.
+    """
     _listeners.append(listener)
     _iterators._next_index, _iterators.__next__ = _listened_index, _listened_next
     AbstractGradSampleModule.__call__ = _listened_call
     # What the method of a tensor calls as well.
     torch.autograd.backward, _fetchers.fetch = _listened_backward, _listened_fetch
+    if model is not None and not isinstance(model, AbstractGradSampleModule):
+        _models.add(model)
+        _hear(type(model))
+
+
+def _hear(kind: Any) -> None:
+    """Listen to the calls of a class."""
+    if kind in _classes:
+        return
+    call = kind.__call__
+
+    def listened(model: Any, *arguments: Any, **options: Any) -> Any:
+        before = _calls
+        found = call(model, *arguments, **options)
+        # Whether it calls Opacus' module is known afterwards: what that is called with is told.
+        if model in _models and _calls == before:
+            for listener in tuple(_listeners):
+                listener.called(model, arguments, options)
+        return found
+
+    _classes[kind] = vars(kind).get("__call__")
+    kind.__call__ = listened
 
 
 def unlisten(listener: Listener) -> None:
@@ -100,6 +133,13 @@ def unlisten(listener: Listener) -> None:
         _iterators._next_index, _iterators.__next__ = _next_index, _next
         AbstractGradSampleModule.__call__ = _call
         torch.autograd.backward, _fetchers.fetch = _backward, _fetch
+        for kind, own in list(_classes.items()):
+            if own is not None:
+                kind.__call__ = own
+            elif "__call__" in vars(kind):
+                del kind.__call__
+            del _classes[kind]
+        _models.clear()
         _passes.clear()
 
 
@@ -117,8 +157,14 @@ def _pass_of(iterator: Any) -> Pass:
             ordered=bool(getattr(iterator, "_in_order", True)),
             collate=getattr(iterator, "_collate_fn", None),
         )
+        # What workers were told to fetch before anybody listened is handed out first.
+        found.indices.extend([None] * _fetched_ahead(iterator))
         _passes[iterator] = found
     return found
+
+
+def _fetched_ahead(iterator: Any) -> int:
+    return int(getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0))
 
 
 def _listened_index(iterator: Any) -> Any:
@@ -145,6 +191,8 @@ def as_indices(index: Any) -> NDArray[np.int64] | None:
 
 
 def _listened_next(iterator: Any) -> Any:
+    # Known before anything more is drawn, of an iterator that is older than the listener.
+    _pass_of(iterator)
     try:
         batch = _next(iterator)
     except StopIteration:
@@ -159,6 +207,8 @@ def _listened_next(iterator: Any) -> Any:
 
 
 def _listened_call(model: Any, *arguments: Any, **options: Any) -> Any:
+    global _calls
+    _calls += 1
     for listener in tuple(_listeners):
         listener.called(model, arguments, options)
     output = _call(model, *arguments, **options)

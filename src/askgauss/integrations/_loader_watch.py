@@ -36,6 +36,7 @@ class LoaderWatch:
         world: Number of processes; each draws batches of its own, and only this one's are seen.
         optimizer: The private optimizer.
         parameters: The parameters it trains.
+        model: The model, where it was shown.
         rows_only: Whether draws are not to be compared with the scheme.
     """
 
@@ -47,6 +48,7 @@ class LoaderWatch:
         *,
         optimizer: Any,
         parameters: Sequence[nn.Parameter],
+        model: nn.Module | None = None,
         rows_only: bool = False,
     ) -> None:
         self._sampler = sampler_of(data_loader)
@@ -70,7 +72,7 @@ class LoaderWatch:
                 self._sums = SchemeSums(scheme, records=self._records)
             if isinstance(scheme, (Poisson, type(None))):
                 self._recogniser = Recogniser(self._records)
-        self.trained = TrainedRows(optimizer, parameters, self._sampler, unseen)
+        self.trained = TrainedRows(optimizer, parameters, self._sampler, unseen, model)
 
     @property
     def records(self) -> int | None:

@@ -42,6 +42,8 @@ _TO_TRAIN = 0
 # Other places that are told apart, and the frames of each that are read.
 _PLACES = 64
 _FRAMES = 64
+# A pass of fewer batches that is left out whole is no epoch that a schedule skips.
+_SHORTEST_PASS = 4
 # Wrappers around a sampler that are looked through.
 _DEEPEST = 6
 
@@ -110,11 +112,13 @@ class _LeftOut:
         count: How many, before the first and behind the last used batch of a pass.
         longest: The most in a row.
         first: The step before which the first was left out.
+        skipped: Those of passes of which no batch was used, beside ``count``.
     """
 
     count: int = 0
     longest: int = 0
     first: int = 0
+    skipped: int = 0
 
 
 class TrainedRows:
@@ -124,12 +128,20 @@ class TrainedRows:
         optimizer: The private optimizer.
         parameters: The parameters it trains.
         sampler: What draws the audited loader's batches; None where it is not known.
+        unseen: Why nothing can be compared; empty where it can.
+        model: The model, where it was shown.
     """
 
     def __init__(
-        self, optimizer: Any, parameters: Sequence[nn.Parameter], sampler: Any, unseen: str = ""
+        self,
+        optimizer: Any,
+        parameters: Sequence[nn.Parameter],
+        sampler: Any,
+        unseen: str = "",
+        model: nn.Module | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._model = model
         self._parameters = list(parameters)
         self._sampler = sampler
         self._ghost = clips_without_rows(optimizer)
@@ -157,6 +169,7 @@ class TrainedRows:
 
     def _forget(self) -> None:
         self._batches: list[HandedBatch] = []
+        self._last: list[HandedBatch] = []
         self._calls: list[_Rows] = []
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
@@ -189,11 +202,13 @@ class TrainedRows:
         """What this process found so far."""
         found = RowFacts(**self._values)
         left_out = self._all_left_out()
-        if not left_out.count:
-            return found
+        # Whole passes are skipped by a schedule, unless batches are left out of other passes too.
+        if not left_out.count and (not left_out.skipped or not found.dropped):
+            return replace(found, skipped=found.skipped + left_out.skipped)
         return replace(
             found,
-            unused=found.unused + left_out.count,
+            skipped=0,
+            unused=found.unused + left_out.count + left_out.skipped + found.skipped,
             unused_first=min(found.unused_first or left_out.first, left_out.first),
             even=found.even and left_out.longest <= self._gaps[0],
         )
@@ -218,7 +233,7 @@ class TrainedRows:
         self._forget()
         if self.unseen:
             return
-        heard.listen(self)
+        heard.listen(self, self._model)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         self._stand_in = StandIn(self._optimizer, name, self._clipped)
         self._stand_in.put()
@@ -313,8 +328,15 @@ class TrainedRows:
         """Batches at the end of a pass that no step used are left out."""
         if self._newest is not None:
             for place, count in self._trailing(interrupted=interrupted).items():
-                self._leave_out(place, count)
+                self._leave_out(place, count, whole=self._is_whole(place))
             self._newest.pending.clear()
+
+    def _is_whole(self, place: int) -> bool:
+        """Whether every batch of the newest pass was seen at a place, and none was used."""
+        source = self._newest
+        if source is None or not source.ended or source.last >= 0:
+            return False
+        return source.pending.get(place) == source.handed >= _SHORTEST_PASS
 
     def _trailing(self, *, interrupted: bool) -> dict[int, int]:
         """Batches behind the last that was used, beyond those whose step may just not have come.
@@ -329,13 +351,16 @@ class TrainedRows:
         waits = max(int(interrupted or not source.ended), self._most_passes - 1, unfinished)
         return {place: count - waits for place, count in source.pending.items() if count > waits}
 
-    def _leave_out(self, place: int, count: int) -> None:
+    def _leave_out(self, place: int, count: int, *, whole: bool = False) -> None:
         if place not in self._left_out and len(self._left_out) >= _PLACES:
             return
         found = self._left_out.setdefault(place, _LeftOut(first=self._values["steps"] + 1))
+        self._faulty = True
+        if whole:
+            found.skipped += count
+            return
         found.count += count
         found.longest = max(found.longest, count)
-        self._faulty = True
 
     def _all_left_out(self) -> _LeftOut:
         """Of the places where batches that were trained on were seen, that with the most."""
@@ -343,8 +368,11 @@ class TrainedRows:
         most = _LeftOut()
         for place in self._training_places.intersection((*self._left_out, *trailing)):
             past, more = self._left_out.get(place, _LeftOut(first=now)), trailing.get(place, 0)
-            if past.count + more > most.count:
-                most = _LeftOut(past.count + more, max(past.longest, more), past.first)
+            skipped = past.skipped
+            if self._is_whole(place):
+                skipped, more = skipped + more, 0
+            found = _LeftOut(past.count + more, max(past.longest, more), past.first, skipped)
+            most = max(most, found, key=lambda item: (item.count + item.skipped, item.count))
         return most
 
     def _is_ours(self, model: nn.Module) -> bool:
@@ -428,9 +456,7 @@ class TrainedRows:
         if len(fresh) < len(ours):
             self._note("again")
         self._settle(fresh)
-        for item in used:
-            if item.content is not None:
-                item.content.release()
+        self._keep_last(used)
         if not fresh:
             return None
         if any(item.indices is None for item in ours):
@@ -458,9 +484,15 @@ class TrainedRows:
         source.last, item.step = item.place, values["steps"]
         values["compared"] += 1
         values["identified"] += 1
-        if item.content is not None:
-            item.content.release()
+        self._keep_last([item])
         return item
+
+    def _keep_last(self, used: list[HandedBatch]) -> None:
+        """What the last step used stays recognisable, should a copy of it be trained on next."""
+        for item in self._last:
+            if item.content is not None and item not in used:
+                item.content.release()
+        self._last = used
 
     def _settle(self, fresh: list[HandedBatch]) -> None:
         """Batches are used: whatever the model was called with before them never will be."""

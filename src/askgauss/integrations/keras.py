@@ -42,6 +42,7 @@ try:
     import numpy as np
     import optax
     from jax_privacy import keras_api, noise_addition
+    from numpy.typing import NDArray
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.keras needs jax_privacy and Keras on JAX: pip install "
@@ -223,7 +224,8 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         if times:
             self._note_change(times, first, names[tensor])
         sums = np.asarray(self._variables[_SUMS].value)
-        others = np.flatnonzero(sums != np.asarray(_checksums(model.trainable_variables)))
+        differ = sums != np.asarray(_checksums(model.trainable_variables))
+        others = np.flatnonzero(differ & ~_averages(model))
         if others.size and int(self._state().step):
             self._note_change(1, int(self._state().step) + 1, names[int(others[0])])
 
@@ -379,6 +381,20 @@ def _digests(model: Any) -> dict[str, str]:
         variable.path: hashlib.sha256(np.asarray(variable.value).tobytes()).hexdigest()
         for variable in model.trainable_variables
     }
+
+
+def _averages(model: Any) -> NDArray[np.bool_]:
+    """Of which variables the value is the optimizer's own average, which fit() ends with."""
+    variables, optimizer = model.trainable_variables, model.optimizer
+    kept = getattr(optimizer, "_model_variables_moving_average", ())
+    if not getattr(optimizer, "use_ema", False) or len(kept) != len(variables):
+        return np.zeros(len(variables), dtype=np.bool_)
+    return np.array(
+        [
+            np.array_equal(np.asarray(mean.value), np.asarray(item.value))
+            for mean, item in zip(kept, variables, strict=True)
+        ]
+    )
 
 
 def _checksums(tensors: Any) -> Any:

@@ -306,6 +306,7 @@ class CanaryAudit(RecordedRun):
             self._world,
             optimizer=optimizer,
             parameters=self._parameters,
+            model=model,
             rows_only=self._probe is not None,
         )
         self._guard = Guard(active=self._world == 1)

@@ -39,6 +39,8 @@ class RowFacts:
             model was called with them as with those that were used.
         unused_empty: Those of them that held no record.
         unused_first: The step before which the first of them was left out.
+        skipped: Batches of whole passes that the model was called with and no step used, where
+            every other pass was used whole: a schedule does that, and depends on no record.
         even: Whether equally many were left out before every step, which depends on no record.
         undrawn: Steps while the loader had not been drawn from since the audit was attached.
         other: What the batches of other loaders were drawn by, where one was used.
@@ -69,6 +71,7 @@ class RowFacts:
     unused: int = 0
     unused_empty: int = 0
     unused_first: int = 0
+    skipped: int = 0
     even: bool = False
     undrawn: int = 0
     other: str = ""
@@ -112,7 +115,7 @@ def rows_over_ranks(ranks: Sequence[RowFacts]) -> RowFacts:
     """What several ranks found: the first fault of each kind, and the most steps of any rank."""
     merged = ranks[0]
     for other in ranks[1:]:
-        for name in ("more", "fewer", "doubled", "unused", "foreign", "again"):
+        for name in ("more", "fewer", "doubled", "unused", "skipped", "foreign", "again"):
             if getattr(other, name) > getattr(merged, name):
                 of_kind = {
                     item.name: getattr(other, item.name)
