@@ -99,7 +99,7 @@ class Combination(enum.Enum):
 class Ranks:
     """The rule depends on the ranks of the scores alone, and nothing is drawn.
 
-    *Guesses.* Below 500 canaries a stated share of all, between 0.4 and 0.5: canaries that only
+    *Guesses.* Below 500 canaries a stated share of all, between 0.36 and 0.5: canaries that only
     tell would be missed more than a better number gains. From there on, of the sorted canaries
     every so-many-th, a tenth of them and at least 100, tells its membership; those say how accurate
     every share of guesses would be (an average over channels, Gaussian ones and such of bounded log
@@ -123,7 +123,7 @@ class Ranks:
         """The number of guesses that few canaries leave no choice of; None where it is chosen."""
         if canaries >= _FEWEST_TO_TELL:
             return None
-        return max(1, round(min(0.5, 0.5 * (100.0 / canaries) ** 0.14) * canaries))
+        return max(1, round(min(0.5, 0.5 * (100.0 / canaries) ** 0.2) * canaries))
 
     @staticmethod
     def telling(canaries: int) -> NDArray[np.bool_]:
