@@ -9,11 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
+from askgauss import attest, loggers
 from askgauss.advice import advice
 from askgauss.cli import app
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    NotDefinedError,
+    ScoresError,
+)
 from askgauss.inputs import load_audit_input
 from askgauss.results import AuditResult, Verdict
+from askgauss.stats.tradeoff import TradeOff
 from askgauss.verification import verify
 
 CLAIM = ag.PrivacyClaim(epsilon=1.0, delta=1e-5)
@@ -48,13 +55,61 @@ def test_fixed_groups_carry_no_bound(auditor):
     assert (again.verdict, again.epsilon_lower) == (Verdict.INVALID, 0.0)
 
 
-@pytest.mark.parametrize("auditor", [None, "one-run-fdp", "gaussian-dp"])
-def test_unknown_membership_is_asked_for(auditor):
+@pytest.mark.parametrize(
+    "auditor",
+    [
+        None,
+        "one-run",
+        "one-run-fdp",
+        "adaptive-one-run",
+        "order-statistics",
+        "gaussian-dp",
+        "clopper-pearson",
+        "bayesian",
+    ],
+)
+def test_unknown_membership_carries_no_bound_and_is_asked_for(auditor):
+    """It showed a bound, with a warning."""
     result = ag.audit(easier(None), claim=CLAIM, auditor=auditor)
     assert result.verdict is Verdict.INCONCLUSIVE
+    assert not result.carries_bound
+    assert result.epsilon_lower == 0.0
+    assert (result.epsilon_point, result.if_gaussian, result.power) == (None, None, None)
+    assert result.p_value(epsilon=0.1) == 1.0
+    assert result.epsilon_at(delta=1e-6) == 0.0
+    assert result.tradeoff() == TradeOff.gaussian(0.0)
     assert "nobody stated" in result.reason
     assert 'membership="randomised"' in advice(result).action
     assert "--membership" in advice(result).action
+    again = AuditResult.from_json(result.to_json())
+    assert (again.verdict, again.epsilon_lower) == (Verdict.INCONCLUSIVE, 0.0)
+    measured = ag.audit(easier(None), delta=1e-5, auditor=auditor)
+    assert (measured.verdict, measured.epsilon_lower) == (None, 0.0)
+    assert 'membership="randomised"' in advice(measured).action
+
+
+def test_no_output_shows_a_bound_of_unknown_membership():
+    result = ag.audit(easier(None), claim=CLAIM)
+    assert "no bound: membership is not stated" in str(result)
+    assert "epsilon >=" not in str(result)
+    page = result.to_html()
+    assert "no bound: membership is not stated" in page
+    assert "epsilon is at least" not in page
+    assert "no bound: membership is not stated" in result.to_markdown()
+    assert "epsilon_lower" not in " ".join(loggers._numbers_of(result))
+    table = ag.compare(easier(None), claim=CLAIM, auditors=["one-run", "gaussian-dp"])
+    assert [row.bound for row in table.rows] == [None, None]
+    assert "membership is not stated" in table.rows[0].reason
+    assert attest._metrics(result)[0]["value"] == "none"
+    with pytest.raises(NotDefinedError, match="no bound"):
+        ag.audit(easier(None), claim=CLAIM, auditor="gaussian-dp").gdp()
+
+
+def test_a_method_of_gaussian_scores_declares_them():
+    """Choosing one says that scores are sums with Gaussian noise, as noise="gaussian" does."""
+    result = ag.audit(easier(None), claim=CLAIM, auditor="gaussian-shift")
+    assert result.carries_bound
+    assert result.law_declared
 
 
 @pytest.mark.parametrize("membership", ["randomised", "declared"])

@@ -87,7 +87,7 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
 
     Examples:
         >>> round(p_value(canaries=1000, guesses=200, correct=180, epsilon=1.5, delta=1e-5), 4)
-        0.0068
+        0.01
     """
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.non_negative(epsilon=epsilon)
@@ -121,7 +121,7 @@ def epsilon_from_counts(
     Examples:
         >>> counts = dict(canaries=1000, guesses=200, correct=180)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
-        1.777
+        1.77
     """
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.probability(confidence=confidence)
