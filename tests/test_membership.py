@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -172,6 +173,9 @@ def test_tables_say_how(tmp_path, form):
     ("score,member,run\n1,1,a\n2,1,a\n0,0,b\n1,0,b\n", "names 2 runs"),
     ("id,score,member\n1,1,1\n1,2,1\n2,0,0\n3,1,0\n", "more than once"),
     ("score,age\n1,1\n2,0\n", "expected the columns 'score' and 'member'"),
+    ("score,member,probability\n1,1,1.0\n2,1,0.5\n0,0,0.5\n1,0,0.5\n", r"in \(0, 1\)"),
+    ("score,member,probability\n1,1,0\n2,1,0.5\n0,0,0.5\n1,0,0.5\n", r"in \(0, 1\)"),
+    ("score,member,probability\n1,1,0.5\n2,1,0.5\n0,0,\n1,0,\n", "2 for 4"),
     ("score,member,membership\n1,1,fixed\n2,1,randomised\n0,0,fixed\n1,0,fixed\n", "differs"),
 ])  # fmt: skip
 def test_tables_that_are_refused(tmp_path, text, message):
@@ -179,6 +183,21 @@ def test_tables_that_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(FileFormatError, match=message):
         load_audit_input(path)
+    refused = CliRunner().invoke(app, ["audit", str(path), "--epsilon", "1", "--delta", "1e-5"])
+    assert refused.exit_code == 2
+    assert re.search(message, " ".join(refused.output.split()))
+    assert "Traceback" not in refused.output
+
+
+def test_known_probabilities_are_made_fair(tmp_path):
+    draw = np.random.default_rng(0)
+    member = draw.random(400) < 0.2
+    rows = [f"{draw.normal():.4f},{int(here)},0.2" for here in member]
+    path = tmp_path / "scores.csv"
+    path.write_text("\n".join(["score,member,probability", *rows]))
+    scores = load_audit_input(path)
+    assert scores.membership == "randomised"
+    assert 120 < len(scores) < 200
 
 
 def test_a_column_of_members_may_be_called_membership(tmp_path):
@@ -207,6 +226,9 @@ def test_the_command_line_says_how(tmp_path):
     ]
     asked = runner.invoke(app, [*options, "--membership", "members.json"])
     assert asked.exit_code == 2
+    assert "join a file of members" in " ".join(asked.output.split())
+    with pytest.raises(ScoresError, match="Join them by canary id"):
+        ag.CanaryScores(score=scores.score, member=scores.member[:-1])
     probability = np.where(scores.member, 1.0, 0.5)
     with pytest.raises(InvalidArgumentError, match="probability"):
         scores.with_fair_coins(probability)

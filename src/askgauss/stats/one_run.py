@@ -228,8 +228,10 @@ def _chosen_p_value(
     odds = math.exp(-epsilon)
     success, failure = 1.0 / (1.0 + odds), odds / (1.0 + odds)
     tail = float(betaincc(guesses - correct + 1, correct, failure)) if correct else 1.0
-    if delta == 0.0 or tail >= 0.5:
+    if delta == 0.0:
         return tail
+    if tail >= 0.5:  # twice as much is left for the tail at most
+        return 1.0
     spent = canaries * delta
     cost = spent * _tail_over_mass(guesses, correct, success, failure, tail) / correct
     # The smallest error whose budget, min(error / 2, share * error + price * spent), is at least
