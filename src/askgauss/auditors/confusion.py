@@ -470,14 +470,15 @@ def _ranked_power(
     """Chance that a threshold at a stated rank contradicts the curve.
 
     Thresholds of the one group lie where its highest scores are, those of the other where its
-    lowest are: opposite ends, taken for independent.
+    lowest are. What the two ends show is neither independent nor the same: half way between.
     """
     present, absent = trials[0].present, trials[0].absent
     by_absent, split = absent >= present, Ranks.thresholds(max(present, absent)).size
-    missed = 1.0 - _power_of_side(trials[:split], by_absent, pair, curve, error)
-    if missed and trials[split:]:
-        missed *= 1.0 - _power_of_side(trials[split:], not by_absent, pair, curve, error)
-    return 1.0 - missed
+    first = _power_of_side(trials[:split], by_absent, pair, curve, error)
+    if first == 1.0 or not trials[split:]:
+        return first
+    second = _power_of_side(trials[split:], not by_absent, pair, curve, error)
+    return 0.5 * (max(first, second) + 1.0 - (1.0 - first) * (1.0 - second))
 
 
 def _power_of_side(
