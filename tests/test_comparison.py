@@ -59,7 +59,9 @@ class TestRows:
     def test_a_failed_assumption_is_named_where_the_bound_rests_on_it(self):
         generator = np.random.default_rng(0)
         heavy = ag.CanaryScores.from_groups(
-            present=generator.laplace(1, 1, 2000), absent=generator.laplace(0, 1, 2000)
+            present=generator.laplace(1, 1, 2000),
+            absent=generator.laplace(0, 1, 2000),
+            membership="randomised",
         )
         table = compare(
             heavy,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
+from askgauss import attest, loggers
 from askgauss.advice import advice
 from askgauss.cli import app
-from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    NotDefinedError,
+    ScoresError,
+)
 from askgauss.inputs import load_audit_input
 from askgauss.results import AuditResult, Verdict
+from askgauss.stats.tradeoff import TradeOff
 from askgauss.verification import verify
 
 CLAIM = ag.PrivacyClaim(epsilon=1.0, delta=1e-5)
@@ -48,13 +56,61 @@ def test_fixed_groups_carry_no_bound(auditor):
     assert (again.verdict, again.epsilon_lower) == (Verdict.INVALID, 0.0)
 
 
-@pytest.mark.parametrize("auditor", [None, "one-run-fdp", "gaussian-dp"])
-def test_unknown_membership_is_asked_for(auditor):
+@pytest.mark.parametrize(
+    "auditor",
+    [
+        None,
+        "one-run",
+        "one-run-fdp",
+        "adaptive-one-run",
+        "order-statistics",
+        "gaussian-dp",
+        "clopper-pearson",
+        "bayesian",
+    ],
+)
+def test_unknown_membership_carries_no_bound_and_is_asked_for(auditor):
+    """It showed a bound, with a warning."""
     result = ag.audit(easier(None), claim=CLAIM, auditor=auditor)
     assert result.verdict is Verdict.INCONCLUSIVE
+    assert not result.carries_bound
+    assert result.epsilon_lower == 0.0
+    assert (result.epsilon_point, result.if_gaussian, result.power) == (None, None, None)
+    assert result.p_value(epsilon=0.1) == 1.0
+    assert result.epsilon_at(delta=1e-6) == 0.0
+    assert result.tradeoff() == TradeOff.gaussian(0.0)
     assert "nobody stated" in result.reason
     assert 'membership="randomised"' in advice(result).action
     assert "--membership" in advice(result).action
+    again = AuditResult.from_json(result.to_json())
+    assert (again.verdict, again.epsilon_lower) == (Verdict.INCONCLUSIVE, 0.0)
+    measured = ag.audit(easier(None), delta=1e-5, auditor=auditor)
+    assert (measured.verdict, measured.epsilon_lower) == (None, 0.0)
+    assert 'membership="randomised"' in advice(measured).action
+
+
+def test_no_output_shows_a_bound_of_unknown_membership():
+    result = ag.audit(easier(None), claim=CLAIM)
+    assert "no bound: membership is not stated" in str(result)
+    assert "epsilon >=" not in str(result)
+    page = result.to_html()
+    assert "no bound: membership is not stated" in page
+    assert "epsilon is at least" not in page
+    assert "no bound: membership is not stated" in result.to_markdown()
+    assert "epsilon_lower" not in " ".join(loggers._numbers_of(result))
+    table = ag.compare(easier(None), claim=CLAIM, auditors=["one-run", "gaussian-dp"])
+    assert [row.bound for row in table.rows] == [None, None]
+    assert "membership is not stated" in table.rows[0].reason
+    assert attest._metrics(result)[0]["value"] == "none"
+    with pytest.raises(NotDefinedError, match="no bound"):
+        ag.audit(easier(None), claim=CLAIM, auditor="gaussian-dp").gdp()
+
+
+def test_a_method_of_gaussian_scores_declares_them():
+    """Choosing one says that scores are sums with Gaussian noise, as noise="gaussian" does."""
+    result = ag.audit(easier(None), claim=CLAIM, auditor="gaussian-shift")
+    assert result.carries_bound
+    assert result.law_declared
 
 
 @pytest.mark.parametrize("membership", ["randomised", "declared"])
@@ -117,6 +173,9 @@ def test_tables_say_how(tmp_path, form):
     ("score,member,run\n1,1,a\n2,1,a\n0,0,b\n1,0,b\n", "names 2 runs"),
     ("id,score,member\n1,1,1\n1,2,1\n2,0,0\n3,1,0\n", "more than once"),
     ("score,age\n1,1\n2,0\n", "expected the columns 'score' and 'member'"),
+    ("score,member,probability\n1,1,1.0\n2,1,0.5\n0,0,0.5\n1,0,0.5\n", r"in \(0, 1\)"),
+    ("score,member,probability\n1,1,0\n2,1,0.5\n0,0,0.5\n1,0,0.5\n", r"in \(0, 1\)"),
+    ("score,member,probability\n1,1,0.5\n2,1,0.5\n0,0,\n1,0,\n", "2 for 4"),
     ("score,member,membership\n1,1,fixed\n2,1,randomised\n0,0,fixed\n1,0,fixed\n", "differs"),
 ])  # fmt: skip
 def test_tables_that_are_refused(tmp_path, text, message):
@@ -124,6 +183,21 @@ def test_tables_that_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(FileFormatError, match=message):
         load_audit_input(path)
+    refused = CliRunner().invoke(app, ["audit", str(path), "--epsilon", "1", "--delta", "1e-5"])
+    assert refused.exit_code == 2
+    assert re.search(message, " ".join(refused.output.split()))
+    assert "Traceback" not in refused.output
+
+
+def test_known_probabilities_are_made_fair(tmp_path):
+    draw = np.random.default_rng(0)
+    member = draw.random(400) < 0.2
+    rows = [f"{draw.normal():.4f},{int(here)},0.2" for here in member]
+    path = tmp_path / "scores.csv"
+    path.write_text("\n".join(["score,member,probability", *rows]))
+    scores = load_audit_input(path)
+    assert scores.membership == "randomised"
+    assert 120 < len(scores) < 200
 
 
 def test_a_column_of_members_may_be_called_membership(tmp_path):
@@ -152,6 +226,9 @@ def test_the_command_line_says_how(tmp_path):
     ]
     asked = runner.invoke(app, [*options, "--membership", "members.json"])
     assert asked.exit_code == 2
+    assert "join a file of members" in " ".join(asked.output.split())
+    with pytest.raises(ScoresError, match="Join them by canary id"):
+        ag.CanaryScores(score=scores.score, member=scores.member[:-1])
     probability = np.where(scores.member, 1.0, 0.5)
     with pytest.raises(InvalidArgumentError, match="probability"):
         scores.with_fair_coins(probability)

@@ -111,7 +111,9 @@ def test_the_p_value_of_both_rates_together(false, missed, absent, present, epsi
 def test_bound_and_p_value_agree(name, sizes):
     generator, auditor = np.random.default_rng(3), as_auditor(name)
     scores = ag.CanaryScores.from_groups(
-        present=generator.normal(1.5, 1.0, sizes[0]), absent=generator.standard_normal(sizes[1])
+        present=generator.normal(1.5, 1.0, sizes[0]),
+        absent=generator.standard_normal(sizes[1]),
+        membership="randomised",
     )
     result = ag.audit(scores, delta=DELTA, auditor=auditor, diagnostics=False)
     assert result.epsilon_lower > 0.2

@@ -99,8 +99,9 @@ def method_of(result: AuditResult) -> str:
 
 def measured(result: AuditResult) -> str:
     """The bound in words; one that must not be used is called so."""
-    if not result.carries_bound:
-        return "no bound: membership was not randomised"
+    gap = policy.membership_gap(result.findings)
+    if gap is not None:
+        return f"no bound: membership {'was not randomised' if gap == 'fixed' else 'is not stated'}"
     if result.verdict is Verdict.INVALID:
         return f"no usable bound; {number(result.epsilon_lower)} rests on an assumption that failed"
     share, claim = "", result.claim

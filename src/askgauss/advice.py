@@ -60,6 +60,8 @@ def advice(result: AuditResult) -> Advice:
         return _inconclusive(result)
     if result.verdict is Verdict.CONSISTENT:
         return _consistent(result)
+    if policy.membership_gap(result.findings) is not None:
+        return _ask_for_membership(result)
     if result.claim is None:
         return Advice(
             meaning="This is a measurement without a claim to hold it against: it can neither "
@@ -119,14 +121,8 @@ def _inconclusive(result: AuditResult) -> Advice:
         "Nothing speaks against the claim, but this audit was too weak to have noticed a leak a "
         "quarter above it. Treat the claim as untested."
     )
-    if policy.membership_gap(result.findings) == "unknown":
-        (asked,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
-        return Advice(
-            meaning="Nothing follows for the claim: it is not known whether the two groups of "
-            "canaries were alike before training.",
-            action=asked.remedy,
-            actor=_AUDITOR,
-        )
+    if policy.membership_gap(result.findings) is not None:
+        return _ask_for_membership(result)
     weak = policy.weakness(result.findings, result.scope, result.power)
     if weak is not None and weak.kind is policy.WeaknessKind.PARTS:
         unseen = weak.parts
@@ -157,15 +153,17 @@ def _inconclusive(result: AuditResult) -> Advice:
             "CanaryAudit(optimizer, ...) without ExampleCanaries does.".strip(),
             actor=_AUDITOR,
         )
-    if weak is not None and weak.kind is policy.WeaknessKind.STEPS:
-        assert weak.finding is not None
-        return Advice(
-            meaning="Nothing speaks against the claim, but not all steps that it accounts for were "
-            "audited. Treat the claim as untested.",
-            action=weak.finding.remedy or "Audit the whole run, from its first step to its last.",
-            actor=_AUDITOR,
-        )
     return _more_canaries(result, claim, meaning)
+
+
+def _ask_for_membership(result: AuditResult) -> Advice:
+    (asked,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
+    return Advice(
+        meaning="Nothing follows for the run: it is not known whether the two groups of canaries "
+        "were alike before training.",
+        action=asked.remedy,
+        actor=_AUDITOR,
+    )
 
 
 def _more_canaries(result: AuditResult, claim: PrivacyClaim, meaning: str) -> Advice:

@@ -248,7 +248,7 @@ def _metrics(result: AuditResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "type": f"epsilon lower bound at delta {result.delta:g}",
-            "value": number(result.epsilon_lower),
+            "value": number(result.epsilon_lower) if result.carries_bound else "none",
             "slice": f"{result.present} present and {result.absent} absent canaries",
             "confidenceInterval": {
                 "lowerBound": number(result.epsilon_lower),
@@ -256,7 +256,9 @@ def _metrics(result: AuditResult) -> list[dict[str, Any]]:
             },
         }
     ]
-    if result.verdict is Verdict.INVALID:
+    if not result.carries_bound:
+        rows[0]["type"] += f" ({measured(result)})"
+    elif result.verdict is Verdict.INVALID:
         rows[0]["type"] += " (not usable: an assumption failed)"
     if result.claim is not None:
         rows.append({"type": "claimed epsilon", "value": f"{result.claim.epsilon:g}"})

@@ -64,10 +64,6 @@ _STATE_IT = (
     "noise instead: "
     'noise="gaussian", or steps= and sampling_rate=.'
 )
-_UNKNOWN_MEMBERSHIP = (
-    "nobody stated how it was decided which canaries were present, and without random membership a "
-    "difference between the two groups need not come from training."
-)
 
 
 def audit(
@@ -241,18 +237,14 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
     method, evidence, claim = result.auditor, result.evidence, result.claim
     delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
     gap = policy.membership_gap(result.findings)
-    if gap == "fixed":
-        return _without_bound(result)
+    if gap is not None:
+        return _without_bound(result, policy.verdict_of_gap(gap))
     bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)
     verdict, reason, power = _decide(
         method, evidence, claim, bound, confidence, gate_error, result.findings, result.scope
     )
     free, free_bound = None, None
-    if (
-        verdict is Verdict.INVALID
-        and gap is None
-        and method.assumption is not Assumption.DISTRIBUTION_FREE
-    ):
+    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
         assert claim is not None
         free = free_evidence()
         if free is not None:
@@ -268,8 +260,6 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
             share = 0.5 * gate_error
             if _IF_GAUSSIAN.rejects(gaussian, epsilon=claim.epsilon, delta=delta, error=share):
                 verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
-    if gap == "unknown" and verdict in (Verdict.VIOLATION, Verdict.CONSISTENT):
-        verdict, reason = Verdict.INCONCLUSIVE, _UNKNOWN_MEMBERSHIP
     result = replace(
         result,
         epsilon_lower=bound,
@@ -285,7 +275,7 @@ def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> Aud
     return replace(result, smallest_leak=smallest_leak(result))
 
 
-def _without_bound(result: AuditResult) -> AuditResult:
+def _without_bound(result: AuditResult, verdict: Verdict) -> AuditResult:
     """A result of scores that show nothing of training, whatever they are."""
     judged = result.claim is not None and result.assumption is not Assumption.ESTIMATE
     (broken,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
@@ -297,7 +287,7 @@ def _without_bound(result: AuditResult) -> AuditResult:
         distribution_free=None,
         distribution_free_evidence=None,
         if_gaussian=None,
-        verdict=policy.verdict_on(invalid=True) if judged else None,
+        verdict=verdict if judged else None,
         reason=f"{broken.check}: {broken.summary}" if judged else "",
         power=None,
         smallest_leak=None,
@@ -333,8 +323,9 @@ def _membership(
             Finding(
                 check=policy.MEMBERSHIP,
                 status=Status.WARN,
-                summary="nobody stated how it was decided which canaries were present: the bound "
-                "holds only if that was random.",
+                summary="nobody stated how it was decided which canaries were present, and "
+                "without random membership a difference between the two groups need not come from "
+                "training, so that there is no bound.",
                 remedy=_STATE_IT,
             ),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from askgauss import _plain, _validate
+from askgauss._result_text import measured
 from askgauss._text import one_line
 from askgauss.auditing import audit
 from askgauss.auditors import as_auditor, auditor_types
@@ -359,6 +360,8 @@ def _row(
         estimate = result.epsilon_point
         if method.assumption is Assumption.ESTIMATE:
             reason = f"an estimate of {number(estimate)}, and no bound."
+        elif not result.carries_bound:
+            reason = f"{measured(result)}."
         else:
             bound, ceiling = result.epsilon_lower, result.ceiling
             reason = _caution(method.assumption, result.findings + checks)

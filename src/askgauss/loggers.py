@@ -205,7 +205,7 @@ def _numbers_of(result: AuditResult) -> dict[str, float]:
     """The numbers of an audit, by names beside those of the monitor."""
     failed = sum(item.status is Status.FAIL for item in result.findings)
     values = {"audit_findings_failed": float(failed)}
-    if not result.private:
+    if result.carries_bound and not result.private:
         values["audit_epsilon_lower"] = result.epsilon_lower
     if result.epsilon_point is not None and not result.private:
         values["audit_epsilon_point"] = result.epsilon_point

@@ -23,6 +23,7 @@ __all__ = [
     "membership_gap",
     "share_of_test",
     "untested",
+    "verdict_of_gap",
     "verdict_on",
     "weakness",
 ]
@@ -96,8 +97,7 @@ MEMBERSHIP = "membership"
 def membership_gap(findings: Iterable[Finding]) -> Literal["fixed", "unknown"] | None:
     """Whether a difference of the two groups need not come from training.
 
-    Scores of groups that nobody randomised carry no bound, and end INVALID. Where nobody says, they
-    end INCONCLUSIVE at best and at worst: neither a VIOLATION nor CONSISTENT follows.
+    Such scores carry no bound; `verdict_of_gap` says how they end.
     """
     for item in findings:
         if item.check == MEMBERSHIP and item.status is Status.FAIL:
@@ -105,6 +105,14 @@ def membership_gap(findings: Iterable[Finding]) -> Literal["fixed", "unknown"] |
         if item.check == MEMBERSHIP and item.status is Status.WARN:
             return "unknown"
     return None
+
+
+def verdict_of_gap(gap: Literal["fixed", "unknown"]) -> Verdict:
+    """The verdict on scores without a bound: groups that nobody randomised are no evidence.
+
+    Where nobody said how membership was decided, saying so may make them one.
+    """
+    return Verdict.INVALID if gap == "fixed" else Verdict.INCONCLUSIVE
 
 
 def share_of_test(findings: Iterable[Finding], gate_error: float) -> float:

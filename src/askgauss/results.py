@@ -273,10 +273,10 @@ class AuditResult:
 
     @property
     def carries_bound(self) -> bool:
-        """Whether scores show anything of training: not where nobody randomised membership."""
+        """Whether scores show anything of training: only where membership was randomised."""
         from askgauss.policy import membership_gap
 
-        return membership_gap(self.findings) != "fixed"
+        return membership_gap(self.findings) is None
 
     def epsilon_at(self, *, delta: float) -> float:
         """The lower bound at another delta, from the same evidence.
@@ -309,13 +309,17 @@ class AuditResult:
         (epsilon, delta) allows. A Gaussian curve is a bound at this result's delta only; for a
         bound elsewhere ask `epsilon_at`.
         """
+        from askgauss.stats.tradeoff import TradeOff
+
+        if not self.carries_bound:
+            return TradeOff.gaussian(0.0)
         return self.auditor.tradeoff(self.evidence, delta=self.delta, confidence=self.confidence)
 
     def gdp(self) -> GaussianPrivacy:
         """Measured and claimed privacy as mu: two unit Gaussians of the same epsilon at delta.
 
         Raises:
-            NotDefinedError: The method does not take the curve for Gaussian.
+            NotDefinedError: The method does not take the curve for Gaussian, or there is no bound.
         """
         from askgauss.stats.meaning import gaussian_privacy
 
@@ -323,6 +327,11 @@ class AuditResult:
             raise NotDefinedError(
                 f"{type(self.auditor).__name__} assumes {self.assumption.value}, under which one "
                 "epsilon does not make a Gaussian curve. Ask a method that assumes Gaussian scores."
+            )
+        if not self.carries_bound:
+            raise NotDefinedError(
+                "There is no bound: membership was not randomised, or nobody said how it was "
+                'decided. State it: membership="randomised", "declared" or "fixed".'
             )
         ends = None
         if self.auditor.name == "gaussian-shift":  # exact, so that its other tail is a bound too

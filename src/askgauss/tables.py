@@ -8,8 +8,9 @@ Either one line a canary, with a score and whether it was present::
 
 or two columns of scores, ``present`` and ``absent``, which may differ in length (JSON and npz). A
 column, or one value, ``membership`` may say how it was decided who was present ("randomised",
-"declared" or "fixed"), ``noise``, ``steps`` and ``sampling_rate`` what is known of the noise. A
-column of runs or of ids is read to refuse scores of several runs.
+"declared" or "fixed"), ``probability`` with which probability each canary was made present, by a
+draw of its own, ``noise``, ``steps`` and ``sampling_rate`` what is known of the noise. A column of
+runs or of ids is read to refuse scores of several runs.
 """
 
 from __future__ import annotations
@@ -43,10 +44,13 @@ _ABSENT = ("absent", "out_scores", "non_members", "absent_scores", "scores_out",
            "out_canary_scores")  # fmt: skip
 _SETTINGS = ("steps", "sampling_rate", "noise", "membership")
 _RUN = ("run", "run_id", "run_name")
+_PROBABILITY = ("probability", "inclusion_probability", "membership_probability")
 _IDS = ("id", "ids", "canary", "canary_id", "record", "record_id")
 _WORDS = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False,
           "present": True, "absent": False, "in": True, "out": False}  # fmt: skip
-_KNOWN = frozenset((*_SCORE, *_MEMBER, *_PRESENT, *_ABSENT, *_SETTINGS, *_RUN, *_IDS))
+_KNOWN = frozenset(
+    (*_SCORE, *_MEMBER, *_PRESENT, *_ABSENT, *_SETTINGS, *_RUN, *_IDS, *_PROBABILITY)
+)
 _MOST_BYTES = 1 << 31
 # A cell that is no plain number, as an object.
 _CELL_BYTES = 64
@@ -206,7 +210,17 @@ def _scores(columns: Mapping[str, Any]) -> CanaryScores:
             raise FileFormatError(
                 f"{score!r} has {values.size:,} values and {member!r} {coins.size:,}."
             )
-        return CanaryScores.from_groups(present=values[coins], absent=values[~coins], **settings)
+        found = CanaryScores.from_groups(present=values[coins], absent=values[~coins], **settings)
+        chance = _one_of(columns, _PROBABILITY)
+        if chance is None:
+            return found
+        probability = _numbers(columns[chance], chance)
+        if probability.size != values.size:
+            raise FileFormatError(
+                f"expected one {chance!r} a canary, got {probability.size:,} for {values.size:,}. "
+                "Fill in the missing ones."
+            )
+        return found.with_fair_coins(np.concatenate((probability[coins], probability[~coins])))
     if present is not None and absent is not None:
         return CanaryScores.from_groups(
             present=_numbers(columns[present], present),
@@ -229,13 +243,14 @@ def _check_one_run(columns: Mapping[str, Any]) -> None:
         cells = [str(cell) for cell in columns[name]]
         if most is not None and len({*cells}) > most:
             raise FileFormatError(
-                f"{name!r} names {len({*cells})} runs. An audit is of one: write a file for each."
+                f"expected scores of one run, and {name!r} names {len({*cells})} runs. Write a "
+                "file for each run, and audit each."
             )
         if most is None and len({*cells}) < len(cells):
             twice = next(cell for cell in cells if cells.count(cell) > 1)
             raise FileFormatError(
-                f"{name!r} holds {twice[:40]!r} more than once. A canary has one score: write a "
-                "file for each run, and drop copies."
+                f"expected one score a canary, and {name!r} holds {twice[:40]!r} more than once. "
+                "Write a file for each run, and drop copies."
             )
 
 

@@ -35,7 +35,10 @@ class TestPValue:
         for epsilon in (0.0, 0.7, 3.0):
             success = 1 / (1 + math.exp(-epsilon))
             terms = [
-                stats.binom.sf(correct - told - 1, guesses, success) + 1000 * delta / (told + 1)
+                max(
+                    stats.binom.sf(correct - told - 1, guesses, success) / (0.75 if delta else 1.0),
+                    1000 * delta / (told + 1) / 0.25,
+                )
                 for told in range(correct + 1)
             ]
             assert p_value(
@@ -162,7 +165,7 @@ class TestAudit:
                 ).epsilon_lower
             )
         assert np.mean(told) > 1.5 * np.mean(untold)
-        assert np.mean(told) > 0.9 * np.mean(alone)
+        assert np.mean(told) > 0.85 * np.mean(alone)
         assert max(told) < ag.gaussian.gdp_epsilon(1e-5, 2.0)
 
     def test_it_is_above_the_truth_at_most_nominally(self):

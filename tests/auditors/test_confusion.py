@@ -38,7 +38,9 @@ KINDS = [*CONFIDENT, ag.Bayesian]
 def draw(present, absent, shift, seed=0):
     generator = np.random.default_rng(seed)
     return CanaryScores.from_groups(
-        present=generator.normal(shift, 1, present), absent=generator.normal(0, 1, absent)
+        present=generator.normal(shift, 1, present),
+        absent=generator.normal(0, 1, absent),
+        membership="randomised",
     )
 
 

@@ -103,7 +103,8 @@ class TestSubsampled:
         """Half of the canaries are never sampled, so half of the guesses cannot be right."""
         generator = np.random.default_rng(0)
         member = generator.random(600) < 0.5
-        sure = CanaryScores(score=member + 0.01 * generator.random(600), member=member)
+        score = member + 0.01 * generator.random(600)
+        sure = CanaryScores(score=score, member=member, membership="randomised")
         result = ag.audit(
             sure,
             claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5),

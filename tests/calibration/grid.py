@@ -18,6 +18,9 @@ from askgauss.stats.subsampled_shift import subsampled_shift
 DELTA = 1e-5
 CONFIDENCE = 0.95
 FAMILY_ERROR = 1e-4
+# Of all cells of a section together, in the counts that are published. A cell that is this unlikely
+# by itself is counted again from fresh seeds, and its second count is the one that is judged.
+PAGE_ERROR = 0.01
 # All audits test the truth; in this many a cell the bound itself is searched too, and compared.
 LOOKED_AT = 100
 
@@ -74,6 +77,16 @@ class Count:
 
     def allowed_among(self, cells: int) -> int:
         return int(stats.binom.isf(FAMILY_ERROR / cells, self.audits, 1 - CONFIDENCE))
+
+
+def suspicious(found: int, trials: int, error: float) -> bool:
+    """Whether so many are unlikely in one cell, were the rate exactly nominal."""
+    return bool(stats.binom.sf(found - 1, trials, error) < PAGE_ERROR)
+
+
+def beyond(found: int, trials: int, error: float, among: int) -> bool:
+    """Whether so many are unlikely in some of so many cells."""
+    return bool(stats.binom.sf(found - 1, trials, error) < PAGE_ERROR / among)
 
 
 def full_grid() -> list[Cell]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from askgauss.auditors import EpsilonDeltaFamily
 from askgauss.auditors.base import Auditor
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.stats import gaussian, order_statistics
-from tests.calibration.grid import CONFIDENCE, DELTA, FAMILY_ERROR
+from tests.calibration.grid import CONFIDENCE, DELTA, FAMILY_ERROR, PAGE_ERROR, beyond, suspicious
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,15 @@ class PeerCount:
     above: int
     mean_bound: float
 
+    @property
+    def suspicious(self) -> bool:
+        """Whether this cell by itself is unlikely, were its rate exactly nominal."""
+        return suspicious(self.above, self.audits, 1.0 - CONFIDENCE)
+
+    def beyond(self, among: int) -> bool:
+        """Whether it is unlikely as one of so many cells."""
+        return beyond(self.above, self.audits, 1.0 - CONFIDENCE, among)
+
 
 def cells(canaries: Iterable[int]) -> list[PeerCell]:
     """Every auditor on every law it is meant for."""
@@ -161,11 +170,13 @@ def count(cell: PeerCell, audits: int, seed: int, bounds: int = 10) -> PeerCount
     return PeerCount(cell, audits, above, float(np.mean(found)) if found else math.nan)
 
 
-def section(counts: list[PeerCount]) -> Iterable[str]:
+def section(counts: list[PeerCount], again: Mapping[int, PeerCount] | None = None) -> Iterable[str]:
     """The counts as Markdown: one line an auditor, one column a law and number of canaries."""
+    again = {} if again is None else again
     audits = counts[0].audits
-    limit = allowed(audits, len(counts))
-    over = [item for item in counts if item.above > limit]
+    judged = [again.get(place, item) for place, item in enumerate(counts)]
+    over = [item for item in judged if item.beyond(len(counts))]
+    worst = max(judged, key=lambda item: item.above)
     total = sum(item.above for item in counts)
     yield "## The other auditors"
     yield ""
@@ -175,8 +186,13 @@ def section(counts: list[PeerCount]) -> Iterable[str]:
     yield ""
     yield f"- {len(counts)} cells, {audits:,} audits each; above the truth in {total:,} of "
     yield f"  {audits * len(counts):,} ({total / (audits * len(counts)):.2%}; nominal "
-    yield f"  {1 - CONFIDENCE:.0%}). Chance allows {limit} in some cell at a family-wise error of "
-    yield f"  {FAMILY_ERROR:g}. Cells beyond it: **{len(over)}**."
+    yield f"  {1 - CONFIDENCE:.0%}). Worst cell: {worst.above} of {worst.audits} ({worst.cell})."
+    yield f"- Cells beyond what chance allows at a family-wise error of {PAGE_ERROR:g}:"
+    yield f"  **{len(over)}**."
+    for place, second in again.items():
+        first = counts[place]
+        yield f"- Unlikely by itself, counted again from fresh seeds: {first.cell}: {first.above},"
+        yield f"  then {second.above} of {second.audits:,}."
     yield ""
     for size in sorted({item.cell.canaries for item in counts}):
         yield f"### {size:,} canaries"

@@ -4,13 +4,18 @@ Where several canaries share a coordinate, each hides the others. An auditor who
 it has passed can subtract them, and the next guess is as good as if that canary were alone.
 
 At delta 0 their theorem is the binomial one of Steinke et al. Above 0 askgauss uses this. Let the
-canaries be passed in an order fixed in advance. Given the coins so far, an (epsilon, delta) pair of
-laws is a pair of epsilon-close ones but for an event of probability delta, in which the coin is
-revealed (Kairouz, Oh and Viswanath, arXiv 1311.0776). So the correct guesses are at most W + F: W
-binomial with success probability e^epsilon / (1 + e^epsilon) whatever the past, F the number of
-such events among all canaries, delta each on average. How F depends on W is unknown, but for all k
+canaries be passed in any order that depends on the scores and the coins passed. Given the coins so
+far, an (epsilon, delta) pair of laws is a pair of epsilon-close ones but for an event of
+probability delta, in which the coin is revealed (Kairouz, Oh and Viswanath, arXiv 1311.0776). So
+the correct guesses are at most W + F: W binomial with success probability e^epsilon / (1 +
+e^epsilon) whatever the past, F the number of such events among all canaries, delta each on average.
+How F depends on W is unknown, but for all k
 
     P[W + F >= correct] <= P[W >= correct - k] + canaries * delta / (k + 1).
+
+The number of guesses is chosen on canaries passed before, so a mechanism may save its F for numbers
+that they serve best: k is the same for all of them, the smallest whose second term is a quarter of
+the error, and the first term has the rest.
 
 Where no two canaries share a coordinate there is nothing to be told, and `OneRun`'s theorem holds.
 """
@@ -60,14 +65,16 @@ Flags = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
 _IMPLAUSIBLE = 1e-6
+# Share of the error that is for revealed coins.
+_REVEALED = 0.25
 
 
 def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Bound on the probability of so many correct guesses by an auditor told the coins passed.
 
     Args:
-        canaries: All canaries passed, in an order fixed in advance, abstentions included.
-        guesses: How many of them were guessed; fixed in advance.
+        canaries: All canaries passed, abstentions included.
+        guesses: How many of them were guessed; settled before the first of them.
         correct: How many guesses were right.
         epsilon: Claimed epsilon, 0 or above.
         delta: Claimed delta, in [0, 1).
@@ -80,7 +87,7 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
 
     Examples:
         >>> round(p_value(canaries=1000, guesses=200, correct=180, epsilon=1.5, delta=1e-5), 4)
-        0.0068
+        0.01
     """
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.non_negative(epsilon=epsilon)
@@ -90,7 +97,10 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
     failure = 1.0 / (1.0 + math.exp(epsilon)) if epsilon < 700.0 else 0.0
     told = np.arange(correct)
     tail = betaincc(guesses - correct + told + 1.0, correct - told, failure)
-    return float(min(1.0, np.min(tail + canaries * delta / (told + 1.0))))
+    if delta == 0.0:
+        return float(tail[0])
+    revealed = canaries * delta / (told + 1.0)
+    return float(min(1.0, np.min(np.maximum(tail / (1.0 - _REVEALED), revealed / _REVEALED))))
 
 
 def epsilon_from_counts(
@@ -99,8 +109,8 @@ def epsilon_from_counts(
     """Lower confidence bound on epsilon of an auditor told the coins passed.
 
     Args:
-        canaries: All canaries passed, in an order fixed in advance, abstentions included.
-        guesses: How many of them were guessed; fixed in advance.
+        canaries: All canaries passed, abstentions included.
+        guesses: How many of them were guessed; settled before the first of them.
         correct: How many guesses were right.
         delta: The delta at which epsilon is stated, in [0, 1).
         confidence: Probability that the bound holds, in (0, 1).
@@ -111,7 +121,7 @@ def epsilon_from_counts(
     Examples:
         >>> counts = dict(canaries=1000, guesses=200, correct=180)
         >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
-        1.777
+        1.77
     """
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.probability(confidence=confidence)
@@ -252,21 +262,18 @@ class AdaptiveOneRun(GuessingAuditor):
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
-        bound = epsilon_from_counts if self._told else one_run.epsilon_from_counts
-        return bound(**trial.counts, delta=delta, confidence=1.0 - error)
+        level = {"delta": delta, "confidence": 1.0 - error}
+        if self._told:
+            return epsilon_from_counts(**trial.counts, **level)
+        return one_run.epsilon_from_counts(**trial.counts, **level, chosen=self._chosen(trial))
 
     def _p_value(
         self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        probability = p_value if self._told else one_run.p_value
-        return probability(**trial.counts, epsilon=epsilon, delta=delta)
-
-    def _ceiling(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
+        claim = {"epsilon": epsilon, "delta": delta}
         if self._told:
-            return GuessingAuditor._ceiling(self, trial, evidence, delta, error)
-        return one_run.ceiling(canaries=trial.canaries, delta=delta, confidence=1.0 - error)
+            return p_value(**trial.counts, **claim)
+        return one_run.p_value(**trial.counts, **claim, chosen=self._chosen(trial))
 
     def power(
         self,

@@ -39,7 +39,8 @@ class ClopperPearson(ConfusionAuditor):
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(
-        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500))
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
         >>> 1.0 < ag.audit(scores, delta=1e-5, auditor=ClopperPearson()).epsilon_lower < 4.38
         True
     """

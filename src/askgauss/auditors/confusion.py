@@ -467,14 +467,32 @@ def _at_ranks(ordered: Flags) -> tuple[ConfusionMatrix, ...]:
 def _ranked_power(
     trials: tuple[ConfusionMatrix, ...], pair: ScorePair, curve: Curve, error: float
 ) -> float:
-    """Chance that a threshold at a stated rank contradicts the curve, in drawn audits.
+    """Chance that a threshold at a stated rank contradicts the curve.
 
-    Always the same draws: true rates at the ranks in the larger group, and the other group's counts
-    beyond them. What the two thresholds in the other group add is left out.
+    Thresholds of the one group lie where its highest scores are, those of the other where its
+    lowest are. What the two ends show is neither independent nor the same: half way between.
     """
     present, absent = trials[0].present, trials[0].absent
-    by_absent = absent >= present
-    trials = trials[: Ranks.thresholds(max(present, absent)).size]
+    by_absent, split = absent >= present, Ranks.thresholds(max(present, absent)).size
+    first = _power_of_side(trials[:split], by_absent, pair, curve, error)
+    if first == 1.0 or not trials[split:]:
+        return first
+    second = _power_of_side(trials[split:], not by_absent, pair, curve, error)
+    return 0.5 * (max(first, second) + 1.0 - (1.0 - first) * (1.0 - second))
+
+
+def _power_of_side(
+    trials: tuple[ConfusionMatrix, ...],
+    by_absent: bool,
+    pair: ScorePair,
+    curve: Curve,
+    error: float,
+) -> float:
+    """The same of the thresholds in one group, in drawn audits, always the same draws.
+
+    True rates at the ranks in that group, and the other group's counts beyond them.
+    """
+    present, absent = trials[0].present, trials[0].absent
     stated = [t.false_positive if by_absent else t.false_negative for t in trials]
     fixed, other = (absent, present) if by_absent else (present, absent)
     most = _most_mistakes(stated, fixed, other, curve, error)

@@ -208,6 +208,12 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def _by_threshold(self) -> bool:
         return isinstance(self.selection, Fixed) and self.selection.threshold is not None
 
+    def _chosen(self, trial: GuessTrial) -> bool:
+        """Whether the number of guesses follows from the run, and was not stated before it."""
+        if isinstance(self._rule, Ranks):
+            return Ranks.stated(trial.canaries) is None
+        return self._by_threshold or not isinstance(self._rule, Fixed | UnionBound)
+
     @abc.abstractmethod
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
@@ -283,6 +289,9 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         Which canaries tell depends on the mechanism's output, as abstentions do, and so like those
         they count among the canaries whose coins were open.
         """
+        stated = Ranks.stated(ordered.size)
+        if stated is not None:
+            return self._trial(ordered, stated)
         told = Ranks.telling(ordered.size)
         rest = ordered[~told]
         counts = tried(rest.size)
@@ -345,10 +354,9 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every guess been right."""
         error = 1.0 - confidence
-        stated = isinstance(self._rule, Fixed | UnionBound) and not self._by_threshold
 
         def most(trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float) -> float:
-            if not stated:
+            if self._chosen(trial):
                 return self._ceiling(trial, evidence, delta, error)
             perfect = GuessTrial(
                 canaries=trial.canaries, guesses=trial.guesses, correct=trial.guesses
@@ -408,7 +416,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     def _tested(self, trial: GuessTrial) -> int:
         """How many canaries the guesses were chosen from."""
-        if not isinstance(self._rule, Ranks):
+        if not (isinstance(self._rule, Ranks) and self._chosen(trial)):
             return trial.canaries
         return trial.canaries - int(np.count_nonzero(Ranks.telling(trial.canaries)))
 
@@ -430,18 +438,6 @@ class GuessingAuditor(Auditor[GuessEvidence]):
                 measured=first.correct / first.guesses,
             )
         ]
-        if self._by_threshold and delta > 0.0:
-            found.append(
-                Finding(
-                    check="number of guesses",
-                    status=Status.INFO,
-                    summary=(
-                        "a threshold leaves the number of guesses to the scores, where the theorem "
-                        "at delta above 0 has it fixed."
-                    ),
-                    remedy="Fixed(guesses=...) or Split() keep to the letter of the theorem.",
-                )
-            )
         return (*found, *evidence.coins.findings())
 
 

@@ -22,8 +22,9 @@ class OneRun(GuessingAuditor):
         scores; canaries may disturb each other at will.
 
     Guarantee:
-        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits
-        (Theorem 5.2). It stays far below it where errors are rare rather than impossible: about
+        ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits, by
+        Theorem 5.2 for a stated number of guesses and by `askgauss.stats.one_run` for one that was
+        chosen. It stays far below it where errors are rare rather than impossible: about
         half of epsilon for Gaussian noise, however many canaries there are.
 
     Args:
@@ -34,7 +35,8 @@ class OneRun(GuessingAuditor):
         >>> import numpy as np, askgauss as ag
         >>> rng = np.random.default_rng(0)
         >>> scores = ag.CanaryScores.from_groups(
-        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500))
+        ...     present=rng.normal(1, 1, 2500), absent=rng.normal(0, 1, 2500),
+        ...     membership="randomised")
         >>> 1.5 < ag.audit(scores, delta=1e-5, auditor=OneRun()).epsilon_lower < 4.38
         True
     """
@@ -45,14 +47,13 @@ class OneRun(GuessingAuditor):
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
-        return epsilon_from_counts(**trial.counts, delta=delta, confidence=1.0 - error)
+        return epsilon_from_counts(
+            **trial.counts, delta=delta, confidence=1.0 - error, chosen=self._chosen(trial)
+        )
 
     def _p_value(
         self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        return one_run.p_value(**trial.counts, epsilon=epsilon, delta=delta)
-
-    def _ceiling(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
-        return one_run.ceiling(canaries=trial.canaries, delta=delta, confidence=1.0 - error)
+        return one_run.p_value(
+            **trial.counts, epsilon=epsilon, delta=delta, chosen=self._chosen(trial)
+        )

@@ -232,7 +232,8 @@ def _stated(data: AuditInput, membership: str) -> AuditInput:
 
     if membership not in MEMBERSHIPS:
         raise InvalidArgumentError(
-            f"Expected --membership to be one of {', '.join(MEMBERSHIPS)}, got {membership!r}."
+            f"Expected --membership to be one of {', '.join(MEMBERSHIPS)}, got {membership!r}. Who "
+            "was present stands beside each score: join a file of members to the scores by id."
         )
     if not isinstance(data, CanaryScores):
         raise InvalidArgumentError(

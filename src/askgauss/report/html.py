@@ -104,7 +104,7 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
             "value": text.bound(result.epsilon_lower) if figures.usable(result) else "nothing",
             "note": f"with confidence {confidence_in_words(result.confidence)}"
             if figures.usable(result)
-            else f"{text.bound(result.epsilon_lower)} is not valid",
+            else text.not_usable(result),
         },
     ]
     if result.distribution_free is not None:
@@ -128,8 +128,10 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
     if figures.usable(result):
         caption = "Epsilon lies somewhere on the bar, which begins at the bound"
         caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
-    else:
+    elif result.carries_bound:
         caption = "The bound is drawn for the record only: an assumption it rests on failed."
+    else:
+        caption = "There is no bound."
     if len(numbers.bounds) > 1:
         caption += " The first method decided; the others are shown for comparison only."
     figure = Drawer(result).draw(

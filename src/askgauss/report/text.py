@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from askgauss._result_text import method_of
+from askgauss._result_text import measured, method_of
 from askgauss._text import one_line
 from askgauss.advice import advice
 from askgauss.diagnostics.causes import ordered
@@ -250,6 +250,13 @@ def _audited(result: AuditResult, run: RunSummary) -> str:
     return text
 
 
+def not_usable(result: AuditResult) -> str:
+    """Why there is no bound to use."""
+    if result.carries_bound:
+        return f"{bound(result.epsilon_lower)} is not valid"
+    return measured(result)
+
+
 def _found(result: AuditResult) -> str:
     found = number(result.epsilon_lower)
     if usable(result):
@@ -257,8 +264,10 @@ def _found(result: AuditResult) -> str:
         text += ". "
         if result.if_gaussian is not None:
             text += f"Had Gaussian noise been declared, it would be {number(result.if_gaussian)}. "
-    else:
+    elif result.carries_bound:
         text = f"Its bound of {found} must not be used: an assumption it rests on failed a check. "
+    else:
+        text = f"It found {measured(result)}. "
     if result.distribution_free is not None:
         free = number(result.distribution_free)
         text += f"Without that assumption, epsilon is at least {free} at delta {result.delta:g}. "

@@ -6,6 +6,25 @@ correct guesses is hardly larger than binomial with success probability e^epsilo
 their Theorem 5.2 says by how much. It holds for every mechanism, whatever the dependence between
 canaries. At delta 0 it also holds for an auditor who is told each coin once it is guessed, before
 the next guess (Keinan, Shenfeld and Ligett 2025, arXiv 2503.07199).
+
+The theorem fixes the number of guesses. Where it is *chosen*, from the scores and from canaries
+that tell their coins, a mechanism may spend its delta only in runs where the number is one that
+little delta serves best. What follows holds then too. Turn round the coin of one canary that was
+guessed right: the scores, the coins that were told, and so all guesses stay, and one guess less is
+right. For the number of guesses r and of right ones j, with q(r, j) their joint distribution,
+(epsilon, delta)-DP therefore gives
+
+    sum over r, j of max(0, j q(r, j) - e^epsilon (r - j + 1) q(r, j - 1)) <= canaries * delta,
+
+one delta a canary for all r and j together, since the events of one canary are disjoint. The
+binomial has j w(j) = e^epsilon (r - j + 1) w(j - 1) exactly, so that a unit of the right side
+spent at r raises the probability of at least v right guesses by no more than
+
+    price(r, v) = P[W >= v] / (v P[W = v]).
+
+A test that rejects only where P[W >= v] <= error - budget and canaries * delta * price <= budget,
+with a budget fixed in advance, so has at most that error. For a fixed number of guesses the price
+is below the theorem's by a factor of about 2 (1 + e^epsilon).
 """
 
 from __future__ import annotations
@@ -13,7 +32,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import betaincc, betainccinv, betaln, gammaln
+from scipy.special import betaincc, betainccinv, betaln, gammaln, xlog1py
 
 from askgauss import _validate
 from askgauss.stats.binomial import check_guesses
@@ -21,16 +40,31 @@ from askgauss.stats.search import SMALLEST_ERROR, close_bracket
 
 __all__ = ["ceiling", "epsilon_from_counts", "p_value"]
 
+# Where the number of guesses is chosen, delta's share of an error: at most a half of it, otherwise
+# a fiftieth and what canaries of this price take.
+_SHARE = 0.02
+_PRICE = 0.1
 
-def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+
+def p_value(
+    *,
+    canaries: int,
+    guesses: int,
+    correct: int,
+    epsilon: float,
+    delta: float,
+    chosen: bool = False,
+) -> float:
     """Bound on the probability of so many correct guesses under (epsilon, delta)-DP.
 
     Args:
         canaries: All canaries whose coin was tossed, abstentions included: delta is paid for each.
-        guesses: How many of them were guessed; fixed without looking at the coins.
+        guesses: How many of them were guessed.
         correct: How many guesses were right.
         epsilon: Claimed epsilon, 0 or above.
         delta: Claimed delta, in [0, 1).
+        chosen: Whether the number of guesses may depend on the scores, and on coins that are not
+            guessed; otherwise it was fixed in advance.
 
     Returns:
         A p-value of the claim, at most 1.
@@ -45,20 +79,30 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.non_negative(epsilon=epsilon)
     _check_delta(delta)
-    return _p_value(canaries, guesses, correct, float(epsilon), float(delta))
+    return (_chosen_p_value if chosen else _p_value)(
+        canaries, guesses, correct, float(epsilon), float(delta)
+    )
 
 
 def epsilon_from_counts(
-    *, canaries: int, guesses: int, correct: int, delta: float, confidence: float
+    *,
+    canaries: int,
+    guesses: int,
+    correct: int,
+    delta: float,
+    confidence: float,
+    chosen: bool = False,
 ) -> float:
     """Lower confidence bound on epsilon from the number of correct guesses.
 
     Args:
         canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: How many of them were guessed; fixed without looking at the coins.
+        guesses: How many of them were guessed.
         correct: How many guesses were right.
         delta: The delta at which epsilon is stated, in [0, 1).
         confidence: Probability that the bound holds, in (0, 1).
+        chosen: Whether the number of guesses may depend on the scores, and on coins that are not
+            guessed; otherwise it was fixed in advance.
 
     Returns:
         The largest epsilon whose claim is rejected at error ``1 - confidence``; 0 if none is.
@@ -74,7 +118,7 @@ def epsilon_from_counts(
     check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _check_delta(delta)
     _validate.probability(confidence=confidence)
-    return _epsilon(canaries, guesses, correct, float(delta), 1.0 - confidence)
+    return _epsilon(canaries, guesses, correct, float(delta), 1.0 - confidence, chosen)
 
 
 def ceiling(*, canaries: int, guesses: int | None = None, delta: float, confidence: float) -> float:
@@ -119,7 +163,10 @@ def _check_delta(delta: float) -> None:
     _validate.within(0.0, 1.0, closed="left", delta=delta)
 
 
-def _epsilon(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
+def _epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, error: float, chosen: bool = False
+) -> float:
+    value = _chosen_p_value if chosen else _p_value
     if correct == 0:
         return 0.0
     # Without delta the bound is the Clopper-Pearson limit of the success probability. Delta only
@@ -130,7 +177,7 @@ def _epsilon(canaries: int, guesses: int, correct: int, delta: float, error: flo
         return max(cap, 0.0)
 
     def margin(epsilon: float) -> float:
-        probability = _p_value(canaries, guesses, correct, epsilon, delta)
+        probability = value(canaries, guesses, correct, epsilon, delta)
         return math.log(error) - math.log(max(probability, SMALLEST_ERROR))
 
     # The slope of the binomial tail at the cap says how far below it the answer is.
@@ -173,3 +220,36 @@ def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: f
         if length == correct or mass[-1] <= mean[-2]:
             return min(1.0, tail + 2.0 * canaries * delta * float(mean.max()))
         length *= 2
+
+
+def _chosen_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    odds = math.exp(-epsilon)
+    success, failure = 1.0 / (1.0 + odds), odds / (1.0 + odds)
+    tail = float(betaincc(guesses - correct + 1, correct, failure)) if correct else 1.0
+    if delta == 0.0:
+        return tail
+    if tail >= 0.5:  # twice as much is left for the tail at most
+        return 1.0
+    spent = canaries * delta
+    cost = spent * _tail_over_mass(guesses, correct, success, failure, tail) / correct
+    # The smallest error whose budget, min(error / 2, share * error + price * spent), is at least
+    # the cost, and that leaves the tail.
+    least = min(2.0 * tail, (tail + _PRICE * spent) / (1.0 - _SHARE))
+    return min(1.0, max(2.0 * cost, (cost - _PRICE * spent) / _SHARE, least))
+
+
+def _tail_over_mass(
+    guesses: int, correct: int, success: float, failure: float, tail: float
+) -> float:
+    """The probability of at least so many right guesses over that of exactly so many."""
+    log_mass = float(
+        math.lgamma(guesses + 1) - math.lgamma(correct + 1) - math.lgamma(guesses - correct + 1)
+    )
+    log_mass += correct * math.log(success) + float(xlog1py(guesses - correct, -success))
+    if tail > SMALLEST_ERROR:
+        return max(1.0, tail * math.exp(-log_mass))
+    # Far out, each mass is less than this share of the one before.
+    ratio = (guesses - correct) / (correct + 1.0) * success / failure
+    return 1.0 / (1.0 - ratio)
