@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss import _plain
+from askgauss import _plain, verification
 from askgauss.auditing import derived
 from askgauss.auditors import SubsampledGaussian
 from askgauss.cli.app import app
@@ -34,11 +34,11 @@ LOOSER = replace(CLAIM, epsilon=9.0)
 PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
 
 
-def recorded(*, seed=0, canaries=200, unnoised=3):
+def recorded(*, seed=0, canaries=200, unnoised=3, rate=0.2):
     """A run that breaks its claim: some steps had no noise."""
     run = ag.simulate_dpsgd(
         steps=60,
-        sampling_rate=0.2,
+        sampling_rate=rate,
         noise_multiplier=2.0,
         present=canaries,
         absent=canaries,
@@ -286,9 +286,9 @@ def _(files):
     return files.other(result=replace(files.result, metadata=metadata))
 
 
-@forgery("a result of few canaries is called public", says="must not be published")
+@forgery("a result of few plantings is called public", says="must not be published")
 def _(files):
-    few = recorded(canaries=20)
+    few = recorded(rate=0.001)
     result = replace(ag.audit(few, claim=CLAIM), private=False)
     return files.other(result=result, transcript=few)
 
@@ -314,6 +314,29 @@ def _(files):
     other = ag.audit(recorded(seed=1, unnoised=0), claim=CLAIM)
     digest = files.result.commitment
     return files.other(result=replace(other, run=files.result.run, commitment=digest))
+
+
+@forgery("a field is invented", command="check-results", says="'certified'")
+def _(files):
+    return files.other(edit=lambda content: content.update(certified=True))
+
+
+@forgery("a result of few canaries is called public", command="check-results", says="private")
+def _(files):
+    few = recorded(canaries=20)
+    return files.other(result=replace(ag.audit(few, claim=CLAIM), private=False))
+
+
+@forgery("the failed check is listed last", says="the order of findings")
+def _(files):
+    return files.findings(reversed(files.result.findings))
+
+
+@forgery("the machine is called certified", says="metadata.environment")
+def _(files):
+    metadata = json.loads(json.dumps(files.result.metadata))
+    metadata["environment"]["certified"] = "by a regulator"
+    return files.other(result=replace(files.result, metadata=metadata))
 
 
 # --- claims -------------------------------------------------------------------------------------
@@ -413,6 +436,20 @@ def _(files):
     def write():
         path = files.folder / "run.npz.gz"
         path.write_bytes(gzip.compress(Path(Files.write(files)[1]).read_bytes()))
+        return [str(path)]
+
+    return write
+
+
+@forgery(
+    "a private result is kept with the code in a list",
+    command="check-results --refuse-private",
+    says="askgauss-result",
+)
+def _(files):
+    def write():
+        path = files.folder / "results.json"
+        path.write_text(f"[{ag.audit(recorded(canaries=20), claim=CLAIM).to_json()}]")
         return [str(path)]
 
     return write
@@ -573,6 +610,23 @@ def test_what_is_genuine_is_not_refused(files):
     assert np.count_nonzero(["OK" in line for line in found.output.splitlines()]) >= 9
 
 
+def test_what_a_monitor_saw_is_taken_on_trust(files):
+    """The transcript does not hold it: it is said, and words of praise are nobody's."""
+    warning = replace(
+        files.result.findings[0], check="monitor", status=Status.WARN, summary="Good."
+    )
+    names = files.findings([*files.result.findings, warning]).write()
+    found = invoke("verify", names)
+    assert found.exit_code == 0
+    assert "not checked monitor" in " ".join(found.output.split())
+
+
+def test_small_p_values_are_compared():
+    assert not verification._alike(1e-30, 1e-10, "findings.x.p_value")
+    assert verification._alike(1e-30, 1e-10, "findings.x.measured")
+    assert verification._alike(1.0e-30, 1.1e-30, "findings.x.p_value")
+
+
 def test_whoever_verifies_sets_the_standard(files):
     """Another method or rate is accepted where the verifier asks for it."""
     asked = ("--auditor", "one-run", "--gate-error", "0.01")
@@ -584,8 +638,6 @@ def test_whoever_verifies_sets_the_standard(files):
 
 def test_every_field_of_a_result_is_looked_at():
     from dataclasses import fields
-
-    from askgauss import verification
 
     compared = [name for names in verification._COMPARED.values() for name in names]
     looked_at = [*compared, *verification._OPTIONS, *verification._APART]

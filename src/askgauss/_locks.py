@@ -137,7 +137,9 @@ class Holds:
 
     def let_go(self, path: str | os.PathLike[str] | None = None) -> None:
         """Hold a file no longer, or none of them."""
-        for real in [*self._files] if path is None else [os.path.realpath(path)]:
+        # Also one whose taking was interrupted, so that it is not among the files yet.
+        mine = (name for name, lock in [*_held.items()] if self in lock.holders)
+        for real in {*self._files, *mine} if path is None else [os.path.realpath(path)]:
             self._files.pop(real, None)
             if real in _held:
                 _held[real].holders.discard(self)

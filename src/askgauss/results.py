@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from askgauss import _files, _plain, _validate
+from askgauss._rounded import is_handful
 from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
@@ -42,6 +43,8 @@ __all__ = [
 
 _KIND = "askgauss-result"
 _SCHEMA = 2
+# Of every file.
+_HEADER = {"kind", "schema", "digest"}
 # What is computed again on another processor may differ in the last digits.
 _ROUNDING = 1e-6
 # What is said of numbers that must not be published.
@@ -616,6 +619,7 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
     _check_scope(result, same_code)
     names = ["epsilon_lower", "epsilon_point", "ceiling"]
     if same_code:
+        _check_fields(result, content)
         names += ["distribution_free", "power", "smallest_leak", "reason", "verdict"]
         own = result.auditor.findings(
             result.evidence, delta=result.delta, confidence=result.confidence
@@ -631,6 +635,20 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+
+
+def _check_fields(result: AuditResult, content: dict[str, Any]) -> None:
+    """Refuse fields that no result has, and a result of a handful that is called public."""
+    unknown = sorted(content.keys() - result.to_dict().keys() - _HEADER)
+    if unknown:
+        raise FileFormatError(
+            f"Expected the fields of an audit result, got {unknown[0][:80]!r} as well: it was "
+            "edited. Audit the run again."
+        )
+    run = result.metadata.get("run")
+    known = isinstance(run, dict) and run.get("background") == "known"
+    if known and not result.private and any(map(is_handful, (result.present, result.absent))):
+        raise _contradiction("private", False, True)
 
 
 def _check_scope(result: AuditResult, same_code: bool) -> None:

@@ -107,6 +107,10 @@ def test_evidence_that_cannot_be_written_is_no_success(act, runs):
         {"SOURCE": "--version"},
         {"SOURCE": "-"},
         {"SOURCE": ""},
+        {"OUTPUT": ""},
+        {"SOURCE": "missing.npz"},
+        {"EPSILON": "8 --lenient"},
+        {"DELTA": "1e-5\n--lenient"},
         {"EPSILON": "--help"},
         {"DELTA": "--help"},
         {"EPSILON": ""},
@@ -117,6 +121,8 @@ def test_evidence_that_cannot_be_written_is_no_success(act, runs):
     ids=str,
 )
 def test_nothing_but_values_is_taken(act, runs, inputs, tmp_path):
+    # The folder has one file that could be audited: nothing is not its name.
+    (tmp_path / "run.npz").write_bytes((runs / "good.npz").read_bytes())
     done = act(**{"SOURCE": str(runs / "good.npz"), **inputs})
     assert done.returncode == 2, done.stdout
     assert not list(tmp_path.rglob("statement.json"))

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import askgauss as ag
+from askgauss import _locks
 from askgauss.integrations import _clip_count, _ghost_witness, opacus
 from askgauss.integrations._clip_count import AdaptiveGhostTensor
 from askgauss.integrations._coordinates import CanaryCoordinates
@@ -189,8 +190,8 @@ def interrupted(kind: str, run: Run, canaries: Any, phase: str, line: int) -> tu
         _forget_backward(run)
         with counted() as calls:
             run.train()
-        entered = phase != "enter" and bool(audit._checkpoints.holds._files)
-        return interrupt.struck, left + calls[:1] + ["files"] * entered
+        held = any(lock.stream is not None for lock in _locks._held.values())
+        return interrupt.struck, left + calls[:1] + ["files"] * held
 
 
 def _forget_backward(run: Run) -> None:

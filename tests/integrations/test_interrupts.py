@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
         ("ghost", "step", 151),
         ("ghost", "leave", 41),
         ("examples", "leave", 41),
+        ("files", "enter", 7),
     ],
 )
 def test_an_interrupt_leaves_nothing_behind(kind, phase, stride):

@@ -11,7 +11,6 @@ import askgauss as ag
 from askgauss import accounting
 from askgauss.audited_run import AuditedRun
 from askgauss.diagnostics.stopping import error_share
-from askgauss.monitor.looks import quick_upper
 from askgauss.standard import Standard
 from askgauss.verification import verify
 
@@ -71,6 +70,54 @@ def test_a_bound_above_the_claim_is_an_alarm(options, steps, cause):
     assert f"{run.claim.epsilon:g} is claimed" in alarm.summary
 
 
+def _fail(*_, **__):
+    raise AssertionError("A training waited for this.")
+
+
+def test_a_training_waits_for_nothing_slow(monkeypatch, tmp_path):
+    run, logged = Run(epsilon=4.0), []
+    monitor = run._monitor
+    monitor._folder, monitor._log = tmp_path, lambda numbers, step: logged.append(numbers)
+    monitor._seconds, monitor._began = 1e-9, -1e9
+    with monkeypatch.context() as patched:
+        for name in ("dpsgd_epsilon_lower", "history_epsilon", "dpsgd_epsilon"):
+            patched.setattr(accounting, name, _fail)
+        run.train(62)
+        # Those outside get bounds and what was spent at most, in milliseconds.
+        assert logged[-1]["askgauss/epsilon_lower"] > 0.0
+        assert "askgauss/epsilon_spent" not in logged[-1]
+        assert logged[-1]["askgauss/epsilon_spent_at_most"] > 0.0
+    monitor.close()
+    assert logged[-1]["askgauss/epsilon_lower"] >= logged[-2]["askgauss/epsilon_lower"]
+    assert "askgauss/epsilon_spent" in logged[-1]
+
+
+def test_the_quick_bound_alarms_in_the_training_and_the_exact_one_when_asked(monkeypatch):
+    run = Run(epsilon=1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(accounting, "dpsgd_epsilon_lower", _fail)
+        run.train(64)
+        assert run._monitor._alarm.cause == "epsilon"
+    run = Run(epsilon=1.0)
+    monkeypatch.setattr(accounting, "coarse_epsilon_lower", lambda **_: 0.0)
+    run.train(64)
+    assert run._monitor._alarm is None
+    assert run._monitor.alarm.cause == "epsilon"
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.08, 0.9])
+@pytest.mark.parametrize("steps", [1, 100, 5000])
+def test_the_coarse_bound_is_just_below_what_composing_gives(rate, steps):
+    for signal in (0.1, 0.5, 1.0, 2.0):
+        run = {
+            "signal_to_noise": signal, "sampling_rate": rate, "steps": steps, "delta": DELTA
+        }  # fmt: skip
+        exact = accounting.dpsgd_epsilon_lower(**run)
+        coarse = accounting.coarse_epsilon_lower(**run)
+        assert coarse <= exact * (1.0 + 1e-9)
+        assert coarse >= 0.996 * exact or not 0.1 < exact < 30.0
+
+
 def test_correct_runs_do_not_alarm_by_it():
     # One in 1,000 would; seeds are fixed.
     for seed in range(5):
@@ -82,7 +129,7 @@ def test_the_quick_bound_is_above_what_composing_gives():
         exact = accounting.dpsgd_epsilon_lower(
             signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=DELTA
         )
-        assert exact <= quick_upper(signal, rate, steps, DELTA)
+        assert exact <= accounting.quick_upper(signal, rate, steps, DELTA)
 
 
 def test_errors_at_all_steps_add_up_to_that_of_one_audit():

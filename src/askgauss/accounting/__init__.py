@@ -22,10 +22,12 @@ serve two purposes that are never interchanged:
 
 They are some parts in 10 000 apart at ordinary settings, and both exact at sampling rate 1. The
 *power* of an audit needs neither side, only speed: `quick_epsilon` and `quick_signal_to_noise` are
-the same composition on a coarser grid, right to two parts in a thousand, and decide nothing.
+the same composition on a coarser grid, right to two parts in a thousand, and decide nothing. A run
+that is watched cannot wait: `quick_upper` and `coarse_epsilon_lower` bound epsilon in milliseconds.
 """
 
 from askgauss.accounting.audits import (
+    coarse_epsilon_lower,
     dpsgd_epsilon_lower,
     dpsgd_signal_to_noise,
     quick_epsilon,
@@ -42,10 +44,12 @@ from askgauss.accounting.claims import (
     dpsgd_tradeoff,
     fixed_size_epsilon,
     history_epsilon,
+    quick_upper,
     truncated_epsilon,
 )
 
 __all__ = [
+    "coarse_epsilon_lower",
     "dpsgd_delta",
     "dpsgd_epsilon",
     "dpsgd_epsilon_lower",
@@ -56,6 +60,7 @@ __all__ = [
     "history_epsilon",
     "quick_epsilon",
     "quick_signal_to_noise",
+    "quick_upper",
     "replaced_epsilon_lower",
     "schedule_epsilon_lower",
     "schedule_factor",

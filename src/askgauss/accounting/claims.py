@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtrc, ndtr
+from scipy.special import bdtrc, gammaln, logsumexp, ndtr
 
 from askgauss import _validate
 from askgauss.accounting._runs import check_run, ever_sampled, noiseless_epsilon
@@ -26,6 +26,7 @@ __all__ = [
     "dpsgd_tradeoff",
     "fixed_size_epsilon",
     "history_epsilon",
+    "quick_upper",
     "truncated_epsilon",
 ]
 
@@ -51,6 +52,8 @@ _RESOLUTION = 1e-12
 # A trade-off curve is made of this many lines, none steeper than a float holds.
 _PROFILE_POINTS = 2001
 _STEEPEST = 700.0
+# Renyi orders of the quick upper bound.
+_ORDERS = np.array([*range(2, 33), 40, 48, 64, 96, 128, 256], dtype=np.float64)
 
 
 def dpsgd_epsilon(
@@ -150,6 +153,38 @@ def history_epsilon(history: Iterable[tuple[float, float, int]], delta: float) -
         hint = "Below that, the rounding of the Fourier transform outweighs delta."
         raise _validate.fail("delta", delta, f"> {2.0 * rounding:.2g} for that many steps", hint)
     return float(_composed(segments).get_epsilon_for_delta(delta - rounding))
+
+
+def quick_upper(signal: float, rate: float, steps: int, delta: float) -> float:
+    """Epsilon of Poisson-sampled Gaussian steps at most, by their Renyi divergence.
+
+    Some 20 % above what composing gives, in less than a millisecond.
+
+    Args:
+        signal: What a record adds, in deviations of the noise.
+        rate: How often it is drawn.
+        steps: Number of steps.
+        delta: Where epsilon is stated.
+
+    Examples:
+        >>> f"{quick_upper(1.0, 0.01, 1000, 1e-5):.2f}"
+        '2.11'
+    """
+    taken = np.arange(_ORDERS[-1] + 1.0)
+    order = _ORDERS[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.where(order > taken, (order - taken) * math.log1p(-min(rate, 1.0 - 1e-12)), 0.0)
+        terms = (
+            gammaln(order + 1.0)
+            - gammaln(taken + 1.0)
+            - gammaln(order - taken + 1.0)
+            + taken * math.log(rate)
+            + kept
+            + 0.5 * taken * (taken - 1.0) * min(signal, 1e140) ** 2
+        )
+    renyi = logsumexp(np.where(taken <= order, terms, -np.inf), axis=1) / (_ORDERS - 1.0)
+    epsilon = steps * renyi + np.log1p(-1.0 / _ORDERS) - math.log(delta) / (_ORDERS - 1.0)
+    return max(float((epsilon - np.log(_ORDERS) / (_ORDERS - 1.0)).min()), 0.0)
 
 
 def dpsgd_noise_multiplier(

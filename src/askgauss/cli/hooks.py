@@ -197,10 +197,20 @@ def _kind_of_document(content: bytes) -> str | None:
         found = _plain.parse(content)
     except AskGaussError:
         return _damaged(content)
-    if not isinstance(found, dict):
-        return None
-    kind = str(found.get("kind"))
-    return kind if found.get("private") is True or kind in _PRIVATE else None
+    # Documents may stand in a list, or in another tool's.
+    waiting = [found]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            kind = str(item.get("kind"))
+            if kind in _PRIVATE or (
+                item.get("private") is True and (item is found or "kind" in item)
+            ):
+                return kind
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+    return None
 
 
 def _damaged(content: bytes) -> str | None:

@@ -18,6 +18,8 @@ from askgauss.transcript import Transcript
 __all__ = ["Ledger", "LedgerState", "accounted_facts", "accounting_notes"]
 
 _MOST_READS = 16
+# Different settings in a history that its accountant is asked about.
+_MOST_SEGMENTS = 32
 # The error of a rough answer, and how far above the claim it is enough, in claimed epsilons.
 _ROUGHLY = 0.05
 _FAR_ABOVE = 2.0
@@ -141,11 +143,15 @@ class Ledger:
         One that computes to a given error is first asked for a rough answer: far above the claim it
         is enough, and an exact one takes a minute where epsilon is in the hundreds.
         """
-        if not self.history():
+        history = self.history()
+        if not history:
             return None
         for known, epsilon, steps in self._reads:
             if steps == self.total and math.isclose(known, delta, rel_tol=1e-9):
                 return epsilon
+        # Each segment costs it up to a second: the audit's own composition has to do.
+        if len({segment[:2] for segment in history}) > _MOST_SEGMENTS:
+            return None
         asked = inspect.signature(type(self._accountant).get_epsilon).parameters
         if "eps_error" in asked:
             error = max(_ROUGHLY * claimed, 0.01)

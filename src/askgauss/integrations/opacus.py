@@ -340,6 +340,8 @@ class CanaryAudit(RecordedRun):
         self._add_noise: StandIn | NoiseByParameter | None = None
         if self._checkpoint is not None and self._checkpoint.exists():
             self.load(self._checkpoint)
+        # A file of a live run was refused. Entering holds these, for only leaving gives them back.
+        self._let_go_of_files()
 
     def _widest(self) -> str:
         """How canaries go in: through the clipper, wherever rows can be sent through it.

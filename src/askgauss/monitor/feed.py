@@ -218,12 +218,14 @@ class Feed:
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out.
 
-        Where the feed is private, so is what was measured: a logger has other readers. What steps
-        of several noise multipliers have spent takes seconds to compose, and is told at the end.
+        Where the feed is private, so is what was measured: a logger has other readers. What was
+        spent takes up to seconds to compose: while the run trains, a quick upper bound stands for
+        it.
         """
-        waits = self.status == "running" and len(self.declared) > 1
+        running = self.status == "running"
         found: dict[str, float | None] = {
-            "epsilon_spent": None if waits else self.spent,
+            "epsilon_spent": None if running else self.spent,
+            "epsilon_spent_at_most": self._spent_at_most() if running else None,
             "evidence_for_alarm": self.alarm_at,
             "alarm": float(self.alarm is not None),
         }
@@ -234,6 +236,16 @@ class Feed:
             for name, value in found.items()
             if value is not None and math.isfinite(value)
         }
+
+    def _spent_at_most(self) -> float | None:
+        """What steps of one noise multiplier have spent, up to a fifth too much."""
+        rate = self.sampling_rate
+        if len(self.declared) != 1 or not rate or not self.level:
+            return None
+        ((noise, steps),) = self.declared
+        if steps != self.steps or not steps or not noise:
+            return None
+        return accounting.quick_upper(1.0 / noise, rate, steps, self.level)
 
     def _measured(self) -> dict[str, float | None]:
         found: dict[str, float | None] = {

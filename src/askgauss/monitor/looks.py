@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from askgauss import accounting
 from askgauss._rounded import FEWEST_TOLD
@@ -24,8 +23,9 @@ __all__ = ["Looks", "Sums"]
 _RATE_SHARE = 0.2
 _END_SHARE = 0.5
 _SUMS = 6
-# Renyi orders of a quick upper bound on epsilon, which says when nothing need be composed.
-_ORDERS = np.array([*range(2, 33), 40, 48, 64, 96, 128, 256], dtype=np.float64)
+# Signal-to-noise ratio, sampling rate and steps of what is composed.
+Composition = tuple[float, float, int]
+Limits = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,12 @@ class Looks:
         self._scheme = scheme
         self.sums = [0.0] * _SUMS
         self.taken: list[Sums] = []
-        # Composing takes some hundredths of a second, so it is done when asked for, and once.
-        self._bounds: dict[Sums, float] = {}
-        self._ends_of: dict[Sums, Projection | None] = {}
+        # Composing takes some hundredths of a second: it is done when asked for, and once. While a
+        # run trains, one at a time on a small grid takes its place.
+        self._exact: dict[Composition, float] = {}
+        self._coarse: dict[Composition, float] = {}
+        self._limits: dict[tuple[Sums, float], Limits] = {}
+        self._ends_of: dict[Sums, tuple[Composition, ...]] = {}
 
     def add(self, step: int, sums: tuple[float, ...]) -> None:
         """The sums of one more step, in the order of `Sums`; look if it is time."""
@@ -112,20 +115,30 @@ class Looks:
         share = 1.0 if self._planned is None else 1.0 - _END_SHARE
         return share * look_share(step.bit_length()) * error
 
-    def above(self, look: Sums, epsilon: float, error: float) -> float | None:
+    def above(
+        self, look: Sums, epsilon: float, error: float, *, quickly: bool = False
+    ) -> float | None:
         """The bound of a look, where it is above this epsilon; of all looks at this error together.
 
         Composing takes some hundredths of a second, and is left out where a quick upper bound says
         that it would come to nothing.
+
+        Args:
+            look: The look.
+            epsilon: What is claimed.
+            error: Error of all looks together.
+            quickly: Whether nobody can wait. The bound is then a little lower, or None.
         """
-        signal, rate = self._ends(look, self.error_at(look.step, error))[0]
-        if self._at_most(signal, rate, look.step) <= epsilon:
+        limits = self._ends(look, self.error_at(look.step, error))[0]
+        composition = (*limits, look.step)
+        if self._at_most(*composition) <= epsilon or (quickly and self.slow):
             return None
-        bound = self._composed(signal, rate, look.step)
+        bound = self._quickly(composition) if quickly else self._epsilon(composition)
         return bound if bound > epsilon else None
 
+    @property
     def slow(self) -> bool:
-        """Whether composing takes long: of no simple scheme is there a quick bound."""
+        """Whether nothing is quicker than to compose: the scheme is no simple one."""
         return not (self._scheme is None or isinstance(self._scheme, EveryStep))
 
     def _at_most(self, signal: float, rate: float, steps: int) -> float:
@@ -139,13 +152,23 @@ class Looks:
             return EveryStep().epsilon(
                 noise_multiplier=1.0 / signal, steps=steps, delta=self._delta
             )
-        return quick_upper(signal, rate, steps, self._delta)
+        return accounting.quick_upper(signal, rate, steps, self._delta)
 
     def compose(self) -> None:
         """Compose the bounds of all looks so far."""
         self.bounds()
         for told in (False, True):
             self.projection(told=told)
+
+    def advance(self) -> None:
+        """Compose one number, quickly, that others may see and that has not been composed."""
+        told = [] if self.slow else self._told()
+        wanted = (self._bound_at(look) for look in reversed(told))
+        ends = (end for look in told[-1:] for end in self._projected(look))
+        for composition in itertools.chain(wanted, ends):
+            if self._known(composition) is None:
+                self._coarse[composition] = self._quickly(composition)
+                return
 
     def bounds(self, *, told: bool = False, composed: bool = False) -> list[tuple[int, float]]:
         """Step and bound of every look; each is about the steps up to it.
@@ -156,10 +179,12 @@ class Looks:
         """
         found = []
         for look in self._told() if told else self.taken:
-            if look not in self._bounds and not composed:
-                self._bounds[look] = self._bound_at(look)
-            if look in self._bounds:
-                found.append((look.step, self._bounds[look]))
+            if composed and (look, self.error_at(look.step)) not in self._limits:
+                continue
+            composition = self._bound_at(look)
+            bound = self._known(composition) if composed else self._epsilon(composition)
+            if bound is not None:
+                found.append((look.step, bound))
         return found
 
     def best(self, *, told: bool = False, composed: bool = False) -> tuple[float, int] | None:
@@ -177,35 +202,47 @@ class Looks:
                 told.append(look)
         return told
 
-    def _bound_at(self, look: Sums) -> float:
-        signal, rate = self._ends(look, self.error_at(look.step))[0]
-        return self._composed(signal, rate, look.step)
+    def _bound_at(self, look: Sums) -> Composition:
+        return (*self._ends(look, self.error_at(look.step))[0], look.step)
 
     def projection(self, *, told: bool = False, composed: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
         looks = self._told() if told else self.taken
         if composed:
             looks = [look for look in looks if look in self._ends_of]
-        if not looks:
-            return None
-        if looks[-1] not in self._ends_of:
-            self._ends_of[looks[-1]] = self._projected(looks[-1])
-        return self._ends_of[looks[-1]]
+        for look in reversed(looks):
+            ends = [
+                self._known(composition) if composed else self._epsilon(composition)
+                for composition in self._projected(look)
+            ]
+            if self._planned is None or not ends:
+                return None
+            low, middle, high = ends
+            if low is not None and middle is not None and high is not None:
+                return Projection(
+                    step=look.step, steps=self._planned, low=low, epsilon=middle, high=high
+                )
+        return None
 
-    def _projected(self, look: Sums) -> Projection | None:
+    def _projected(self, look: Sums) -> tuple[Composition, ...]:
+        """Least, likely and most at the planned end; empty where it cannot be said."""
         test = look.test()
         if self._planned is None or test is None:
-            return None
-        low, high = self._ends(look, 0.5 * self.error_at(look.step))
-        seen = look.planted / (self._present * look.step)
-        middle = test.lower(0.5), seen if self._rate is None else self._rate
-        ends = [self._composed(*pair, self._planned) for pair in (low, middle, high)]
-        return Projection(
-            step=look.step, steps=self._planned, low=ends[0], epsilon=ends[1], high=ends[2]
-        )
+            return ()
+        if look not in self._ends_of:
+            low, high = self._ends(look, 0.5 * self.error_at(look.step))
+            seen = look.planted / (self._present * look.step)
+            middle = test.lower(0.5), seen if self._rate is None else self._rate
+            self._ends_of[look] = tuple((*pair, self._planned) for pair in (low, middle, high))
+        return self._ends_of[look]
 
-    def _ends(self, look: Sums, error: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    def _ends(self, look: Sums, error: float) -> Limits:
         """Signal-to-noise ratio and rate: both at least, and both at most, at this error each."""
+        if (look, error) not in self._limits:
+            self._limits[look, error] = self._measured(look, error)
+        return self._limits[look, error]
+
+    def _measured(self, look: Sums, error: float) -> Limits:
         test = look.test()
         if test is None:
             return (0.0, 0.0), (math.inf, 1.0)
@@ -217,7 +254,20 @@ class Looks:
             error *= 1.0 - _RATE_SHARE
         return (test.lower(error), low_rate), (test.lower(1.0 - error), high_rate)
 
-    def _composed(self, signal: float, rate: float, steps: int) -> float:
+    def _known(self, composition: Composition) -> float | None:
+        return self._exact.get(composition, self._coarse.get(composition))
+
+    def _epsilon(self, composition: Composition) -> float:
+        if composition not in self._exact:
+            self._exact[composition] = self._composed(*composition, accounting.dpsgd_epsilon_lower)
+        return self._exact[composition]
+
+    def _quickly(self, composition: Composition) -> float:
+        return self._composed(*composition, accounting.coarse_epsilon_lower)
+
+    def _composed(
+        self, signal: float, rate: float, steps: int, compose: Callable[..., float]
+    ) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
         if self._delta == 0.0:
@@ -226,38 +276,4 @@ class Looks:
             return self._scheme.epsilon_lower(
                 noise_multiplier=1.0 / signal, steps=steps, delta=self._delta
             )
-        return accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta
-        )
-
-
-def quick_upper(signal: float, rate: float, steps: int, delta: float) -> float:
-    """Epsilon of Poisson-sampled Gaussian steps at most, by their Renyi divergence.
-
-    Some 20 % above what composing gives, in less than a millisecond.
-
-    Args:
-        signal: What a record adds, in deviations of the noise.
-        rate: How often it is drawn.
-        steps: Number of steps.
-        delta: Where epsilon is stated.
-
-    Examples:
-        >>> f"{quick_upper(1.0, 0.01, 1000, 1e-5):.2f}"
-        '2.11'
-    """
-    taken = np.arange(_ORDERS[-1] + 1.0)
-    order = _ORDERS[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kept = np.where(order > taken, (order - taken) * math.log1p(-min(rate, 1.0 - 1e-12)), 0.0)
-        terms = (
-            gammaln(order + 1.0)
-            - gammaln(taken + 1.0)
-            - gammaln(order - taken + 1.0)
-            + taken * math.log(rate)
-            + kept
-            + 0.5 * taken * (taken - 1.0) * signal**2
-        )
-    renyi = logsumexp(np.where(taken <= order, terms, -np.inf), axis=1) / (_ORDERS - 1.0)
-    epsilon = steps * renyi + np.log1p(-1.0 / _ORDERS) - math.log(delta) / (_ORDERS - 1.0)
-    return max(float((epsilon - np.log(_ORDERS) / (_ORDERS - 1.0)).min()), 0.0)
+        return compose(signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta)

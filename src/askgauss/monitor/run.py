@@ -29,7 +29,7 @@ from askgauss.monitor.feed import (
     Projection,
     write_feed,
 )
-from askgauss.monitor.looks import Looks, Sums, quick_upper
+from askgauss.monitor.looks import Looks, Sums
 from askgauss.sampling import EveryStep, Poisson, Scheme
 
 __all__ = ["Monitor", "monitor_of"]
@@ -175,8 +175,10 @@ class Monitor:
         self._pending: list[ObservedStep] = []
         self._compared = False
         self._passed_over = False
-        # Looks whose bounds were held against the claim, and the seconds that this took.
-        self._looked, self._looking = 0, 0.0
+        # Looks whose bounds were compared with the claim, quickly and to the last digit.
+        self._looked = self._judged = 0
+        # Seconds that composing took for those outside.
+        self._looking = 0.0
 
     # ------------------------------------------------------------------------- what it says
 
@@ -430,6 +432,15 @@ class Monitor:
         if self._told_outside and time.monotonic() - self._written >= self._seconds:
             self._write("running")
         self._raise_once()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Compose one more bound for those outside, if that has not taken its share of the run."""
+        began = time.monotonic()
+        busy = self._looking > _LOOKING * (began - self._began)
+        if self._looks is not None and self._told_outside and not busy:
+            self._looks.advance()
+            self._looking += time.monotonic() - began
 
     def _at_a_glance_wrong(self, step: ObservedStep, noise: float | None) -> bool:
         """Whether a step should be weighed at once: far too little noise, or no numbers at all."""
@@ -475,7 +486,7 @@ class Monitor:
         if self._looks is not None:
             others = layout.count - count
             self._looks.add(self._steps, (count, *pooled[:2], others, *pooled[2:]))
-            self._judge_looks(at_once=False)
+            self._judge_looks(quickly=True)
 
     def pass_over(self) -> None:
         """Do not weigh the coming step: what is observed of it was chosen by what it released."""
@@ -539,44 +550,43 @@ class Monitor:
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
 
-    def _judge_looks(self, *, at_once: bool = True) -> None:
-        """Hold the bounds of new looks against the claim.
+    def _judge_looks(self, *, quickly: bool = False) -> None:
+        """Compare the bounds of new looks with the claim.
 
         Args:
-            at_once: Whether to do so however long it takes; else it may wait.
+            quickly: Whether a training waits. A bound that is above the claim by a few parts in a
+                thousand only, or of a scheme without a quick one, alarms when the run ends.
         """
         looks, claim = self._looks, self._claim
-        if looks is None or claim is None or self._looked == len(looks.taken):
+        if looks is None or claim is None:
             return
-        began = time.monotonic()
-        if looks.slow() and self._busy(began) and not at_once:
-            return
-        for look in looks.taken[self._looked :]:
-            bound = looks.above(look, claim.epsilon, (1.0 - EVIDENCE_SHARE) * self._error)
+        error = (1.0 - EVIDENCE_SHARE) * self._error
+        for look in looks.taken[self._looked if quickly else self._judged :]:
+            bound = looks.above(look, claim.epsilon, error, quickly=quickly)
             if bound is not None:
                 self._sound(
                     "epsilon",
-                    -math.log((1.0 - EVIDENCE_SHARE) * self._error),
+                    -math.log(error),
                     f"The first {look.step:,} steps leak at least epsilon {bound:.3g}, where "
                     f"{claim.epsilon:g} is claimed.",
                     epsilon=bound,
                 )
-            self._judge_steps(look.step, claim)
+            self._judge_steps(look.step, claim, quickly=quickly)
         self._looked = len(looks.taken)
-        self._looking += time.monotonic() - began
+        if not quickly:
+            self._judged = self._looked
 
-    def _judge_steps(self, steps: int, claim: PrivacyClaim) -> None:
+    def _judge_steps(self, steps: int, claim: PrivacyClaim, *, quickly: bool) -> None:
         """More steps than planned, which cost more than is claimed by what is declared of them."""
         rate, planned = self._rate, self._planned
         single = len(self._declared) == 1 and not self._undeclared
         if planned is None or steps <= planned or rate is None or not single or not claim.delta:
             return
         signal = 1.0 / next(iter(self._declared))
-        if quick_upper(signal, rate, steps, claim.delta) <= claim.epsilon:
+        if accounting.quick_upper(signal, rate, steps, claim.delta) <= claim.epsilon:
             return
-        spent = accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=claim.delta
-        )
+        lower = accounting.coarse_epsilon_lower if quickly else accounting.dpsgd_epsilon_lower
+        spent = lower(signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=claim.delta)
         if spent > (1.0 + _ROUNDING) * claim.epsilon:
             self._sound(
                 "steps",
@@ -696,12 +706,11 @@ class Monitor:
 
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
         """Tell those outside: the file that others follow, and the logger."""
-        self._written = began = time.monotonic()
+        self._written = time.monotonic()
         self._settle()
-        # While it trains, a run waits for no more bounds than a small share of its time.
-        if self._looks is not None and (status != "running" or not self._busy(began)):
+        # A run that trains does not wait for bounds: those outside get what there is.
+        if self._looks is not None and status != "running":
             self._looks.compose()
-            self._looking += time.monotonic() - began
         feed = self._feed(status)
         try:
             if self._folder is not None:
@@ -711,10 +720,6 @@ class Monitor:
             self._warn(f"watch.json could not be written: {error}.")
         if self._log is not None:
             self._log(feed.numbers(), step=feed.steps)
-
-    def _busy(self, now: float) -> bool:
-        """Whether composing bounds has taken its share of the run so far."""
-        return self._looking > _LOOKING * (now - self._began)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on after a restart, as plain values."""
@@ -775,8 +780,8 @@ class Monitor:
         self._course, self._alarm = course, memory.alarm
         self._evidence_told = dict(memory.evidence_told)
         self._told, self._pending = memory.alarm is not None, []
-        # Those before the checkpoint are weighed again: nothing is lost by it.
-        self._looked = 0
+        # Those before the checkpoint were compared, quickly.
+        self._looked, self._judged = 0 if looks is None else len(looks.taken), 0
         self._began, self._began_after = time.monotonic(), memory.steps
 
 

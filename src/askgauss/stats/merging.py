@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, log_ndtr, ndtr
 
 __all__ = [
+    "LARGEST_FFT",
     "OUTSIDE",
     "WIDEST",
     "convolve",
@@ -39,7 +40,8 @@ Integers = NDArray[np.int64]
 WIDEST = 0.1
 # Mass that may fall outside the window of the Fourier transform.
 OUTSIDE = 1e-15
-_LARGEST_FFT = 1 << 21
+# The longest grid of a run; and points of a step's on either side of no loss before it thins out.
+LARGEST_FFT, _DENSE = 1 << 21, 1000
 # Standard deviations of noise that are resolved; the rest is one cell on either side.
 _TAIL = 9.0
 # Counts of steps that are tried one by one.
@@ -95,7 +97,7 @@ def _log_mass(edges: Array) -> Array:
 
 
 def merged_step(
-    signal: float, sampling_rate: float, interval: float
+    signal: float, sampling_rate: float, interval: float, dense: int = _DENSE
 ) -> tuple[float, Integers, Array]:
     """Merge the outcomes of a step into groups with likelihood ratios on a grid.
 
@@ -103,6 +105,12 @@ def merged_step(
     joint ratio is exactly the next grid point. Any such merging is post-processing, so the merged
     step leaks no more than the true one; and as it keeps each group's ratio there is no drift,
     only the little that the spread within a group would have told.
+
+    Args:
+        signal: Contribution of a record over the noise deviation.
+        sampling_rate: Probability that it joins a batch.
+        interval: Spacing of the grid.
+        dense: Points on either side of no loss before the grid thins out: fewer are quicker.
 
     Returns:
         The lowest log likelihood ratio; how many intervals above it each group is; and the
@@ -119,7 +127,7 @@ def merged_step(
         return np.asarray(_loss_log_odds(loss, q) / signal + signal / 2.0)
 
     low, high = loss_range(signal, q).tolist()
-    return _merged(losses, edge, low, high, interval)
+    return _merged(losses, edge, low, high, interval, dense)
 
 
 def _merged(
@@ -128,6 +136,7 @@ def _merged(
     low: float,
     high: float,
     interval: float,
+    dense: int = _DENSE,
 ) -> tuple[float, Integers, Array]:
     """Merge a step whose loss grows with its outcome.
 
@@ -138,12 +147,13 @@ def _merged(
         low: The smallest loss, but for the outermost noise.
         high: The largest.
         interval: Spacing of the grid of losses.
+        dense: Points on either side of no loss before it thins out.
     """
     # The lowest cell is a group of its own. With much signal it holds nearly every outcome in
     # which the record was not sampled, and the grid starts at exactly its ratio.
     first = edge(np.array([low + 0.5 * interval]))
     origin = float(losses(np.concatenate(([-np.inf], first)))[0][0])
-    index = _grid(origin, high, interval)
+    index = _grid(origin, high, interval, dense)
     index = index[(index == 0) | (origin + interval * index > low + 0.75 * interval)]
     targets = origin + interval * index
     edges = np.concatenate(([-np.inf], first, edge(targets[1:]), [np.inf]))
@@ -204,12 +214,12 @@ def merged_replaced_step(
     return _merged(losses, edge, *replaced_range(signal, q), interval)
 
 
-def _grid(origin: float, high: float, interval: float) -> Integers:
+def _grid(origin: float, high: float, interval: float, dense: int) -> Integers:
     """Grid points to use: dense around no loss, then ever sparser, up to a spacing of WIDEST."""
     count = max(1, math.ceil((high - origin) / interval))
     center = min(max(0, round(-origin / interval)), count)
     # A spacing beyond the whole grid is never reached, and need not fit into an integer.
-    dense, sparsest = 1000, max(1, int(min(WIDEST / interval, count + 1)))
+    sparsest = max(1, int(min(WIDEST / interval, count + 1)))
 
     def outwards(limit: int) -> Integers:
         growth = np.exp(np.arange(1, math.ceil(dense * math.log(sparsest)) + 1) / dense)
@@ -257,16 +267,21 @@ def gather(
     return groups, sums, mass + rest + sum(masses[cell + 1 :])
 
 
-def self_convolve(index: Integers, mass: Array, steps: int) -> tuple[int, Array] | None:
+def self_convolve(
+    index: Integers, mass: Array, steps: int, longest: int = LARGEST_FFT
+) -> tuple[int, Array] | None:
     """Distribution of the sum of ``steps`` draws of an integer; see `convolve`."""
-    return convolve([(index, mass, steps)])
+    return convolve([(index, mass, steps)], longest)
 
 
-def convolve(parts: list[tuple[Integers, Array, int]]) -> tuple[int, Array] | None:
+def convolve(
+    parts: list[tuple[Integers, Array, int]], longest: int = LARGEST_FFT
+) -> tuple[int, Array] | None:
     """Distribution of the sum of integers, so many draws of each kind.
 
     Args:
         parts: Of each kind its values, their probabilities and the number of draws.
+        longest: Entries there may be.
 
     Returns:
         The integer of the first entry, and the probabilities from there on; None if they would be
@@ -286,7 +301,7 @@ def convolve(parts: list[tuple[Integers, Array, int]]) -> tuple[int, Array] | No
     mirrored = [(-offsets, mass, count) for offsets, mass, count in centred]
     low = math.floor(drift - _reach(mirrored))
     high = math.ceil(drift + _reach(centred))
-    if high - low >= _LARGEST_FFT:
+    if high - low >= longest:
         return None
     size = next_fast_len(high - low + 1, real=True)
     # Around the mean, the phases that the power multiplies are small where anything is left.
