@@ -86,7 +86,7 @@ _fetchers: Any = _MapDatasetFetcher
 _fetch: Any = _fetchers.fetch
 # Models that are called past Opacus' module, and what their classes had of their own.
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_classes: dict[type, Any] = {}
+_classes: dict[Any, Any] = {}
 
 
 def listen(listener: Listener, model: nn.Module | None = None) -> None:
