@@ -180,7 +180,7 @@ def facts():
         yield {"rows": replace(RowFacts(steps=40, compared=40), **changes)}
     looked = MixingFacts(forward=6, inputs=6, loss=6)
     for changes in (
-        {}, {"loss": 0, "loss_unseen": "the loss has no second derivative"}, {"inputs": 0, "loss": 0},
+        {}, {"loss": 0, "loss_unseen": "no second derivative"}, {"inputs": 0, "loss": 0},
         {"forward": 0, "inputs": 0, "loss": 0}, {"forward_first": 1, "state_first": 2},
         {"inputs_first": 4}, {"loss_first": 1}, {"weights_first": 2},
     ):  # fmt: skip
