@@ -109,9 +109,8 @@ def test_the_engineer(desk):
     shown = desk("train.py").stdout
     # Twelve epochs of eight steps, and the numbers of canaries left to the audit.
     assert shown.startswith("CONSISTENT: "), shown
-    # Without options the audit goes through every part of the run but the gradient of a record,
-    # which needs a look at neighbouring datasets.
-    assert shown.count("not tested") == shown.count("not tested  per-sample gradient (") == 1
+    # Without options the audit goes through every part of the run.
+    assert "not tested" not in shown
     assert all(part in shown for part in PARTS)
     assert "next" in shown
     epsilon = shown.split("EPSILON ")[1].strip()

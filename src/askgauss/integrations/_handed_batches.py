@@ -84,8 +84,9 @@ _call: Any = AbstractGradSampleModule.__call__
 _backward: Any = torch.autograd.backward
 _fetchers: Any = _MapDatasetFetcher
 _fetch: Any = _fetchers.fetch
-# Models that are called past Opacus' module, and what their classes had of their own.
-_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+# Models that train, whether they call Opacus' module (None: not known yet), and what their classes
+# had of their own.
+_models: weakref.WeakKeyDictionary[nn.Module, bool | None] = weakref.WeakKeyDictionary()
 _classes: dict[Any, Any] = {}
 
 
@@ -102,7 +103,7 @@ def listen(listener: Listener, model: nn.Module | None = None) -> None:
     # What the method of a tensor calls as well.
     torch.autograd.backward, _fetchers.fetch = _listened_backward, _listened_fetch
     if model is not None and not isinstance(model, AbstractGradSampleModule):
-        _models.add(model)
+        _models[model] = None
         _hear(type(model))
 
 
@@ -113,12 +114,18 @@ def _hear(kind: Any) -> None:
     call = kind.__call__
 
     def listened(model: Any, *arguments: Any, **options: Any) -> Any:
-        before = _calls
+        if model not in _models or _models[model] is True:
+            return call(model, *arguments, **options)
+        # Whether it calls Opacus' module, and that is heard, is known after its first call.
+        known, before = _models[model] is False, _calls
+        if known:
+            _tell(model, arguments, options)
         found = call(model, *arguments, **options)
-        # Whether it calls Opacus' module is known afterwards: what that is called with is told.
-        if model in _models and _calls == before:
-            for listener in tuple(_listeners):
-                listener.called(model, arguments, options)
+        _models[model] = _calls != before
+        if known:
+            _told(model, found)
+        elif _calls == before:
+            _tell(model, arguments, options)
         return found
 
     _classes[kind] = vars(kind).get("__call__")
@@ -209,12 +216,20 @@ def _listened_next(iterator: Any) -> Any:
 def _listened_call(model: Any, *arguments: Any, **options: Any) -> Any:
     global _calls
     _calls += 1
+    _tell(model, arguments, options)
+    output = _call(model, *arguments, **options)
+    _told(model, output)
+    return output
+
+
+def _tell(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     for listener in tuple(_listeners):
         listener.called(model, arguments, options)
-    output = _call(model, *arguments, **options)
+
+
+def _told(model: Any, output: Any) -> None:
     for listener in tuple(_listeners):
         listener.returned(model, output)
-    return output
 
 
 @functools.wraps(_backward)
