@@ -68,7 +68,7 @@ _next: Any = _iterators.__next__
 _call: Any = AbstractGradSampleModule.__call__
 # Models that are called past Opacus' module, and what their classes had of their own.
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_classes: dict[type, Any] = {}
+_classes: dict[Any, Any] = {}
 
 
 def listen(listener: Listener, model: nn.Module | None = None) -> None:
