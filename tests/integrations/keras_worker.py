@@ -199,7 +199,7 @@ def main(lines: list[int]) -> None:
         "unseen": said(private(), (15, True), (5, False)),
         "written": written(private(), lambda value: value + features.mean(axis=0)[:, None]),
         "clamped": written(private(), lambda value: keras.ops.clip(value, -1, 1), declared=True),
-        "averaged": said(private(average=True), (10, True), (10, True)),
+        "averaged": said(private(average=True), (20, True)),
         "interrupted": [interrupted(), *map(interrupted, lines)],
         "before fit": refused(AuditCallback().result),
         "not private": refused(lambda: fit(plain, [AuditCallback()], 1)),

@@ -148,6 +148,7 @@ def test_a_resumed_run_is_audited_as_one(tmp_path):
     forgetful = trainer(tmp_path, callback, steps=32, kind=Forgetful)
     with pytest.raises(RecordingError, match="restore the accountant"):
         forgetful.train(resume_from_checkpoint=str(saved))
+    callback.finish()
     # A checkpoint without the audit's part: it joins late, and says so.
     (saved / "askgauss_audit.npz").unlink()
     late = AuditCallback(claim=claim(), **SMALL)
@@ -211,6 +212,7 @@ def test_two_audits_a_late_one_and_a_release_never_tried(tmp_path, monkeypatch):
     callbacks = [AuditCallback(claim=claim(), **SMALL) for _ in range(2)]
     with pytest.raises(RecordingError, match="has an audit"):
         trainer(tmp_path, *callbacks, steps=2).train()
+    callbacks[0].finish()
     late = AuditCallback(claim=claim(), **SMALL)
 
     class Late(transformers.TrainerCallback):
