@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import askgauss as ag
 from askgauss import attest, loggers
 from askgauss.advice import advice
+from askgauss.canaries import TextCanaries
 from askgauss.cli import app
 from askgauss.exceptions import (
     FileFormatError,
@@ -255,3 +256,9 @@ def test_what_gaussian_noise_would_mean_is_shown_beside():
     declared = ag.audit(easier("randomised", noise="gaussian"), claim=CLAIM)
     assert declared.epsilon_lower == pytest.approx(result.if_gaussian)
     assert declared.if_gaussian is None
+
+
+def test_canaries_of_ours_say_how_membership_was_drawn():
+    """Also where fixed numbers of them are present: which ones was drawn at random."""
+    texts = TextCanaries.new_tokens(["the code is"], present=5, absent=5, seed=0)
+    assert texts.scores(np.arange(10.0)).membership == "randomised"

@@ -123,7 +123,8 @@ class Ranks:
         """The number of guesses that few canaries leave no choice of; None where it is chosen."""
         if canaries >= _FEWEST_TO_TELL:
             return None
-        return max(1, round(min(0.5, 0.5 * (100.0 / canaries) ** 0.2) * canaries))
+        share = 0.5 * min(1.0, math.pow(100.0 / canaries, 0.2))
+        return max(1, round(share * canaries))
 
     @staticmethod
     def telling(canaries: int) -> NDArray[np.bool_]:

@@ -253,6 +253,7 @@ class StepStore:
                 background=self.facts.background,
                 fair_coins=self.facts.fair_coins,
                 run=self.facts.run,
+                membership="randomised",  # in every step
             ),
         )
 

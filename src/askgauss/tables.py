@@ -210,17 +210,17 @@ def _scores(columns: Mapping[str, Any]) -> CanaryScores:
             raise FileFormatError(
                 f"{score!r} has {values.size:,} values and {member!r} {coins.size:,}."
             )
-        found = CanaryScores.from_groups(present=values[coins], absent=values[~coins], **settings)
+        scores = CanaryScores.from_groups(present=values[coins], absent=values[~coins], **settings)
         chance = _one_of(columns, _PROBABILITY)
         if chance is None:
-            return found
+            return scores
         probability = _numbers(columns[chance], chance)
         if probability.size != values.size:
             raise FileFormatError(
                 f"expected one {chance!r} a canary, got {probability.size:,} for {values.size:,}. "
                 "Fill in the missing ones."
             )
-        return found.with_fair_coins(np.concatenate((probability[coins], probability[~coins])))
+        return scores.with_fair_coins(np.concatenate((probability[coins], probability[~coins])))
     if present is not None and absent is not None:
         return CanaryScores.from_groups(
             present=_numbers(columns[present], present),

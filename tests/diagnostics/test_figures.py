@@ -203,7 +203,10 @@ def test_no_curve_without_a_bound_to_stand_on(change, words):
 def test_no_curve_where_the_method_does_not_vouch_for_it():
     scores = ideal_scores(200)
     known = {"noise": "gaussian", "membership": "randomised"}
-    for facts, words in ((known, "sampling rate"), ({}, "at one delta")):
+    for facts, words in (
+        (known, "sampling rate"),
+        ({"membership": "randomised"}, "at one delta"),
+    ):
         bare = dataclasses.replace(scores, metadata=ScoreMetadata(**facts))
         curves = figures.tradeoff_curves(audited(bare))
         assert words in curves.missing

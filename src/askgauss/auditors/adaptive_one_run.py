@@ -262,18 +262,20 @@ class AdaptiveOneRun(GuessingAuditor):
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
-        level = {"delta": delta, "confidence": 1.0 - error}
+        confidence, chosen = 1.0 - error, self._chosen(trial)
         if self._told:
-            return epsilon_from_counts(**trial.counts, **level)
-        return one_run.epsilon_from_counts(**trial.counts, **level, chosen=self._chosen(trial))
+            return epsilon_from_counts(**trial.counts, delta=delta, confidence=confidence)
+        return one_run.epsilon_from_counts(
+            **trial.counts, delta=delta, confidence=confidence, chosen=chosen
+        )
 
     def _p_value(
         self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        claim = {"epsilon": epsilon, "delta": delta}
+        chosen = self._chosen(trial)
         if self._told:
-            return p_value(**trial.counts, **claim)
-        return one_run.p_value(**trial.counts, **claim, chosen=self._chosen(trial))
+            return p_value(**trial.counts, epsilon=epsilon, delta=delta)
+        return one_run.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=chosen)
 
     def power(
         self,

@@ -217,10 +217,13 @@ class OneRunFDP(GuessingAuditor):
         confidence = 1.0 - error
         family = self.family
         if isinstance(family, EpsilonDeltaFamily):
-            counts = {**trial.counts, "delta": delta, "confidence": confidence}
-            if self._chosen(trial):
-                return one_run.epsilon_from_counts(**counts, chosen=True)
-            return fdp.epsilon_delta_from_counts(**counts)
+            if not self._chosen(trial):
+                return fdp.epsilon_delta_from_counts(
+                    **trial.counts, delta=delta, confidence=confidence
+                )
+            return one_run.epsilon_from_counts(
+                **trial.counts, delta=delta, confidence=confidence, chosen=True
+            )
         if isinstance(family, GaussianFamily):
             return epsilon_from_counts(**trial.counts, delta=delta, confidence=confidence)
         run = family.run(evidence.steps, evidence.sampling_rate)

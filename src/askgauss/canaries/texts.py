@@ -198,7 +198,7 @@ class TextCanaries(Canaries):
         return CanaryScores(
             score=score,
             member=self.member,
-            metadata=ScoreMetadata(fair_coins=self.fair_coins or None),
+            metadata=ScoreMetadata(fair_coins=self.fair_coins or None, membership="randomised"),
         )
 
     def fingerprint(self) -> str:
