@@ -641,12 +641,12 @@ _RECORDING = (
         "diagnostics/test_checks.py",
     ),
     _mutant(
-        "coins-again-after-resuming",
+        "draw-forgotten-after-resuming",
         "recorder.py",
         "planting.resume((steps if own else 0) + (drawn is not None), progress.coin)",
         "planting.resume(steps if own else 0, progress.coin)",
-        "A run that was saved between sample() and observe() draws the same coins again.",
-        "test_recorder.py",
+        "A run by a scheme that was saved between sample() and observe() cannot be resumed.",
+        "sampling/test_recorded.py",
     ),
     _mutant(
         "declared-scheme-is-poisson",
@@ -654,8 +654,7 @@ _RECORDING = (
         "poisson=self._poisson or (own_coin is not False and not other)",
         "poisson=self._poisson or own_coin is not False",
         "Canaries that are drawn by another scheme count as drawn by Poisson sampling.",
-        "test_recorder.py",
-        "test_sampled_recorder.py",
+        "sampling/test_recorded.py",
     ),
     _mutant(
         "score-root-missing",
@@ -673,7 +672,6 @@ _RECORDING = (
         "sampling_rate=facts.sampling_rate",
         "Scores of a run without Poisson sampling claim its rate.",
         "test_transcript.py",
-        "test_sampled_recorder.py",
     ),
     _mutant(
         "schedule-by-the-last",
