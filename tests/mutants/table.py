@@ -17,7 +17,7 @@ class Mutant:
         before: The text it replaces, found exactly once in the module.
         after: What stands there instead.
         breaks: What it breaks, in one sentence.
-        tests: Test files that should fail, tried in this order.
+        tests: Test files, or tests in them, that should fail; tried in this order.
     """
 
     name: str
@@ -241,7 +241,7 @@ _STATS = (
         "(a + b) * rest +",
         "(a + b - 2.0) * rest +",
         "The density of a rate is not that of its log odds: its tails are too heavy.",
-        "auditors/test_confusion.py",
+        "test_ranks.py::test_the_p_value_of_both_rates_together",
     ),
     _mutant(
         "bracket-from-the-wrong-side",
@@ -384,7 +384,7 @@ _AUDITORS = (
         'missed = np.searchsorted(ones, thresholds, side="left")',
         'missed = np.searchsorted(ones, thresholds, side="right")',
         "A present canary whose score is the threshold counts as missed.",
-        "auditors/test_confusion.py",
+        "auditors/test_confusion.py::TestCounting",
     ),
     _mutant(
         "rank-off-by-one",
@@ -392,7 +392,7 @@ _AUDITORS = (
         "upper = _from_counts(missed, high - 1, ones.size, zeros.size)",
         "upper = _from_counts(missed, high, ones.size, zeros.size)",
         "The canary whose score is the threshold counts as a false positive.",
-        "auditors/test_confusion.py",
+        "auditors/test_confusion.py::TestCounting",
     ),
     _mutant(
         "ranks-multiplicity",
@@ -400,7 +400,7 @@ _AUDITORS = (
         "return min(1.0, len(evidence.trials) * min(values))",
         "return min(1.0, min(values))",
         "The least p-value of several thresholds is taken as if it were the only one.",
-        "auditors/test_confusion.py",
+        "auditors/test_confusion.py::TestCounting",
     ),
     _mutant(
         "cosine-root-missing",
@@ -505,7 +505,7 @@ _DIAGNOSTICS = (
         "too_much = ratio > 1.0",
         "too_much = ratio < 1.0",
         "Too little noise is told as too much, and costs accuracy only.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestNoiseScale",
     ),
     _mutant(
         "noise-by-tensor-multiplicity",
@@ -529,7 +529,7 @@ _DIAGNOSTICS = (
         "more, p_value = mean > expected,",
         "more, p_value = mean < expected,",
         "A record that adds more than the clip norm is told as one that adds less.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestSignal",
     ),
     _mutant(
         "uncounted-steps-hidden",
@@ -537,7 +537,7 @@ _DIAGNOSTICS = (
         "most = max(taken, counted)",
         "most = taken",
         "Steps that the accountant counted and the audit did not see are not held to the claim.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestSignal",
     ),
     _mutant(
         "t-test-one-sided",
@@ -553,7 +553,7 @@ _DIAGNOSTICS = (
         "above = rate > claimed and p_value < SUSPICIOUS",
         "above = rate < claimed and p_value < SUSPICIOUS",
         "A sampling rate above the accounted one is never a breach.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestSignal",
     ),
     _mutant(
         "dispersion-ddof",
@@ -561,7 +561,7 @@ _DIAGNOSTICS = (
         "freedom = counts.size - 1",
         "freedom = counts.size",
         "The fitted mean of inclusion counts costs no degree of freedom.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestSignal",
     ),
     _mutant(
         "pairs-multiplicity",
@@ -577,7 +577,7 @@ _DIAGNOSTICS = (
         "min(1.0, 2.0 * correlation_tail(abs(correlation), pairs))",
         "correlation_tail(correlation, pairs)",
         "Noise that is subtracted again in the next step is not seen.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::test_serial_correlation_has_two_sides",
     ),
     _mutant(
         "noise-level-lower-end",
@@ -585,7 +585,7 @@ _DIAGNOSTICS = (
         "level = self.even.interval(INTERVAL_ERROR)[1]",
         "level = self.even.interval(INTERVAL_ERROR)[0]",
         "Breaches are composed with the least noise that was measured and not with the most.",
-        "diagnostics/test_checks.py",
+        "diagnostics/test_checks.py::TestNoiseScale",
     ),
     _mutant(
         "clipping-count-doubled",
@@ -646,7 +646,7 @@ _RECORDING = (
         "planting.resume((steps if own else 0) + (drawn is not None), progress.coin)",
         "planting.resume(steps if own else 0, progress.coin)",
         "A run by a scheme that was saved between sample() and observe() cannot be resumed.",
-        "sampling/test_recorded.py",
+        "sampling/test_recorded.py::TestFiles",
     ),
     _mutant(
         "declared-scheme-is-poisson",
@@ -654,7 +654,7 @@ _RECORDING = (
         "poisson=self._poisson or (own_coin is not False and not other)",
         "poisson=self._poisson or own_coin is not False",
         "Canaries that are drawn by another scheme count as drawn by Poisson sampling.",
-        "sampling/test_recorded.py",
+        "sampling/test_recorded.py::TestFiles",
     ),
     _mutant(
         "score-root-missing",
@@ -847,7 +847,6 @@ _VERDICT = (
         'if gap == "unknown" and verdict is Verdict.VIOLATION:',
         "Groups that nobody said were randomised can be CONSISTENT.",
         "test_membership.py",
-        "test_auditing.py",
     ),
 )
 
