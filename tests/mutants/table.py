@@ -768,6 +768,7 @@ _OPACUS = (
         "found = _behind(value, depth - 1)",
         "found = _behind(value, 0)",
         "The accountant behind another hook is not found.",
+        "test_opacus_accountant.py",
         "integrations/test_opacus.py",
     ),
     _mutant(
@@ -784,6 +785,7 @@ _OPACUS = (
         "counted.get(key, 0) + int(steps - old_steps)",
         "counted.get(key, 0) + int(steps)",
         "Steps that were accounted for before the audit count as audited ones.",
+        "test_opacus_accountant.py",
         "integrations/test_opacus.py",
         "integrations/test_opacus_facts.py",
     ),
@@ -793,6 +795,7 @@ _OPACUS = (
         "            del accountant.get_epsilon\n",
         "            return\n",
         "The accountant's get_epsilon is not put back when the audit ends.",
+        "test_opacus_accountant.py",
         "integrations/test_opacus.py",
         "integrations/test_opacus_facts.py",
     ),
