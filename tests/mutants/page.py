@@ -18,9 +18,10 @@ A fault that no test notices would show that a broken statistic passes the suite
 
 The tests named with each fault run first, then fixed runs whose results are stored
 (`tests/snapshots`), then all fast tests (`make test-fast`). Tests that train a model or start
-processes run only on faults that every fast test missed; they are marked *slow*.
+processes come last; they are marked *slow*.
 
-A row shows the last run of its fault. Faults are defined in `tests/mutants/table.py`.
+A row names the test that failed in the last run of its fault, which may have been a run of some
+of these tests only. Faults are defined in `tests/mutants/table.py`.
 """
 
 
