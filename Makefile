@@ -15,7 +15,11 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help run test test-fast snapshots test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills comparison museum release docs docs-release clean
+=======
+.PHONY: help run test test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum release docs docs-release clean
+>>>>>>> mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -121,6 +125,9 @@ release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and
 
 kills: $(VENV)/all.stamp  ## runs of every kind killed two hundred times, and what came out of them
 	$(BIN)/python -m tests.kills
+
+mutants: $(VENV)/all.stamp  ## deliberate faults, and the tests that find them; rewrites docs/mutants.md
+	$(BIN)/python -m tests.mutants --fast --workers $(WORKERS)
 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -114,6 +114,16 @@ def test_a_method_of_gaussian_scores_declares_them():
     assert result.law_declared
 
 
+@pytest.mark.parametrize(
+    ("membership", "verdict"), [("randomised", Verdict.CONSISTENT), (None, Verdict.INCONCLUSIVE)]
+)
+def test_unknown_membership_does_not_speak_for_a_claim_either(membership, verdict):
+    """The same scores, and a claim that they have the power to contradict."""
+    claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
+    result = ag.audit(easier(membership), claim=claim, auditor="gaussian-dp")
+    assert result.verdict is verdict
+
+
 @pytest.mark.parametrize("membership", ["randomised", "declared"])
 def test_random_membership_is_judged(membership):
     result = ag.audit(easier(membership), claim=CLAIM)

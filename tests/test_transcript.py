@@ -76,6 +76,17 @@ def test_scores_are_sums_over_the_root_of_the_steps():
     )
 
 
+@pytest.mark.parametrize("declared", [(2.0, 1.0, 4.0), (2.0, None, 4.0), (2.0, 0.0, 4.0)])
+def test_a_schedule_is_relative_to_the_first_step(declared):
+    """And where a step declares nothing, or no noise, there is none."""
+    recorder = Recorder(DiracCanaries(present=5, absent=5, dimension=20, seed=0), sampling_rate=0.5)
+    for noise in declared:
+        recorder.sample()
+        recorder.observe(np.zeros(10), noise_multiplier=noise)
+    expected = [1.0, 0.5, 2.0] if all(declared) else [1.0, 1.0, 1.0]
+    assert recorder.transcript().schedule.tolist() == expected
+
+
 def test_scores_say_nothing_they_do_not_know():
     transcript = recorded(20, norms=(1.0, 2.0))
     assert transcript.scores().metadata.clip_norm == 1.0

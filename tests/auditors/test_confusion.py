@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,32 @@ class TestCounting:
         threshold = float(self.scores.present[3])
         evidence = gather(ag.ClopperPearson(selection=ag.Fixed(threshold=threshold)), self.scores)
         assert evidence.trials == (matrix_by_hand(self.scores, threshold),)
+
+    @pytest.mark.parametrize(("present", "absent"), [(60, 45), (45, 60)])
+    def test_a_threshold_at_a_rank_has_its_own_canary_on_the_right_side(self, present, absent):
+        """Above the k-th highest absent score, or from the j-th lowest present one on."""
+        scores = draw(present, absent, 1.0)
+        trials = gather(ag.ClopperPearson(), scores).trials
+        larger, smaller = ag.Ranks.thresholds(60), ag.Ranks.other_thresholds(45)
+        assert len(trials) == larger.size + smaller.size
+        for ranks, found in ((larger, trials[: larger.size]), (smaller, trials[larger.size :])):
+            by_absent = (ranks is larger) == (absent > present)
+            for rank, trial in zip(ranks, found, strict=True):
+                if by_absent:
+                    cut = np.nextafter(np.sort(scores.absent)[-rank], np.inf)
+                else:
+                    cut = np.sort(scores.present)[rank - 1]
+                assert trial == matrix_by_hand(scores, cut)
+
+    def test_the_p_value_of_thresholds_at_ranks_pays_for_all_of_them(self):
+        auditor = ag.ClopperPearson()
+        evidence = gather(auditor, self.scores)
+        alone = [
+            auditor.p_value(replace(evidence, trials=(trial,)), epsilon=0.1, delta=1e-5)
+            for trial in evidence.trials
+        ]
+        together = auditor.p_value(evidence, epsilon=0.1, delta=1e-5)
+        assert together == pytest.approx(len(alone) * min(alone), rel=1e-9)
 
     def test_a_split_tests_on_the_rest(self):
         (trial,) = gather(ag.ClopperPearson(selection=ag.Split(fraction=0.2)), self.scores).trials

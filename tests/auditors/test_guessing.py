@@ -63,6 +63,13 @@ class TestCounting:
         correct = int((above & self.scores.member).sum())
         assert evidence.trials == (GuessTrial(canaries=101, guesses=31, correct=correct),)
 
+    def test_canaries_that_told_their_membership_count_as_open_coins(self):
+        """Delta is paid for every canary, whether it told, was guessed or neither."""
+        (trial,) = gather(ag.OneRun(), self.scores).trials
+        told = int(np.count_nonzero(ag.Ranks.telling(101)))
+        assert trial.canaries == 101
+        assert 0 < trial.guesses <= 101 - told
+
     def test_a_fraction_is_rounded(self):
         assert (
             gather(ag.OneRun(selection=ag.Fixed(fraction=0.25)), self.scores).trials[0].guesses

@@ -13,7 +13,9 @@ from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.results import Status
 from askgauss.run_facts import RunFacts
+from askgauss.sampling import Poisson
 from askgauss.scores import GroupMoments
+from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.shift import SlopeTest
 
 RATE = 4096 / 50000
@@ -216,6 +218,34 @@ def test_p_value_and_bound_agree():
         lower = result.epsilon_lower
         assert result.p_value(epsilon=0.999 * lower) < 0.05
         assert result.p_value(epsilon=1.001 * lower) > 0.05
+
+
+def test_every_tensor_has_its_share_of_a_fifth_of_the_error():
+    """Four tensors, one of them quiet: its bound and its p-value are read at a twentieth."""
+    generator = np.random.default_rng(3)
+    evidence = draw_evidence(generator, 8.0, present=200, absent=200, steps=50)
+    (pooled,) = evidence.strata
+    quiet = draw_evidence(generator, 2.0, present=50, absent=50, steps=50).strata
+    loud = draw_evidence(generator, 9.0, present=50, absent=50, steps=50).strata
+    evidence = replace(evidence, strata=(pooled, *quiet, *loud, *loud, *loud))
+    auditor, error = ag.SubsampledGaussian(), 0.05
+    bound = auditor.epsilon_lower(evidence, delta=1e-5, confidence=1.0 - error)
+    signal = quiet[0].lower(0.2 * error / 4)
+    assert signal > pooled.lower(error)
+    assert bound == pytest.approx(evidence.epsilon(signal, Poisson(rate=RATE), 1e-5), rel=1e-6)
+    assert auditor.p_value(evidence, epsilon=bound, delta=1e-5) == pytest.approx(error, rel=1e-3)
+
+
+def test_a_measured_rate_is_composed_at_its_lower_limit():
+    """A fifth of the error is the rate's, the rest the signal's."""
+    evidence = draw_evidence(
+        np.random.default_rng(4), 2.0, present=50, absent=50, steps=50, known_rate=False
+    )
+    bound = ag.SubsampledGaussian().epsilon_lower(evidence, delta=1e-5, confidence=0.95)
+    rate = clopper_pearson_lower(evidence.plantings, evidence.opportunities, 0.2 * 0.05)
+    assert rate < evidence.plantings / evidence.opportunities
+    signal = evidence.strata[0].lower(0.8 * 0.05)
+    assert bound == pytest.approx(evidence.epsilon(signal, Poisson(rate=rate), 1e-5), rel=1e-9)
 
 
 def test_a_quiet_tensor_speaks_for_the_run():

@@ -113,6 +113,15 @@ class TestNoiseScale:
             assert item.consequence is consequence
             assert ("implies epsilon" in failing(item)) == (consequence is Consequence.BREACH)
 
+    def test_a_breach_is_composed_with_the_most_noise_there_may_have_been(self):
+        """The upper end of the interval: at confidence 0.99, in 40 runs, 35 at least hold."""
+        levels = [
+            Context(simulate_dpsgd(**RUN | {"steps": 10, "seed": seed}), None).noise_level
+            for seed in range(40)
+        ]
+        assert sum(level > 1.0 for level in levels) >= 35
+        assert max(levels) < 1.2
+
     def test_without_a_claim_too_little_noise_is_breach_enough(self):
         assert check("noise scale", fault="noise-75").consequence is Consequence.BREACH
 
@@ -201,6 +210,23 @@ def test_repeated_noise_names_the_steps():
     assert second - first == 30
 
 
+@pytest.mark.parametrize("share", [0.3, -0.3])
+def test_serial_correlation_has_two_sides(share):
+    """Part of a step's noise is added to the next one's, or subtracted from it."""
+    canaries = ag.DiracCanaries(present=20, absent=100, dimension=200, seed=0)
+    recorder, generator = ag.Recorder(canaries, sampling_rate=0.2), np.random.default_rng(0)
+    before = generator.standard_normal(canaries.size)
+    for _ in range(100):
+        fresh = generator.standard_normal(canaries.size)
+        row = fresh + share * before
+        row[recorder.sample()] += 1.0
+        recorder.observe(row, background=0.0)
+        before = fresh
+    item = checks(recorder.transcript())["serial correlation"]
+    assert item.measured == pytest.approx(share / (1.0 + share**2), abs=0.03)
+    assert item.p_value < 1e-9
+
+
 def test_shared_noise_names_the_tensors():
     item = check("shared noise", fault="one-key-for-equal-tensors")
     assert item.measured == pytest.approx(1.0, abs=1e-5)
@@ -269,6 +295,17 @@ class TestSignal:
         assert item.claimed == 0.2
         assert check("sampling rate").status is Status.NOT_RUN
 
+    def test_a_higher_rate_is_a_breach_only_where_the_claim_is_exceeded(self):
+        honest = ag.accounting.dpsgd_epsilon(
+            noise_multiplier=1.0, sampling_rate=0.2, steps=60, delta=1e-5
+        )
+        for epsilon, consequence in (
+            (honest, Consequence.BREACH),
+            (4.0 * honest, Consequence.LOOSENS),
+        ):
+            item = check("sampling rate", claimed(epsilon), fault="sampling-rate-doubled")
+            assert item.consequence is consequence
+
     def test_a_declared_rate_is_held_against_the_accountants(self):
         run = simulate_dpsgd(**RUN)
         other = run.with_facts(replace(run.facts, accounted_sampling_rate=0.15))
@@ -288,6 +325,21 @@ class TestSignal:
         item = check("sampling scheme", fault=fault)
         assert words in failing(item)
         assert item.p_value < 1e-6
+
+    def test_sampling_scheme_is_the_dispersion_of_counts(self):
+        """The less likely of two chi-squares: counts by canary and counts by step."""
+        run = simulate_dpsgd(**RUN, canaries="data path")
+        by_canary, by_step = run.canaries.planted[run.member], run.steps.planted.sum(axis=1)
+        rate, tests = by_canary.sum() / (60 * 60), []
+        for counts in (by_canary, by_step):
+            ratio = counts.var(ddof=1) / (60 * rate * (1.0 - rate))
+            law = stats.chi2(counts.size - 1)
+            sides = law.cdf(ratio * (counts.size - 1)), law.sf(ratio * (counts.size - 1))
+            tests.append((2.0 * min(sides), ratio))
+        p_value, ratio = min(tests)
+        item = checks(run)["sampling scheme"]
+        assert item.measured == pytest.approx(ratio, rel=1e-9)
+        assert item.p_value == pytest.approx(min(1.0, 2.0 * p_value), rel=1e-9)
 
     def test_pairs(self):
         item = check("sampling of pairs", fault="same-batches-every-epoch")

@@ -83,6 +83,10 @@ def test_a_count_that_was_left_out_of_the_accounting_is_a_breach():
     assert finding.consequence is Consequence.BREACH
     assert finding.status is Status.FAIL
     assert (finding.measured, finding.claimed) == (TOGETHER, GRADIENTS)
+    # A record moves the count by a half at least: together they leak what the two multipliers give.
+    implied = float(finding.summary.split("implies epsilon ")[1].split()[0])
+    both = accounting.history_epsilon(((TOGETHER, RATE, STEPS),), DELTA)
+    assert implied == pytest.approx(both, rel=0.01)
     assert result.verdict is ag.Verdict.VIOLATION
 
 

@@ -152,6 +152,26 @@ def test_the_extreme_shares_are_those_of_all():
     assert above == pytest.approx(every[1].min(), rel=1e-12)
 
 
+@pytest.mark.parametrize("less", [True, False])
+@pytest.mark.parametrize("scale", [1.5, None])
+def test_the_oddest_variance_pays_for_all_groups(scale, less):
+    """Each group by scipy: against the scale, or against all other groups together."""
+    freedom = np.array([12.0, 30.0, 25.0, 8.0])
+    square = 2.25 * freedom * np.array([1.1, 0.5, 1.0, 2.2])
+    p_values = []
+    for index, (each, of) in enumerate(zip(square, freedom, strict=True)):
+        law, statistic = stats.chi2(of), each / 2.25
+        if scale is None:
+            others = np.delete(square, index).sum(), np.delete(freedom, index).sum()
+            law, statistic = stats.f(of, others[1]), each / of / (others[0] / others[1])
+        below, above = law.cdf(statistic), law.sf(statistic)
+        p_values.append(below if less else 2.0 * min(below, above))
+    worst, p_value = tails.oddest_variance(square, freedom, scale, less=less)
+    assert worst == int(np.argmin(p_values))
+    assert p_value == pytest.approx(min(1.0, 4.0 * min(p_values)), rel=1e-9)
+    assert p_value < 1.0
+
+
 def test_extremes_are_as_often_that_far_as_they_say():
     largest = np.random.default_rng(3).standard_normal((4000, 50)).max(axis=1)
     p_values = np.array([tails.extreme_p_value(t, t, 50) for t in stats.norm.sf(largest)])

@@ -770,6 +770,19 @@ def test_accumulated_batches_are_scaled_back(inject):
     assert transcript.facts.accounted_sampling_rate == 0.25
 
 
+def test_canaries_are_planted_at_the_rate_of_a_step_and_not_of_a_batch():
+    run = make_run(poisson_sampling=False)
+    with CanaryAudit(run.optimizer, canaries=dirac(absent=50)) as audit:
+        batches = iter(run.loader)
+        for _ in range(2):
+            run.optimizer.zero_grad()
+            for features, target in (next(batches), next(batches)):
+                run.criterion(run.model(features), target).backward()
+            run.optimizer.step()
+    facts = audit.transcript().facts
+    assert facts.sampling_rate == facts.accounted_sampling_rate == 0.25
+
+
 def test_state_round_trip_and_foreign_checkpoints(tmp_path):
     run = make_run()
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, seed=0)

@@ -199,6 +199,23 @@ class TestFiles:
         assert loaded.facts == whole.facts
         assert loaded.facts.scheme == scheme
 
+    @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+    def test_a_run_saved_between_sample_and_observe_goes_on_drawing(self, scheme: Scheme) -> None:
+        whole, first, second = (ag.Recorder(CANARIES, sampling=scheme) for _ in range(3))
+        released, draws = np.zeros(CANARIES.size), []
+        for _ in range(6):
+            draws.append(whole.sample().tolist())
+            whole.observe(released)
+        for _ in range(2):
+            first.sample()
+            first.observe(released)
+        assert first.sample().tolist() == draws[2]
+        second.load_state_dict(first.state_dict())
+        for step in range(3, 6):
+            second.observe(released)
+            assert second.sample().tolist() == draws[step]
+        assert whole.transcript().facts.poisson is isinstance(scheme, Poisson)
+
     def test_a_claim_and_a_result_keep_their_scheme(self) -> None:
         scheme = Shuffled(batches=20)
         claim = ag.PrivacyClaim(epsilon=8.0, delta=DELTA, sampling=scheme)

@@ -73,6 +73,21 @@ def test_steps_of_replaced_records_compose_to_what_an_accountant_says(noise, rat
     assert quick == pytest.approx(1.0 / noise, rel=0.01)
 
 
+def test_scores_of_a_record_in_every_step_are_twice_as_far_apart():
+    """The bound is that of Gaussians on either side of zero, and the p-value agrees with it."""
+    generator = np.random.default_rng(0)
+    scores = ag.CanaryScores.from_groups(
+        present=generator.normal(1.0, 1.0, 400), absent=generator.standard_normal(400),
+        steps=9, sampling_rate=1.0, noise="gaussian",
+    )  # fmt: skip
+    auditor = GaussianShift(replaced=True)
+    evidence = auditor.gather(scores, delta=DELTA, confidence=0.95)
+    shift = evidence.test().lower(0.05)
+    bound = auditor.epsilon_lower(evidence, delta=DELTA, confidence=0.95)
+    assert bound == pytest.approx(ag.gaussian.epsilon(DELTA, -shift, 1.0, shift, 1.0), rel=1e-9)
+    assert auditor.p_value(evidence, epsilon=bound, delta=DELTA) == pytest.approx(0.05, rel=1e-6)
+
+
 def test_a_record_in_every_step_moves_twice_as_far():
     law = ReplaceOne(of=EveryStep())
     for noise in (0.7, 3.0, 20.0):
