@@ -94,6 +94,10 @@ def test_no_output_shows_a_bound_of_unknown_membership():
     result = ag.audit(easier(None), claim=CLAIM)
     assert "no bound: membership is not stated" in str(result)
     assert "epsilon >=" not in str(result)
+    assert result.to_dict()["carries_bound"] is False
+    forged = json.loads(result.to_json()) | {"carries_bound": True}
+    with pytest.raises(FileFormatError):
+        AuditResult.from_json(json.dumps(forged))
     page = result.to_html()
     assert "no bound: membership is not stated" in page
     assert "epsilon is at least" not in page

@@ -54,7 +54,8 @@ def test_weak(privacy_audit):
 def test_invalid(privacy_audit):
     values = [math.sin(index) for index in range(300)] * 2
     privacy_audit(
-        ag.CanaryScores.from_groups(present=[value + 1 for value in values], absent=values))
+        ag.CanaryScores.from_groups(
+            present=[value + 1 for value in values], absent=values, noise="gaussian"))
 """,
 }
 

@@ -297,10 +297,12 @@ class _Summary:
         terminalreporter.section("privacy audits")
         for name, result in self._audits:
             claim, lower = result["claim"], result["epsilon_lower"]
-            bound = lower if isinstance(lower, str) else f"{lower:.4g}"
+            bound = f"epsilon >= {lower if isinstance(lower, str) else f'{lower:.4g}'}"
+            if not result["carries_bound"]:
+                bound = "no bound"
             terminalreporter.write_line(
                 one_line(
-                    f"{result['verdict'] or 'none'} {name}: epsilon >= {bound}, claimed "
+                    f"{result['verdict'] or 'none'} {name}: {bound}, claimed "
                     f"{claim['epsilon']:g} at delta {claim['delta']:g}; {_scope(result)}"
                 )
             )

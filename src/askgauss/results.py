@@ -359,6 +359,7 @@ class AuditResult:
         plain: dict[str, Any] = _plain.to_plain(replace(self, auditor=_NO_AUDITOR))
         plain["auditor"] = {"name": self.auditor.name, "options": _plain.to_plain(self.auditor)}
         plain["assumption"] = self.assumption.value
+        plain["carries_bound"] = self.carries_bound
         plain["next_step"] = self.next_step
         plain["outside"] = list(scope.OUTSIDE)
         return plain
@@ -635,6 +636,8 @@ def _check_derived(result: AuditResult, content: dict[str, Any]) -> None:
         raise _contradiction("verdict", result.verdict, again.verdict)
     if "assumption" in content and content["assumption"] != result.assumption.value:
         raise _contradiction("assumption", content["assumption"], result.assumption.value)
+    if content.get("carries_bound", result.carries_bound) != result.carries_bound:
+        raise _contradiction("carries_bound", content["carries_bound"], result.carries_bound)
 
 
 def _check_fields(result: AuditResult, content: dict[str, Any]) -> None:

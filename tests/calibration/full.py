@@ -253,7 +253,7 @@ NOTES = {
     "scores": (
         "Whole audits: scores",
         "Default audits of scores: DP-SGD by Model 1, and releases of other laws handed over as "
-        "two groups of fixed size without a word about their noise.",
+        "two groups of fixed size with randomised membership and nothing said of their noise.",
     ),
     "transcripts": (
         "Whole audits: transcripts",

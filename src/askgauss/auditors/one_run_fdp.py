@@ -30,7 +30,7 @@ __all__ = [
 # strongest rejected one ends early, on its safe side.
 _SUBSAMPLED_TOLERANCE = 1e-4
 # How much likelier a rejection may be where the mechanism steers the number of guesses. Linear
-# programs over all mechanisms of the family, 20 to 1,000 canaries, found up to 1.05
+# programs over all mechanisms of the family, 100 to 400 canaries, found up to 1.05
 # (tests/calibration/steered.py).
 _STEERED = 1.1
 # A signal so strong that noise no longer matters, only how rarely a canary is sampled.
