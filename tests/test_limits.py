@@ -36,6 +36,10 @@ _SEEDS = "tests/integrations/test_opacus_seeds.py::"
 _FAULTS = "tests/faults/test_opacus_faults.py::"
 _CHECKS = "tests/diagnostics/test_checks.py::"
 _HERE = "tests/test_limits.py::"
+_MIXED = "tests/integrations/test_mixed_records.py::"
+_REUSE = "tests/diagnostics/test_reuse.py::"
+_TREE = "tests/diagnostics/test_tree_leaks.py::"
+_SHIFTED = "test_leaves_that_have_the_noise_of_the_one_before_shifted_by_one"
 _OUTSIDE = (
     _SCOPE + "test_every_output_lists_what_canaries_did_not_meet_and_what_no_audit_sees",
     _SCOPE + "test_the_page_on_limits_names_every_part_and_what_is_outside",
@@ -43,6 +47,18 @@ _OUTSIDE = (
 
 # How each sentence or row of the page begins, and the tests that hold it.
 PROMISES: dict[str, tuple[str, ...]] = {
+    "`mixed records` looks at": (
+        _MIXED + "test_records_that_meet_before_clipping_are_found",
+        _MIXED + "test_correct_runs_mix_nothing",
+    ),
+    "It does not detect: statistics": (_MIXED + "test_what_was_not_looked_at_is_said",),
+    "Inputs that are neither rows": (_MIXED + "test_what_was_not_looked_at_is_said",),
+    "There, noise that is shifted by one": (
+        _REUSE + "test_watched_places_show_noise_that_is_reversed_or_shifted_in_large_tensors",
+    ),
+    "The result prints the share": (_REUSE + "test_correct_runs_say_what_share_was_compared",),
+    "Prefix sums of a tree": (_TREE + _SHIFTED,),
+    "Whether the noise of one node": (_TREE + _SHIFTED,),
     "A verdict covers the parts": (_SCOPE + "test_a_part_is_fine_only_if_a_deciding_check_ran",),
     "Every result lists them": (_SCOPE + "test_every_output_carries_the_scope",),
     "| part |": NO_PROMISE,

@@ -105,6 +105,17 @@ def test_another_claim_than_was_committed_to(transcript):
     assert "the claim is not the one" in str(answer)
 
 
+def test_frozen_layers_hide_the_membership_alone(transcript):
+    """Their canaries are left out: seed and claim are held to what was committed all the same."""
+    frozen = transcript.with_facts(replace(transcript.facts, frozen=(("weight", 3, 5),)))
+    answer = verify(ag.audit(frozen, claim=CLAIM), frozen)
+    assert statuses(answer)["commitment"] == "not checked"
+    other = ag.PrivacyClaim(epsilon=9.0, delta=1e-5)
+    assert statuses(verify(ag.audit(frozen, claim=other), frozen))["commitment"] == "fails"
+    seeded = other_seed(frozen)
+    assert statuses(verify(ag.audit(seeded, claim=CLAIM), seeded))["commitment"] == "fails"
+
+
 def test_what_was_not_promised_is_said_not_to_be(transcript):
     bare = transcript.with_facts(replace(transcript.facts, commitment=None))
     answer = verify(ag.audit(bare, claim=CLAIM), bare)

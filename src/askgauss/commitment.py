@@ -104,8 +104,12 @@ class Commitment:
             raise _not_one("its statement is not in the spelling that is hashed")
         return statement
 
-    def fault(self, seed: int | None, member: NDArray[np.bool_]) -> str:
+    def fault(self, seed: int | None, member: NDArray[np.bool_] | None) -> str:
         """Why seed and coins are not what was committed to; empty where they are.
+
+        Args:
+            seed: Root of the canaries' random choices.
+            member: Who is present; None where that is not known of all of them.
 
         Raises:
             FileFormatError: As for `opened`.
@@ -115,7 +119,7 @@ class Commitment:
             return "the digest is not that of its nonce and statement"
         if statement.seed != seed:
             return "the seed is another one"
-        if statement.coins != _coins(member):
+        if member is not None and statement.coins != _coins(member):
             return "other canaries are present"
         return ""
 

@@ -393,10 +393,9 @@ def _commitment(result: AuditResult, data: Data, published: str | None) -> Verif
         return _part(name, False, "", "the data hold one, and the result does not carry it.")
     if result.commitment != kept.digest:
         return _part(name, False, "", "the result names another digest than the data.")
-    if data.facts.frozen:
-        return _part(name, None, "canaries of frozen layers were left out: no coins to open it.")
     try:
-        fault = kept.fault(data.facts.seed, data.member)
+        # Canaries of frozen layers are left out of the data: their coins cannot be opened.
+        fault = kept.fault(data.facts.seed, None if data.facts.frozen else data.member)
         claim = kept.claim
     except AskGaussError as error:
         return _part(name, False, "", str(error))
@@ -404,6 +403,12 @@ def _commitment(result: AuditResult, data: Data, published: str | None) -> Verif
         return _part(name, False, "", f"{fault}.")
     if claim is not None and claim != result.claim:
         return _part(name, False, "", "the claim is not the one that was committed to.")
+    if data.facts.frozen:
+        return _part(
+            name,
+            None,
+            "membership cannot be opened: layers were frozen, and their canaries left out.",
+        )
     what = "seed and membership; no claim was committed to" if claim is None else ""
     what = what or "seed, membership and claim"
     return _part(name, True, f"{kept.digest[:16]}... opens to {what}.")

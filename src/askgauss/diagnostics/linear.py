@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from askgauss.diagnostics.tails import (
 )
 from askgauss.exceptions import NotDefinedError
 from askgauss.linear_transcript import LinearTranscript, StrategyPlan, TreePlan
-from askgauss.results import Assumption, Consequence, Finding
+from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.stats import normality
 
 __all__ = ["linear_checks"]
@@ -84,13 +83,10 @@ def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> I
             transcript.facts.reuse,
             lambda found: _place(run, min(found[0], transcript.pieces.tree.size - 1)),
         )
-        if (
-            found.sees
-            and isinstance(transcript.plan, TreePlan)
-            and transcript.plan.release != "nodes"
-        ):
+        by_prefix = isinstance(transcript.plan, TreePlan) and transcript.plan.release != "nodes"
+        if by_prefix and found.status is Status.PASS:
             # A node's noise is only in weighted sums with others': by itself it is not compared.
-            found = replace(found, sees=f"{found.sees}; not one node's noise in another's place")
+            found = not_run(found.check, "released nodes: sums of several hide where each is used")
         yield found
     if not repeated_exactly(transcript.facts.reuse):
         yield _repeated(run)
