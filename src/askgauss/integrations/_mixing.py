@@ -141,9 +141,8 @@ class MixingWatch:
                 return
             self._rows = rows
             if "forward" not in self._done:
-                inner = getattr(model, "_module", None)
-                if inner is None:
-                    raise UnseenError("the model is not known")
+                # With wrap_model=False the model itself is called.
+                inner = getattr(model, "_module", model)
                 self._call = ForwardCall(inner, arguments, options, rows)
         except UnseenError as reason:
             self._unseen("forward", str(reason))
