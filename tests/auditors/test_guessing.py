@@ -65,10 +65,12 @@ class TestCounting:
 
     def test_canaries_that_told_their_membership_count_as_open_coins(self):
         """Delta is paid for every canary, whether it told, was guessed or neither."""
-        (trial,) = gather(ag.OneRun(), self.scores).trials
-        told = int(np.count_nonzero(ag.Ranks.telling(101)))
-        assert trial.canaries == 101
-        assert 0 < trial.guesses <= 101 - told
+        scores = gaussian_scores(600, 1.0)
+        (trial,) = gather(ag.OneRun(), scores).trials
+        told = int(np.count_nonzero(ag.Ranks.telling(600)))
+        assert told == 100
+        assert trial.canaries == 600
+        assert 0 < trial.guesses <= 600 - told
 
     def test_a_fraction_is_rounded(self):
         assert (

@@ -456,7 +456,6 @@ def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:
         "linear-recorder.npz": shop.linear_recorder,
         "steps": shop.steps,
         "result-scores.json": result,
-        "result-one-run.json": result,
         "result-transcript.json": result,
         "run.json": shop.command_run,
         "run/config.json": shop.run_folder,

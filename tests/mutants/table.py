@@ -98,11 +98,11 @@ _STATS = (
         "stats/test_one_run.py",
     ),
     _mutant(
-        "one-run-tail-off-by-one",
+        "one-run-tail-halved",
         "stats/one_run.py",
-        "betaincc(guesses - correct + 1, correct, failure)",
-        "betaincc(guesses - correct, correct + 1, failure)",
-        "The probability of so many correct guesses is that of more.",
+        "if correct else 1.0\n    if delta == 0.0 or tail == 1.0:",
+        "if correct else 1.0\n    tail *= 0.5\n    if delta == 0.0 or tail == 1.0:",
+        "The probability of so many correct guesses is half of what it is.",
         "stats/test_one_run.py",
     ),
     _mutant(
@@ -845,9 +845,9 @@ _VERDICT = (
     ),
     _mutant(
         "unknown-membership-is-consistent",
-        "auditing.py",
-        'if gap == "unknown" and verdict in (Verdict.VIOLATION, Verdict.CONSISTENT):',
-        'if gap == "unknown" and verdict is Verdict.VIOLATION:',
+        "policy.py",
+        'return Verdict.INVALID if gap == "fixed" else Verdict.INCONCLUSIVE',
+        'return Verdict.INVALID if gap == "fixed" else Verdict.CONSISTENT',
         "Groups that nobody said were randomised can be CONSISTENT.",
         "test_membership.py",
     ),

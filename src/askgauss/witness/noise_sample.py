@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, poisson
+from scipy.special import bdtrc, pdtrc
 
 from askgauss.exceptions import FileFormatError
 from askgauss.witness.reuse import ReuseFacts
@@ -422,7 +422,7 @@ def _with_lag(facts: ReuseFacts, kept: _Kept, half: float) -> ReuseFacts:
     counts = np.zeros((different.size, _DISTANCES), np.int64)
     np.add.at(counts, (lag, distance), 1)
     equal, others = counts[:, 0], counts[:, 1:]
-    chances = binom.sf(equal - 1, counts.sum(axis=1), 1.0 / _DISTANCES)
+    chances = _at_least(equal, counts.sum(axis=1))
     most = int(np.argmin(chances))
     return replace(
         facts,
@@ -432,6 +432,11 @@ def _with_lag(facts: ReuseFacts, kept: _Kept, half: float) -> ReuseFacts:
         lag_uneven=float(np.abs(others[most] - others[most].mean()).max()),
         lag_chance=min(1.0, float(chances[most]) * different.size),
     )
+
+
+def _at_least(equal: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Chance of as many equal pairs, where every distance is as likely."""
+    return np.where(equal > 0, bdtrc(np.maximum(equal - 1, 0), of, 1.0 / _DISTANCES), 1.0)
 
 
 def _with_pair_of_places(
@@ -451,7 +456,7 @@ def _with_pair_of_places(
     most = int(np.argmax(counts))
     # Steps that are near each other have up to twice as many pairs as on average.
     cells = float(places) ** 2 * steps
-    chance = cells * float(poisson.sf(counts[most] - 1, 2.0 * one.size / cells))
+    chance = cells * float(pdtrc(counts[most] - 1, 2.0 * one.size / cells))
     return replace(
         facts,
         places_lag=int(found[most] // places**2),
