@@ -279,7 +279,7 @@ def quick_epsilon(
 def coarse_epsilon_lower(
     *, signal_to_noise: float, sampling_rate: float, steps: int, delta: float
 ) -> float:
-    """`dpsgd_epsilon_lower` on a small grid: a lower bound too, in less than 10 milliseconds.
+    """`dpsgd_epsilon_lower` on a small grid: a lower bound too, in some milliseconds.
 
     Args:
         signal_to_noise: Contribution of a record over the noise deviation, 0 or above.
@@ -288,8 +288,8 @@ def coarse_epsilon_lower(
         delta: Delta, in (0, 1).
 
     Returns:
-        A lower bound on epsilon: at most four parts in a thousand below `dpsgd_epsilon_lower` where
-        that is between .1 and 30 and the rate .001 or above; at lower rates it may be 0.
+        A lower bound on epsilon, a few parts in a thousand below `dpsgd_epsilon_lower` where that
+        is between .1 and 30 and the rate .001 or above; at lower rates it may be 0.
 
     Examples:
         >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
