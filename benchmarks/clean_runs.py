@@ -34,8 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
-from askgauss.integrations import _ranks
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, ranks
 from askgauss.results import Status, Verdict
 from benchmarks.loops import Leak, Run, outcome
 
@@ -178,7 +177,7 @@ def _batches(loader: Any, optimizer: Any, physical: int | None) -> Iterator[Any]
 
 def distributed_runs(runs: int, rank: int, meeting: str) -> Iterator[tuple[int, Any]]:
     """One rank of every run of several processes."""
-    _ranks.PATIENCE = 3600.0
+    ranks.PATIENCE = 3600.0
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
     for seed, kind in enumerate(kinds(runs)):
         if kind.distributed:

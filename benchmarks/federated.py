@@ -13,9 +13,9 @@ from scipy.special import ndtri
 
 import askgauss as ag
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.linear_transcript import TreePlan
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.sampling import EveryStep
 
 ROUNDS, DELTA, RUNS = 100, 1e-5, 20

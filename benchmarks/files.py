@@ -26,7 +26,7 @@ transcript.scores().save(sys.argv[2])
 # The best of several: the first loads wait for memory that the system clears.
 _LOAD = """
 import json, sys, time, askgauss
-from askgauss.transcript import Transcript
+from askgauss.recording.transcript import Transcript
 found = {}
 for name, kind, path in (("transcript", Transcript, sys.argv[1]),
                          ("scores", askgauss.CanaryScores, sys.argv[2])):

@@ -12,7 +12,7 @@ import numpy as np
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.monitor.looks import Looks
+from askgauss.monitor.sequential import Looks
 from benchmarks.opacus_overhead import CANARIES, Training, perceptron
 
 CLAIM = ag.PrivacyClaim(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
-from askgauss.cli.training import load_digits
+from askgauss.cli.demo_training import load_digits
 from askgauss.integrations.opacus_replay import follow
 
 STEPS = 5

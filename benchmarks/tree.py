@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.noise import NoiseStream
+from askgauss.mechanisms.noise_streams import NoiseStream
 from askgauss.mechanisms.tree import Estimator, TreeNoise, numpy_draw
 
 PARAMETERS = 1_000_000

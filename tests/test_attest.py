@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 import askgauss as ag
-from askgauss.attest import FILES, evidence_pack
+from askgauss.evidence.attestation import FILES, evidence_pack
+from askgauss.evidence.provenance import Provenance, file_digest, provenance, with_provenance
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.provenance import Provenance, file_digest, provenance, with_provenance
 from tests.report import samples
 
 WEIGHTS = {"model weights.safetensors": "ab" * 32}

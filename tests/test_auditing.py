@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import askgauss as ag
-from askgauss import _plain
 from askgauss.auditors import auditor_types
 from askgauss.exceptions import (
     FileFormatError,
@@ -17,6 +16,7 @@ from askgauss.exceptions import (
     ScoreDirectionError,
     ScoresError,
 )
+from askgauss.files import codec
 from askgauss.results import Consequence, Finding, Status
 from askgauss.simulation import simulate_scores
 
@@ -96,7 +96,7 @@ def test_a_transcript_is_audited_through_its_scores():
 def forged(content):
     """JSON text of other content with a digest that fits it."""
     content.pop("digest", None)
-    return json.dumps({**content, "digest": _plain.digest(content)})
+    return json.dumps({**content, "digest": codec.digest(content)})
 
 
 class TestQuestions:

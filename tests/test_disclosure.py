@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.attest import evidence_pack
-from askgauss.diagnostics.disclosure import publishable
-from askgauss.diagnostics.figures.course import with_course
-from askgauss.diagnostics.summary import HEXAGONS, PIT_POINTS, Summary, hexagon_centres, summarise
+from askgauss.evidence.attestation import evidence_pack
+from askgauss.figures.course_numbers import with_course
+from askgauss.figures.summary import HEXAGONS, PIT_POINTS, Summary, hexagon_centres, summarise
 from askgauss.monitor.feed import FEED_NAME, write_feed
+from askgauss.publish.disclosure import publishable
 
 SEED = 738_201_946_553
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=1.5, clip_norm=1.0)

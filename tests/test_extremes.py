@@ -17,9 +17,9 @@ import askgauss as ag
 from askgauss import accounting, power, sampling
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.federated import simulate_federated
-from askgauss.monitor.rehearsal import Fault, most_noticed, runs_on_paper, steps_to_alarm
+from askgauss.monitor.simulate_run import Fault, most_noticed, runs_on_paper, steps_to_alarm
 from askgauss.simulation import simulate_scores
-from askgauss.stats import binomial, merging, score_law, search, subsampled_shift
+from askgauss.stats import binomial, quantised_composition, score_law, search, subsampled_shift
 
 HUGE = 10**400
 RUN = {"sampling_rate": 0.1, "steps": 50}
@@ -234,10 +234,10 @@ def test_a_delta_that_rounds_to_one_contradicts_nothing():
 
 
 def test_of_many_steps_a_window_of_counts_is_tried():
-    whole = merging.threshold_epsilon(8.0, 0.1, 100_000, 1e-5)
-    part = merging.threshold_epsilon(8.0, 0.1, 100_001, 1e-5)
+    whole = quantised_composition.threshold_epsilon(8.0, 0.1, 100_000, 1e-5)
+    part = quantised_composition.threshold_epsilon(8.0, 0.1, 100_001, 1e-5)
     assert part == pytest.approx(whole, rel=1e-4)
-    assert 0.0 < merging.threshold_epsilon(8.0, 0.1, 10**9, 1e-5) < math.inf
+    assert 0.0 < quantised_composition.threshold_epsilon(8.0, 0.1, 10**9, 1e-5) < math.inf
 
 
 def test_a_level_that_is_never_left_is_no_endless_search():

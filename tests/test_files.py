@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss import _files, _plain
-from askgauss._archives import Archive
-from askgauss.cli.runs import Run, RunFolder
+from askgauss.cli.run_folders import Run, RunFolder
 from askgauss.exceptions import FileFormatError
-from askgauss.inputs import load_audit_input
+from askgauss.files import atomic, codec
+from askgauss.files.archive import Archive
 from askgauss.monitor.feed import read_feed
+from askgauss.recording.inputs import load_audit_input
 
 ARRAYS = {
     "numbers": np.linspace(0.0, 1.0, 7),
@@ -38,12 +38,12 @@ ARRAYS = {
 
 def written(arrays=None, **options):
     stream = io.BytesIO()
-    _files.write_arrays(stream, "things", 2, ARRAYS if arrays is None else arrays, {}, **options)
+    atomic.write_arrays(stream, "things", 2, ARRAYS if arrays is None else arrays, {}, **options)
     return stream.getvalue()
 
 
 def read(content):
-    return _files.read_arrays(io.BytesIO(content), "things", 2)[0]
+    return atomic.read_arrays(io.BytesIO(content), "things", 2)[0]
 
 
 def same(one, other):
@@ -169,11 +169,11 @@ def test_a_transcript_cannot_ask_for_tensors_it_does_not_have(tmp_path):
         steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
     )
     arrays = {name: array.copy() for name, array in transcript.arrays().items()}
-    facts = {"facts": _plain.to_plain(transcript.facts)}
+    facts = {"facts": codec.to_plain(transcript.facts)}
     for wrong in (7 * 10**8, -1):
         arrays["watch_tensor"][0] = wrong
         for schema in (1, 2):
-            _files.write_arrays(tmp_path / "a", "askgauss-transcript", schema, arrays, facts)
+            atomic.write_arrays(tmp_path / "a", "askgauss-transcript", schema, arrays, facts)
             with pytest.raises(FileFormatError, match=r"watch_tensor in \[0, 1\)"):
                 load_audit_input(tmp_path / "a")
 
@@ -210,8 +210,8 @@ def test_what_a_transcript_says_fits_together(name, change, message, tmp_path):
     )
     arrays = {key: array.copy() for key, array in transcript.arrays().items()}
     change(arrays[name])
-    facts = {"facts": _plain.to_plain(transcript.facts)}
-    _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, arrays, facts)
+    facts = {"facts": codec.to_plain(transcript.facts)}
+    atomic.write_arrays(tmp_path / "a", "askgauss-transcript", 2, arrays, facts)
     with pytest.raises(FileFormatError, match=message):
         load_audit_input(tmp_path / "a")
 
@@ -240,8 +240,8 @@ def test_facts_cannot_ask_for_more_than_a_run_has(name, value, message, tmp_path
     transcript = ag.simulate_dpsgd(
         steps=5, sampling_rate=0.5, noise_multiplier=1.0, present=10, absent=10, seed=0
     )
-    facts = {"facts": _plain.to_plain(transcript.facts) | {name: value}}
-    _files.write_arrays(tmp_path / "a", "askgauss-transcript", 2, transcript.arrays(), facts)
+    facts = {"facts": codec.to_plain(transcript.facts) | {name: value}}
+    atomic.write_arrays(tmp_path / "a", "askgauss-transcript", 2, transcript.arrays(), facts)
     with pytest.raises(FileFormatError, match=message):
         load_audit_input(tmp_path / "a")
 
@@ -298,7 +298,7 @@ def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
 def test_a_folder_that_is_not_there_is_named_and_not_a_part(tmp_path):
     path = tmp_path / "run" / "transcript.npz"
     with pytest.raises(FileNotFoundError) as caught:
-        _files.write_text(path, "")
+        atomic.write_text(path, "")
     assert caught.value.filename == os.fspath(path)
 
 
@@ -337,7 +337,7 @@ def test_what_killed_saves_leave_is_removed_and_what_others_write_is_not(tmp_pat
         hour = time.time() - 3600
         for part in tmp_path.iterdir():
             os.utime(part, (hour, hour))
-        _files.write_text(target, "new")
+        atomic.write_text(target, "new")
         left = sorted(path.name for path in tmp_path.iterdir())
         assert len(left) == 3
         assert left[0].startswith(".other.npz.")
@@ -350,27 +350,27 @@ def test_what_killed_saves_leave_is_removed_and_what_others_write_is_not(tmp_pat
 def test_a_part_that_is_young_is_left_alone(tmp_path):
     part = tmp_path / ".a.0123456789abcdef.part"
     part.write_bytes(b"")
-    _files.write_text(tmp_path / "a", "new")
+    atomic.write_text(tmp_path / "a", "new")
     assert part.exists()
 
 
 def test_documents_have_a_size_whatever_they_are_read_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(atomic, "DOCUMENT_BYTES", 1000)
     whole, long = tmp_path / "whole.json", tmp_path / "long.json"
     whole.write_bytes(b"x" * 1000)
     with long.open("wb") as stream:
         stream.truncate(3 << 30)
-    assert len(_files.read_bytes(whole)) == 1000
+    assert len(atomic.read_bytes(whole)) == 1000
     for source in (long, io.BytesIO(b"x" * 1001), "/dev/zero"):
         with pytest.raises(FileFormatError, match="MB at most, got more"):
-            _files.read_bytes(source)
+            atomic.read_bytes(source)
 
 
 def test_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path):
     pipe = tmp_path / "transcript.npz"
     os.mkfifo(pipe)
     with pytest.raises(FileFormatError, match="regular file, got a pipe"):
-        _files.read_bytes(pipe, regular=True)
+        atomic.read_bytes(pipe, regular=True)
     with pytest.raises(FileFormatError, match="found nothing that holds scores"):
         load_audit_input(tmp_path)
     os.mkfifo(tmp_path / "watch.json")
@@ -378,7 +378,7 @@ def test_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path):
         read_feed(tmp_path)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * 200_000,))
     writer.start()
-    assert _files.read_bytes(pipe) == b"x" * 200_000
+    assert atomic.read_bytes(pipe) == b"x" * 200_000
     writer.join()
 
 
@@ -394,4 +394,4 @@ class Unbuffered(io.RawIOBase):
 
 
 def test_a_stream_is_read_to_its_end():
-    assert _files.read_bytes(Unbuffered(b"y" * 100)) == b"y" * 100
+    assert atomic.read_bytes(Unbuffered(b"y" * 100)) == b"y" * 100

@@ -18,16 +18,17 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss import _plain, verification
 from askgauss.auditing import derived
 from askgauss.auditors import SubsampledGaussian
+from askgauss.checks.scope import exercised_in, scope_of
 from askgauss.cli.app import app
-from askgauss.commitment import _digest, commit
-from askgauss.provenance import Provenance, with_provenance
+from askgauss.evidence import verification
+from askgauss.evidence.provenance import Provenance, with_provenance
+from askgauss.files import codec
+from askgauss.recording.commitment import _digest, commit
+from askgauss.recording.transcript import Transcript
 from askgauss.replay import join
 from askgauss.results import Status
-from askgauss.scope import exercised_in, scope_of
-from askgauss.transcript import Transcript
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=2.0)
 LOOSER = replace(CLAIM, epsilon=9.0)
@@ -92,12 +93,12 @@ class Files:
     def write(self):
         """The files as paths."""
         names = [str(self.folder / name) for name in ("result.json", "run.npz")]
-        content = _plain.parse(self.result.to_json())
+        content = codec.parse(self.result.to_json())
         del content["digest"]
         if self.edit is not None:
             self.edit(content)
         kind, schema = content.pop("kind"), content.pop("schema")
-        Path(names[0]).write_text(_plain.dumps(kind, schema, content))
+        Path(names[0]).write_text(codec.dumps(kind, schema, content))
         self.transcript.save(names[1])
         return names
 
@@ -490,7 +491,7 @@ def _(files):
 @forgery("the digest is that of another statement", says="not that of its nonce and statement")
 def _(files):
     kept = files.transcript.facts.commitment
-    promise = replace(kept, statement=statement(files, claim=_plain.to_plain(LOOSER)))
+    promise = replace(kept, statement=statement(files, claim=codec.to_plain(LOOSER)))
     return claiming(files.facts(commitment=promise), LOOSER)
 
 
@@ -516,21 +517,21 @@ def _(files):
 
 @forgery("a claim without epsilon is committed to", says="its claim lacks epsilon")
 def _(files):
-    claim = _plain.to_plain(LOOSER)
+    claim = codec.to_plain(LOOSER)
     del claim["epsilon"]
     return claiming(files, LOOSER).promise(statement(files, claim=claim))
 
 
 @forgery("a claim without a number is committed to", says="epsilon")
 def _(files):
-    claim = {**_plain.to_plain(LOOSER), "epsilon": None}
+    claim = {**codec.to_plain(LOOSER), "epsilon": None}
     return claiming(files, LOOSER).promise(statement(files, claim=claim))
 
 
 @forgery("two claims are committed to", says="the key 'claim' is there twice")
 def _(files):
-    text = statement(files, claim=_plain.to_plain(LOOSER))
-    both = text[:-1] + f',"claim":{json.dumps(_plain.to_plain(CLAIM))}' + "}"
+    text = statement(files, claim=codec.to_plain(LOOSER))
+    both = text[:-1] + f',"claim":{json.dumps(codec.to_plain(CLAIM))}' + "}"
     return files.promise(both)
 
 

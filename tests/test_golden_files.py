@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.cli.runs import RunFolder as CommandFolder
+from askgauss.cli.run_folders import RunFolder as CommandFolder
 from askgauss.exceptions import FileFormatError, UnprotectedFileWarning
-from askgauss.inputs import load_audit_input
-from askgauss.linear_recorder import LinearRecorder
-from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import sweep
 from askgauss.paper.run_folder import RunFolder
-from askgauss.step_store import StepStore
+from askgauss.recording.inputs import load_audit_input
+from askgauss.recording.linear_recorder import LinearRecorder
+from askgauss.recording.step_store import StepStore
 
 FIRST = Path(__file__).parent / "golden" / "first"
 CANARIES = ag.DiracCanaries(present=10, absent=14, dimension=200, seed=3)

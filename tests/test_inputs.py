@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.diagnostics import diagnose
+from askgauss.checks import diagnose
 from askgauss.exceptions import (
     AskGaussError,
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
 )
-from askgauss.inputs import load_audit_input
-from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.recording.inputs import load_audit_input
+from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.simulation import simulate_dpftrl
 
 

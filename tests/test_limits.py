@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from askgauss.integrations._loader_watch import LoaderWatch
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus.loader_watch import LoaderWatch
 from askgauss.sampling import Poisson
 from tests.integrations.runs import RECORDS, make_run
 
@@ -34,11 +34,11 @@ _LOOKED_AT = _SHARDED + "test_what_is_looked_at_where_parameters_are_shared_out"
 _SETTINGS = "tests/integrations/test_opacus_settings.py::"
 _SEEDS = "tests/integrations/test_opacus_seeds.py::"
 _FAULTS = "tests/faults/test_opacus_faults.py::"
-_CHECKS = "tests/diagnostics/test_checks.py::"
+_CHECKS = "tests/checks/test_checks.py::"
 _HERE = "tests/test_limits.py::"
 _MIXED = "tests/integrations/test_mixed_records.py::"
-_REUSE = "tests/diagnostics/test_reuse.py::"
-_TREE = "tests/diagnostics/test_tree_leaks.py::"
+_REUSE = "tests/checks/test_reuse.py::"
+_TREE = "tests/checks/test_tree_leaks.py::"
 _SHIFTED = "test_leaves_that_have_the_noise_of_the_one_before_shifted_by_one"
 _OUTSIDE = (
     _SCOPE + "test_every_output_lists_what_canaries_did_not_meet_and_what_no_audit_sees",
@@ -143,7 +143,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "In adaptive ghost clipping records": (
         "tests/integrations/test_opacus_trials.py::test_steps_that_differ_are_composed",
-        "tests/diagnostics/test_clip_count.py::"
+        "tests/checks/test_clip_count.py::"
         "test_a_count_that_the_clip_norm_never_tells_breaks_nothing",
     ),
     "Settings that move smoothly": (
@@ -202,7 +202,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_noise_that_is_used_again_is_found_and_named_first",
         "tests/integrations/test_jax.py::test_noise_of_another_tensor_is_found",
         _HERE + "test_of_larger_jax_models_a_part_of_the_noise_is_compared",
-        "tests/diagnostics/test_reuse.py::test_correct_runs_say_what_share_was_compared",
+        "tests/checks/test_reuse.py::test_correct_runs_say_what_share_was_compared",
     ),
     "Reuse of fewer values than": (
         "tests/integrations/test_reused_noise.py::"
@@ -246,7 +246,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_division_by_the_size_of_the_batch_inside_the_transformation_is_named",
         "tests/integrations/test_jax.py::"
         "test_a_division_behind_the_transformation_is_not_tested_and_said_not_to_be",
-        "tests/diagnostics/test_values.py::test_noise_that_follows_the_size_of_the_batch",
+        "tests/checks/test_values.py::test_noise_that_follows_the_size_of_the_batch",
     ),
     "| sensitivity alignment |": (
         _CHECKS + "TestSignal::test_contribution_is_measured",
@@ -445,7 +445,7 @@ def test_when_batches_are_compared_with_the_scheme(processes, batches, compared)
 @pytest.mark.parametrize(("rows", "whole"), [(1 << 11, True), (1 << 12, False)])
 def test_of_larger_jax_models_a_part_of_the_noise_is_compared(rows, whole):
     pytest.importorskip("jax")
-    from askgauss.integrations._jax_noise import SampledLeaves
+    from askgauss.integrations.jax.jax_noise import SampledLeaves
 
     (leaf,) = SampledLeaves([(rows, 512)], ["float32"], steps=10, deviation=1.0)._leaves
     assert (leaf.looked_at == rows * 512) is whole

@@ -18,12 +18,13 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.linear_transcript import LinearTranscript, StrategyPlan
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise import numpy_draw
+from askgauss.mechanisms.noise_streams import numpy_draw
+from askgauss.mechanisms.plans import StrategyPlan
 from askgauss.mechanisms.strategy import Strategy
+from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 STEPS = 32

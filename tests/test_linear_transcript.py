@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import askgauss as ag
-from askgauss import _files
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -21,12 +20,14 @@ from askgauss.exceptions import (
     ScoresError,
     UnsupportedError,
 )
-from askgauss.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
-from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.files import atomic
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpftrl
-from askgauss.transcript import Transcript
 
 SIZE = 17
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -522,7 +523,7 @@ def test_neither_kind_of_transcript_passes_for_the_other(tmp_path):
 
 def rewrite(source, target, *, arrays=None, header=None):
     """A file like another with some of it changed, and with checks that fit."""
-    everything, text = _files.read_arrays(source, "askgauss-linear-transcript", 2)
+    everything, text = atomic.read_arrays(source, "askgauss-linear-transcript", 2)
     if header is not None:
         header(text)
     for name, array in (arrays or {}).items():
@@ -530,7 +531,7 @@ def rewrite(source, target, *, arrays=None, header=None):
             everything.pop(name)
         else:
             everything[name] = array
-    _files.write_arrays(target, text.pop("kind"), text.pop("schema"), everything, text)
+    atomic.write_arrays(target, text.pop("kind"), text.pop("schema"), everything, text)
 
 
 @pytest.mark.parametrize(
@@ -587,7 +588,7 @@ def test_broken_files(tmp_path, change, message):
 )
 def test_sums_that_no_run_has_are_refused(name, change, message, tmp_path):
     small().save(tmp_path / "good.npz")
-    everything, _ = _files.read_arrays(tmp_path / "good.npz", "askgauss-linear-transcript", 2)
+    everything, _ = atomic.read_arrays(tmp_path / "good.npz", "askgauss-linear-transcript", 2)
     array = everything[name].copy()
     change(array)
     rewrite(tmp_path / "good.npz", tmp_path / "bad.npz", arrays={name: array})

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from askgauss import _locks
-from askgauss._checkpoints import CheckpointFiles
 from askgauss.exceptions import RecordingError
-from askgauss.inputs import load_audit_input
+from askgauss.files import lock as locks
+from askgauss.files.checkpoint import CheckpointFiles
+from askgauss.recording.inputs import load_audit_input
 from tests.live_worker import make, obey
 
 LIVE, WRITTEN = "to belong to no live run", "as this run left it"
@@ -162,7 +162,7 @@ def test_where_nothing_can_be_locked_copies_are_still_noticed(tmp_path, monkeypa
         def fail(stream):
             raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr(_locks, "_lock", fail)
+        monkeypatch.setattr(locks, "_lock", fail)
     first, second = make("recorder"), make("recorder")
     obey(first, "step")
     first.save(path)
@@ -189,10 +189,10 @@ def test_a_long_run_does_not_hold_every_checkpoint_it_wrote(tmp_path):
     files = CheckpointFiles()
     for index in range(30):
         files.holds.take(tmp_path / f"{index}.npz")
-    held = [name for name, lock in _locks._held.items() if lock.stream and str(tmp_path) in name]
+    held = [name for name, lock in locks._held.items() if lock.stream and str(tmp_path) in name]
     assert [Path(name).stem for name in held] == [str(index) for index in range(22, 30)]
 
 
 def test_a_device_is_not_held():
-    assert not _locks.Holds().take(os.devnull)
+    assert not locks.Holds().take(os.devnull)
     assert not Path(f"{os.devnull}.lock").exists()

@@ -10,20 +10,21 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss import attest, loggers
-from askgauss.advice import advice
+from askgauss import loggers
 from askgauss.canaries import TextCanaries
 from askgauss.cli import app
+from askgauss.evidence import attestation
+from askgauss.evidence.verification import verify
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     NotDefinedError,
     ScoresError,
 )
-from askgauss.inputs import load_audit_input
+from askgauss.recording.inputs import load_audit_input
+from askgauss.report.advice import advice
 from askgauss.results import AuditResult, Verdict
 from askgauss.stats.tradeoff import TradeOff
-from askgauss.verification import verify
 
 CLAIM = ag.PrivacyClaim(epsilon=1.0, delta=1e-5)
 
@@ -106,7 +107,7 @@ def test_no_output_shows_a_bound_of_unknown_membership():
     table = ag.compare(easier(None), claim=CLAIM, auditors=["one-run", "gaussian-dp"])
     assert [row.bound for row in table.rows] == [None, None]
     assert "membership is not stated" in table.rows[0].reason
-    assert attest._metrics(result)[0]["value"] == "none"
+    assert attestation._metrics(result)[0]["value"] == "none"
     with pytest.raises(NotDefinedError, match="no bound"):
         ag.audit(easier(None), claim=CLAIM, auditor="gaussian-dp").gdp()
 

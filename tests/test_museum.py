@@ -12,7 +12,7 @@ import pytest
 from museum import page, rooms, tour
 from museum.exhibits import Release, every
 
-from askgauss.cli import museum as command
+from askgauss.cli import museum_command as command
 
 CLEAN = {"verdict": "CONSISTENT", "findings": [], "warnings": []}
 SHOWABLE = [item for item in every() if not item.unavailable]

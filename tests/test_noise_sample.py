@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.witness import ReuseFacts
-from askgauss.witness.noise_sample import NoiseSample
+from askgauss.recording.facts import ReuseFacts
+from askgauss.recording.facts.noise_sample import NoiseSample
 
 SIZE, STEPS = 4096, 64
 

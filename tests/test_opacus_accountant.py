@@ -10,8 +10,8 @@ pytest.importorskip("opacus")
 
 from opacus.accountants import RDPAccountant
 
-from askgauss.integrations._ledger import Ledger
-from askgauss.integrations._opacus_run import find_accountant
+from askgauss.integrations.opacus.ledger import Ledger
+from askgauss.integrations.opacus.run_description import find_accountant
 
 
 def stepped(accountant, count):

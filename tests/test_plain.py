@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from askgauss import PrivacyClaim, _plain
+from askgauss import PrivacyClaim
 from askgauss.exceptions import FileFormatError
-from askgauss.run_facts import RunFacts
+from askgauss.files import codec
+from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.scores import ScoreMetadata
 
 
@@ -64,12 +65,12 @@ outers = st.builds(
 
 
 def through_json(value):
-    return json.loads(json.dumps(_plain.to_plain(value), allow_nan=False))
+    return json.loads(json.dumps(codec.to_plain(value), allow_nan=False))
 
 
 @given(outers)
 def test_values_come_back(value):
-    assert _plain.from_plain(Outer, through_json(value)) == value
+    assert codec.from_plain(Outer, through_json(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -82,18 +83,18 @@ def test_values_come_back(value):
     ],
 )
 def test_our_own_values_come_back(value):
-    assert _plain.from_plain(type(value), through_json(value)) == value
+    assert codec.from_plain(type(value), through_json(value)) == value
 
 
 def test_nan_and_infinity_are_words():
-    assert _plain.to_plain([math.inf, -math.inf, math.nan]) == ["inf", "-inf", "nan"]
-    assert _plain.from_plain(float, "-inf") == -math.inf
-    assert math.isnan(_plain.from_plain(float, "nan"))
-    assert math.isnan(_plain.from_plain(Outer, through_json(OUTER) | {"maybe": "nan"}).maybe)
+    assert codec.to_plain([math.inf, -math.inf, math.nan]) == ["inf", "-inf", "nan"]
+    assert codec.from_plain(float, "-inf") == -math.inf
+    assert math.isnan(codec.from_plain(float, "nan"))
+    assert math.isnan(codec.from_plain(Outer, through_json(OUTER) | {"maybe": "nan"}).maybe)
 
 
 def test_numpy_becomes_plain():
-    plain = _plain.to_plain(
+    plain = codec.to_plain(
         {1: np.float32(0.5), "whole": np.int64(3), "flag": np.True_, "row": np.array([1.0, np.inf])}
     )
     assert plain == {"1": 0.5, "whole": 3, "flag": True, "row": [1.0, "inf"]}
@@ -104,9 +105,9 @@ OUTER = Outer(inner=Inner(1.0), colour=Colour.RED)
 
 
 def test_a_whole_number_is_a_float_and_not_the_other_way_round():
-    assert isinstance(_plain.from_plain(float, 3), float)
+    assert isinstance(codec.from_plain(float, 3), float)
     with pytest.raises(FileFormatError, match=r"to be int, got 3\.0"):
-        _plain.from_plain(int, 3.0)
+        codec.from_plain(int, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -135,29 +136,29 @@ def test_a_whole_number_is_a_float_and_not_the_other_way_round():
 )
 def test_what_does_not_fit_is_named(changes, message):
     with pytest.raises(FileFormatError, match=message):
-        _plain.from_plain(Outer, through_json(OUTER) | changes, "file")
+        codec.from_plain(Outer, through_json(OUTER) | changes, "file")
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_take_their_default():
     plain = {"inner": {"number": 1.0, "later": 2}, "colour": "red", "later": {}, "hidden": 9}
-    assert _plain.from_plain(Outer, plain) == OUTER
+    assert codec.from_plain(Outer, plain) == OUTER
 
 
 def test_a_value_out_of_its_range_is_an_error_of_the_file():
     with pytest.raises(FileFormatError, match=r"Cannot read value as ScoreMetadata.*steps"):
-        _plain.from_plain(ScoreMetadata, {"steps": 0})
+        codec.from_plain(ScoreMetadata, {"steps": 0})
 
 
 # --- text that says what it is -----------------------------------------------------------------
 
 
 def test_text_says_what_it_is():
-    text = _plain.dumps("things", 2, {"a": [1, 2]}, None)
+    text = codec.dumps("things", 2, {"a": [1, 2]}, None)
     assert text.startswith('{"kind": "things", "schema": 2, "a": [1, 2], "digest": "')
-    assert _plain.loads(text, "things", 2) == {"kind": "things", "schema": 2, "a": [1, 2]}
-    assert _plain.loads(text.encode(), "things", 5)["a"] == [1, 2]
+    assert codec.loads(text, "things", 2) == {"kind": "things", "schema": 2, "a": [1, 2]}
+    assert codec.loads(text.encode(), "things", 5)["a"] == [1, 2]
     with pytest.raises(ValueError, match="JSON compliant"):
-        _plain.dumps("things", 2, {"a": math.inf})
+        codec.dumps("things", 2, {"a": math.inf})
 
 
 @pytest.mark.parametrize(
@@ -180,4 +181,4 @@ def test_text_says_what_it_is():
 )
 def test_text_that_is_something_else_is_refused(text, message):
     with pytest.raises(FileFormatError, match=message):
-        _plain.loads(text, "things", 2)
+        codec.loads(text, "things", 2)

@@ -11,7 +11,7 @@ import pytest
 
 import askgauss as ag
 from askgauss import policy
-from askgauss.advice import advice
+from askgauss.report.advice import advice
 from askgauss.results import Consequence, Finding, Part, Status, Verdict
 
 CLAIM = ag.PrivacyClaim(epsilon=3.0, delta=1e-5)

@@ -19,20 +19,20 @@ import pytest
 from scipy.special import ndtri, stdtrit
 
 import askgauss as ag
-from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.coarse import (
+from askgauss.checks import diagnose
+from askgauss.checks.rounding_to_error import (
     coarse_chance,
     coarse_cosine,
     coarse_deviations,
     coarse_spread,
     significant,
 )
-from askgauss.diagnostics.disclosure import published
-from askgauss.diagnostics.tails import Spread
+from askgauss.checks.tails import Spread
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.publish.disclosure import published
+from askgauss.recording.facts.run_facts import SeedProbe
 from askgauss.results import Status
-from askgauss.run_facts import SeedProbe
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")

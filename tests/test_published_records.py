@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.diagnostics.drawn import drawn_checks
-from askgauss.diagnostics.rounds import round_checks
-from askgauss.diagnostics.shipped import step_checks
+from askgauss.checks.batch_tests import drawn_checks
+from askgauss.checks.federated_rounds import round_checks
+from askgauss.checks.step_invariants import step_checks
 from askgauss.federated import AuditedAggregator
-from askgauss.monitor.course import CourseKeeper
+from askgauss.monitor.history import CourseKeeper
+from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts, StepFacts
 from askgauss.replay import join
 from askgauss.results import Status, Verdict
 from askgauss.sampling import DrawnBatches, EveryStep, Poisson
-from askgauss.sampling.testing import SchemeSums
-from askgauss.witness import ProbeFacts, ProbeReading, RoundFacts, StepFacts
+from askgauss.sampling.batch_testing import SchemeSums
 from tests.monitor.runs import watched
 
 # ------------------------------------------------------------------- the noise of a real round

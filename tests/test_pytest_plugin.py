@@ -18,7 +18,7 @@ from askgauss import accounting
 pytest_plugins = ["pytester"]
 
 # A session inside forgets what it imports, but the package keeps the names: two of each class.
-for module in ("auditing", "inputs", "simulation"):
+for module in ("auditing", "recording.inputs", "simulation"):
     importlib.import_module(f"askgauss.{module}")
 
 SUITE = """

@@ -10,7 +10,7 @@ from scipy.stats import beta, binom
 import askgauss as ag
 from askgauss.auditors import as_auditor
 from askgauss.auditors.guessing import accuracies
-from askgauss.auditors.told_accuracy import told_accuracies
+from askgauss.auditors.revealed_accuracy import told_accuracies
 from askgauss.scores import ScoreMetadata
 from askgauss.stats.gaussian import gdp_mu
 from askgauss.stats.ranked_rates import RankedRates

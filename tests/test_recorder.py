@@ -16,20 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import askgauss as ag
-from askgauss import BlockCanaries, DiracCanaries, PrivacyClaim, Recorder, _archives, _files, audit
-from askgauss import recorder as recorder_module
-from askgauss import transcript as transcript_module
-from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.context import Context
+from askgauss import BlockCanaries, DiracCanaries, PrivacyClaim, Recorder, audit
+from askgauss.checks import diagnose
+from askgauss.checks.context import Context
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
     ScoresError,
 )
+from askgauss.files import archive as archives
+from askgauss.files import atomic
+from askgauss.recording import recorder as recorder_module
+from askgauss.recording import transcript as transcript_module
+from askgauss.recording.step_store import StepStore
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Status
-from askgauss.step_store import StepStore
-from askgauss.transcript import Transcript
 
 CANARIES = {
     "one tensor": DiracCanaries(count=40, dimension=200, seed=1),
@@ -125,7 +127,7 @@ def same_transcript(one, other):
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 @pytest.mark.parametrize("run", RUNS)
 def test_sums_are_those_of_the_whole_matrix(run, chunk, monkeypatch):
-    monkeypatch.setattr("askgauss._recorder_rows._CHUNK", chunk)
+    monkeypatch.setattr("askgauss.recording.step_rows._CHUNK", chunk)
     recorder = run.recorder(noise_multiplier=1.25)
     steps = run.record(recorder, 0, 70)
     assert recorder.steps == 70
@@ -811,9 +813,9 @@ ARRAYS = [
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
     del arrays[name]
-    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, f"{name} of the checkpoint .* got None.*older checkpoint")
 
 
@@ -830,9 +832,9 @@ def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
 )
 def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
     arrays[name] = change(arrays[name])
-    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     run = Run()
     recorder = run.recorder()
     if name == "drawn" and arrays[name].dtype == np.int64 and arrays[name].ndim == 1:
@@ -863,29 +865,29 @@ def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_
 )
 def test_a_checkpoint_with_odd_plain_values_is_refused(change, message, tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
-    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"] | change})
+    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
+    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"] | change})
     refused(path, message)
 
 
 def test_a_checkpoint_that_drew_an_absent_canary_is_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
     arrays["drawn"] = ABSENT[:1]
-    _files.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, "drawn to name present canaries")
 
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = _files.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
     odd = tmp_path / "odd.npz"
 
-    _files.write_arrays(odd, "askgauss-recorder", 3, arrays, {"state": content["state"]})
+    atomic.write_arrays(odd, "askgauss-recorder", 3, arrays, {"state": content["state"]})
     refused(odd, r"schema <= 2, got 3.*newer askgauss.*Update")
-    _files.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
+    atomic.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
     refused(odd, "kind 'askgauss-recorder', got 'askgauss-scores'")
-    _files.write_arrays(odd, "askgauss-recorder", 2, arrays, {})
+    atomic.write_arrays(odd, "askgauss-recorder", 2, arrays, {})
     refused(odd, "state to be an object")
     np.savez(odd, **arrays)
     refused(odd, "no header")
@@ -910,7 +912,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """Half of the new file is written when the disk is full, or the process is interrupted."""
     path = written(tmp_path)
     before = path.read_bytes()
-    write = _archives.write
+    write = archives.write
 
     def half(stream, *arguments):
         write(stream, *arguments)
@@ -920,7 +922,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     run = Run()
     recorder = run.recorder()
     run.record(recorder, 0, 9)
-    monkeypatch.setattr(_archives, "write", half)
+    monkeypatch.setattr(archives, "write", half)
     for failure in (OSError("No space left on device"), KeyboardInterrupt()):
         with pytest.raises(type(failure)):
             recorder.save(path)
@@ -940,7 +942,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 @pytest.mark.parametrize("pending", [1, 500, 1 << 20])
 @pytest.mark.parametrize("run", RUNS)
 def test_the_store_holds_every_step(run, pending, tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.step_store._PENDING", pending)
+    monkeypatch.setattr("askgauss.recording.step_store._PENDING", pending)
     recorder = run.recorder(store=tmp_path / "steps", noise_multiplier=1.25)
     steps = run.record(recorder, 0, 9)
     transcript = recorder.transcript()
@@ -994,7 +996,7 @@ def test_a_new_run_does_not_write_over_an_old_store(tmp_path):
 
 def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_path, monkeypatch):
     run, path = Run(), tmp_path / "steps"
-    monkeypatch.setattr("askgauss.step_store._PENDING", 500)
+    monkeypatch.setattr("askgauss.recording.step_store._PENDING", 500)
     recorder, twin = run.recorder(store=path), run.recorder()
     steps = run.record(twin, 0, 12)
     failures, planted = 0, None
@@ -1028,7 +1030,7 @@ def test_a_store_that_cannot_be_written_stops_the_step_and_loses_nothing(tmp_pat
 
 
 def test_a_store_that_something_else_cut_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.step_store._PENDING", 1)
+    monkeypatch.setattr("askgauss.recording.step_store._PENDING", 1)
     run, path = Run(), tmp_path / "steps"
     recorder = run.recorder(store=path)
     run.record(recorder, 0, 3)
@@ -1066,7 +1068,7 @@ def test_a_run_keeps_its_identity_through_checkpoints(tmp_path):
 
 
 def test_two_live_copies_of_a_run_do_not_mix_their_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.step_store._PENDING", 1)
+    monkeypatch.setattr("askgauss.recording.step_store._PENDING", 1)
     run, path = Run(), tmp_path / "steps"
     checkpoint = written(tmp_path, 3, store=path, drawn=False)
     one, other = run.recorder(store=path), run.recorder(store=path)
@@ -1103,7 +1105,7 @@ def test_a_checkpoint_whose_store_went_another_way_is_refused(tmp_path):
 def test_very_long_runs_keep_fewer_canaries_and_the_same_ones_after_a_restart(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("askgauss.recorder._KEPT_VALUES", 300)
+    monkeypatch.setattr("askgauss.recording.recorder._KEPT_VALUES", 300)
     run = Run()
     recorder = run.recorder()
     steps = run.record(recorder, 0, 6)

@@ -13,13 +13,13 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.inputs import load_audit_input
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.strategy import Strategy
+from askgauss.recording.inputs import load_audit_input
+from askgauss.recording.sampled_recorder import SampledRecorder
 from askgauss.results import Status, Verdict
-from askgauss.sampled_recorder import SampledRecorder
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Shuffled
 
 RATE, CYCLE, STEPS, NOISE, DELTA = 0.3, 4, 120, 1.5, 1e-5

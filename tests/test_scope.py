@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss import _plain
-from askgauss.attest import evidence_pack
-from askgauss.exceptions import FileFormatError
-from askgauss.policy import untested
-from askgauss.results import AuditResult, Finding, Status, Verdict
-from askgauss.scope import (
+from askgauss.checks.scope import (
     _KINDS,
     AFTER_CLIPPING,
     BEFORE_CLIPPING,
@@ -26,6 +21,11 @@ from askgauss.scope import (
     exercised_in,
     scope_of,
 )
+from askgauss.evidence.attestation import evidence_pack
+from askgauss.exceptions import FileFormatError
+from askgauss.files import codec
+from askgauss.policy import untested
+from askgauss.results import AuditResult, Finding, Status, Verdict
 
 CLAIM = ag.PrivacyClaim(
     epsilon=6.7, delta=1e-5, noise_multiplier=1.0, sampling_rate=0.05, steps=400
@@ -227,7 +227,7 @@ def forged(result, **changes):
     content = json.loads(result.to_json()) | changes
     kind, schema = content.pop("kind"), content.pop("schema")
     content.pop("digest")
-    return _plain.dumps(kind, schema, content)
+    return codec.dumps(kind, schema, content)
 
 
 @pytest.mark.parametrize("version", [None, "0.0.1"])

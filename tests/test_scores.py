@@ -230,7 +230,7 @@ def test_pickles_are_never_loaded(tmp_path):
 
 
 def test_decompression_bombs_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss._archives._PLAIN_BYTES", 1 << 16)
+    monkeypatch.setattr("askgauss.files.archive._PLAIN_BYTES", 1 << 16)
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("askgauss.npy", bytes(1 << 22))
@@ -247,7 +247,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def no_space(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("askgauss._archives.write", no_space)
+    monkeypatch.setattr("askgauss.files.archive.write", no_space)
     with pytest.raises(OSError, match="No space left"):
         scores.save(path)
     assert path.read_bytes() == before

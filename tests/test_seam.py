@@ -14,7 +14,7 @@ import torch
 import askgauss as ag
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.seam import Seam, leaves
+from askgauss.recording.injection import Seam, leaves
 
 
 class Pair(NamedTuple):

@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss.attest import evidence_pack
 from askgauss.auditors import AdaptiveOneRun
 from askgauss.cli.app import app
-from askgauss.diagnostics.disclosure import publishable, tells_of_single
-from askgauss.diagnostics.summary import summarise
+from askgauss.evidence.attestation import evidence_pack
+from askgauss.figures.summary import summarise
 from askgauss.loggers import log_result
+from askgauss.publish.disclosure import publishable, tells_of_single
 from askgauss.scores import ScoreMetadata
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from askgauss.integrations._attachment import Attachment
-from askgauss.integrations._stand_in import StandIn
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.patched_method import StandIn
 
 
 class Owner:

@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from askgauss import DiracCanaries, Recorder, _files, _plain
+from askgauss import DiracCanaries, Recorder
 from askgauss.exceptions import (
     AskGaussWarning,
     FileFormatError,
@@ -19,8 +19,9 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
+from askgauss.files import atomic, codec
+from askgauss.recording.step_store import StepStore, StepWriter
 from askgauss.scores import ScoreMetadata
-from askgauss.step_store import StepStore, StepWriter
 from tests.test_transcript import CANARIES, recorded
 
 
@@ -78,7 +79,7 @@ def with_header(path, **changes):
     line, rest = path.read_bytes().split(b"\n", 1)
     header = json.loads(line) | changes
     del header["digest"]
-    header["digest"] = _plain.digest(header)
+    header["digest"] = codec.digest(header)
     whole = json.dumps(header).encode() + b"\n"
     count = header["canaries"]
     bits = 4 * -(-count // 32) if isinstance(count, int) and count < 1000 else 8
@@ -177,9 +178,9 @@ def test_a_store_of_an_earlier_schema_is_read_and_taken_up_again(schema, tmp_pat
         recorder.sample()
         recorder.observe(row)
     recorder.save(checkpoint)
-    arrays, content = _files.read_arrays(checkpoint, "askgauss-recorder", 2)
+    arrays, content = atomic.read_arrays(checkpoint, "askgauss-recorder", 2)
     content["state"]["stored_check"] = None
-    _files.write_arrays(checkpoint, "askgauss-recorder", 1, arrays, {"state": content["state"]})
+    atomic.write_arrays(checkpoint, "askgauss-recorder", 1, arrays, {"state": content["state"]})
     as_earlier_schema(path, schema)
     np.testing.assert_array_equal(StepStore(path).values, released[:4].astype(np.float32))
     again = Recorder(CANARIES, sampling_rate=0.5, store=path)
@@ -244,7 +245,7 @@ def likelihood_ratio(values, noise_multiplier, rate):
     ("sigma", "rate"), [(0.8, 0.01), (0.8, 0.25), (5.0, 0.5), (0.05, 0.25), (1.0, 1.0), (2.0, 1e-9)]
 )
 def test_likelihood_ratios_are_those_of_the_densities(sigma, rate, chunk, tmp_path, monkeypatch):
-    monkeypatch.setattr("askgauss.step_store._CHUNK", chunk)
+    monkeypatch.setattr("askgauss.recording.step_store._CHUNK", chunk)
     store = stored(tmp_path / "steps")
     scores = store.likelihood_ratio_scores(noise_multiplier=sigma, sampling_rate=rate)
     for canary in (0, 1, 2, 59):

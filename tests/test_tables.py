@@ -9,7 +9,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.exceptions import FileFormatError
-from askgauss.inputs import choose_in_folder, load_audit_input
+from askgauss.recording.inputs import choose_in_folder, load_audit_input
 
 PRESENT, ABSENT = [2.5, 3.25, -1.0], [0.0, 0.5]
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from askgauss import DiracCanaries, Recorder, Transcript, _files
+from askgauss import DiracCanaries, Recorder, Transcript
 from askgauss.exceptions import (
     FileFormatError,
     RecordingError,
     ScoresError,
 )
-from askgauss.run_facts import RunFacts
+from askgauss.files import atomic
+from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.transcript import CanarySums, StepSums
 from askgauss.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -25,7 +27,6 @@ from askgauss.sampling import (
     Shuffled,
 )
 from askgauss.scores import ScoreMetadata
-from askgauss.transcript import CanarySums, StepSums
 
 CANARIES = DiracCanaries(count=60, tensors=[100, 40, 100], seed=2)
 
@@ -180,7 +181,7 @@ def rewritten(tmp_path, change=None, *, kind="askgauss-transcript", schema=2, fa
         change(arrays)
     path = tmp_path / "odd.npz"
     metadata = {"facts": {"tensors": BASE.facts.tensors} if facts is None else facts}
-    _files.write_arrays(path, kind, schema, arrays, metadata)
+    atomic.write_arrays(path, kind, schema, arrays, metadata)
     return path
 
 

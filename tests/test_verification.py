@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import askgauss as ag
 from askgauss.cli.app import app
-from askgauss.commitment import Commitment, commit
+from askgauss.evidence.verification import verify
 from askgauss.exceptions import FileFormatError
+from askgauss.recording.commitment import Commitment, commit
+from askgauss.recording.transcript import Transcript
 from askgauss.replay import join
-from askgauss.transcript import Transcript
-from askgauss.verification import verify
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
 

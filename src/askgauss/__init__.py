@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
     from askgauss.claims import PrivacyClaim
     from askgauss.comparison import compare
-    from askgauss.linear_recorder import LinearRecorder
-    from askgauss.linear_transcript import LinearTranscript
     from askgauss.mechanism_audit import audit_mechanism
     from askgauss.monitor import Monitor
-    from askgauss.recorder import Recorder
+    from askgauss.recording.linear_recorder import LinearRecorder
+    from askgauss.recording.linear_transcript import LinearTranscript
+    from askgauss.recording.recorder import Recorder
+    from askgauss.recording.transcript import Transcript
     from askgauss.replay import replay
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from askgauss.simulation import simulate_dpftrl, simulate_dpsgd
     from askgauss.stats import gaussian
     from askgauss.stats.score_law import ScoreLaw
-    from askgauss.transcript import Transcript
 
 __all__ = [  # noqa: RUF022  (plain order; the linter would put DKW first)
     "AdaptiveOneRun",
@@ -113,11 +113,11 @@ _NAMES_OF = {
     "askgauss.canaries": ("BlockCanaries", "DiracCanaries", "ExampleCanaries"),
     "askgauss.claims": ("PrivacyClaim",),
     "askgauss.comparison": ("compare",),
-    "askgauss.linear_recorder": ("LinearRecorder",),
-    "askgauss.linear_transcript": ("LinearTranscript",),
+    "askgauss.recording.linear_recorder": ("LinearRecorder",),
+    "askgauss.recording.linear_transcript": ("LinearTranscript",),
     "askgauss.mechanism_audit": ("audit_mechanism",),
     "askgauss.monitor": ("Monitor",),
-    "askgauss.recorder": ("Recorder",),
+    "askgauss.recording.recorder": ("Recorder",),
     "askgauss.replay": ("replay",),
     "askgauss.results": ("Assumption", "AuditResult", "Finding", "Verdict"),
     "askgauss.scores": ("CanaryScores",),
@@ -132,7 +132,7 @@ _NAMES_OF = {
     ),
     "askgauss.simulation": ("simulate_dpftrl", "simulate_dpsgd"),
     "askgauss.stats.score_law": ("ScoreLaw",),
-    "askgauss.transcript": ("Transcript",),
+    "askgauss.recording.transcript": ("Transcript",),
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -6,13 +6,13 @@ import abc
 from typing import Any, ClassVar, Generic, TypeVarTuple
 
 from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.claims import PrivacyClaim
-from askgauss.diagnostics.figures import with_course
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.figures.numbers import with_course
 from askgauss.monitor import Monitor
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.results import AuditResult
-from askgauss.transcript import Transcript
 
 __all__ = ["AuditedRun"]
 

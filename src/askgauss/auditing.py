@@ -13,22 +13,24 @@ from scipy.special import binom, stdtr
 from askgauss import _validate, policy
 from askgauss._version import __version__
 from askgauss.auditors import as_auditor
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.checks import diagnose
+from askgauss.checks.adjacency import has_opposites, neighbour_checks
+from askgauss.checks.causes import named
+from askgauss.checks.scope import exercised_in, scope_of
+from askgauss.checks.stopping import error_share, stopping
 from askgauss.claims import PrivacyClaim, check_claim
-from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.causes import named
-from askgauss.diagnostics.disclosure import publishable, published, tells_of_single
-from askgauss.diagnostics.neighbours import has_opposites, neighbour_checks
-from askgauss.diagnostics.stopping import error_share, stopping
-from askgauss.diagnostics.summary import summarise
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
-from askgauss.inputs import check_audit_input
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.figures.summary import summarise
 from askgauss.power import smallest_leak
+from askgauss.publish.disclosure import publishable, published, tells_of_single
+from askgauss.recording.inputs import check_audit_input
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.results import (
     Assumption,
     AuditResult,
@@ -40,9 +42,7 @@ from askgauss.results import (
     number,
     whole_percent,
 )
-from askgauss.scope import exercised_in, scope_of
 from askgauss.scores import CanaryScores
-from askgauss.transcript import Transcript
 
 __all__ = ["audit", "audited", "derived"]
 

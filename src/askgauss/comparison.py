@@ -13,23 +13,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from askgauss import _plain, _validate
-from askgauss._result_text import measured
+from askgauss import _validate
 from askgauss._text import one_line
 from askgauss.auditing import audit
 from askgauss.auditors import as_auditor, auditor_types
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
+from askgauss.checks import diagnose
 from askgauss.claims import PrivacyClaim, check_claim
-from askgauss.diagnostics import diagnose
-from askgauss.diagnostics.disclosure import tells_of_single
 from askgauss.exceptions import (
     AskGaussError,
     InvalidArgumentError,
     MissingExtraError,
     ScoreDirectionError,
 )
-from askgauss.inputs import check_audit_input
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.files import codec
+from askgauss.publish.disclosure import tells_of_single
+from askgauss.recording.inputs import check_audit_input
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
+from askgauss.report.result_text import measured
 from askgauss.results import (
     PRIVATE_NOTE,
     Assumption,
@@ -41,8 +43,7 @@ from askgauss.results import (
     whole_percent,
 )
 from askgauss.scores import CanaryScores
-from askgauss.stats.meaning import area_interval
-from askgauss.transcript import Transcript
+from askgauss.stats.interpretation import area_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,12 +169,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""
-        plain: dict[str, Any] = _plain.to_plain(self)
+        plain: dict[str, Any] = codec.to_plain(self)
         return plain
 
     def to_json(self) -> str:
         """JSON text."""
-        return _plain.dumps(_KIND, _SCHEMA, self.to_dict())
+        return codec.dumps(_KIND, _SCHEMA, self.to_dict())
 
     def to_latex(self) -> str:
         """The table for a paper, for LaTeX with the package booktabs."""
@@ -191,8 +192,8 @@ class Comparison:
         Args:
             ax: Where to draw; a figure of its own if not given.
         """
-        from askgauss import plots
-        from askgauss.diagnostics.figures import Bound, EpsilonAxis
+        from askgauss.figures import plots
+        from askgauss.figures.numbers import Bound, EpsilonAxis
 
         shown = EpsilonAxis(
             bounds=tuple(

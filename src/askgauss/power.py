@@ -12,22 +12,22 @@ import numpy as np
 from scipy.special import ndtri
 
 from askgauss import _validate, accounting, policy
-from askgauss._rounded import FEWEST_TOLD
+from askgauss._rounding import FEWEST_TOLD
 from askgauss.auditors import as_auditor
-from askgauss.auditors.base import Auditor
-from askgauss.auditors.carried_shift import pair_of_mechanism
+from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import (
     EllipsoidEvidence,
     GaussianRectangle,
     GaussianShift,
     PairEvidence,
 )
+from askgauss.auditors.mechanism_shift import pair_of_mechanism
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
-from askgauss.diagnostics.figures.resized import resized
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.figures.resized import resized
 from askgauss.results import AuditResult, Verdict, number
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
-from askgauss.simulation.simulate import simulate_scores
+from askgauss.simulation.dpsgd_runs import simulate_scores
 from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 

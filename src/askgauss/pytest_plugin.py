@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from askgauss.auditors.base import Auditor
+    from askgauss.auditors.auditor import Auditor
     from askgauss.claims import PrivacyClaim
-    from askgauss.inputs import AuditInput
+    from askgauss.recording.inputs import AuditInput
     from askgauss.replay import Replay, ReplayReport
-    from askgauss.replay.report import Adjacency
+    from askgauss.replay.replay_report import Adjacency
     from askgauss.results import AuditResult
 
 __all__ = ["PrivacyAudit", "PrivacyReplay", "privacy_audit", "privacy_replay"]
@@ -68,7 +68,7 @@ class PrivacyAudit:
         """
         from askgauss.auditing import audit
         from askgauss.gate import decide
-        from askgauss.inputs import load_audit_input
+        from askgauss.recording.inputs import load_audit_input
 
         held_to, confidence, gate_error = self._terms(claim)
         if isinstance(data, (str, os.PathLike)):
@@ -276,14 +276,14 @@ class _Summary:
         """Write what was asked for; a session that cannot is not a success."""
         if self._path is None:
             return
-        from askgauss import _files, _plain
+        from askgauss.files import atomic, codec
 
         tests = [{"test": name, "result": result} for name, result in self._audits]
         # One result that tells of single canaries makes the file as private as it is.
         private = any(result["private"] for _, result in self._audits)
-        text = _plain.dumps(_KIND, _SCHEMA, {"tests": tests, "private": private}) + "\n"
+        text = codec.dumps(_KIND, _SCHEMA, {"tests": tests, "private": private}) + "\n"
         try:
-            _files.write_text(self._path, text, private=private)
+            atomic.write_text(self._path, text, private=private)
         except OSError as error:
             self._failure = f"cannot write {self._path!r}: {error.strerror}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR

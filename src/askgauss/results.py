@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from askgauss import _files, _plain, _validate
-from askgauss._rounded import is_handful
+from askgauss import _validate
+from askgauss._rounding import is_handful
 from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
@@ -20,14 +20,15 @@ from askgauss.exceptions import (
     InvalidArgumentError,
     NotDefinedError,
 )
+from askgauss.files import atomic, codec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from askgauss.auditors.base import Auditor
+    from askgauss.auditors.auditor import Auditor
     from askgauss.comparison import Comparison
-    from askgauss.provenance import Provenance
-    from askgauss.stats.meaning import GaussianPrivacy
+    from askgauss.evidence.provenance import Provenance
+    from askgauss.stats.interpretation import GaussianPrivacy
     from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
@@ -324,7 +325,7 @@ class AuditResult:
         Raises:
             NotDefinedError: The method does not take the curve for Gaussian, or there is no bound.
         """
-        from askgauss.stats.meaning import gaussian_privacy
+        from askgauss.stats.interpretation import gaussian_privacy
 
         if not self.assumption.gaussian_curve:
             raise NotDefinedError(
@@ -354,10 +355,10 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""
-        from askgauss import scope
+        from askgauss.checks import scope
 
-        plain: dict[str, Any] = _plain.to_plain(replace(self, auditor=_NO_AUDITOR))
-        plain["auditor"] = {"name": self.auditor.name, "options": _plain.to_plain(self.auditor)}
+        plain: dict[str, Any] = codec.to_plain(replace(self, auditor=_NO_AUDITOR))
+        plain["auditor"] = {"name": self.auditor.name, "options": codec.to_plain(self.auditor)}
         plain["assumption"] = self.assumption.value
         plain["carries_bound"] = self.carries_bound
         plain["next_step"] = self.next_step
@@ -366,7 +367,7 @@ class AuditResult:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """JSON text; also written to ``path``, whole or not at all, if one is given."""
-        return _written(_plain.dumps(_KIND, _SCHEMA, self.to_dict()), path, self.private)
+        return _written(codec.dumps(_KIND, _SCHEMA, self.to_dict()), path, self.private)
 
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, comparison: Comparison | None = None
@@ -390,14 +391,14 @@ class AuditResult:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Claimed and measured epsilon on one axis."""
-        from askgauss import plots
+        from askgauss.figures import plots
 
         return plots.epsilon_axis(self, ax)
 
     @property
     def sight(self) -> str:
         """What this audit would have called a violation, and how often; empty where unknown."""
-        from askgauss._result_text import sight_of
+        from askgauss.report.result_text import sight_of
 
         return sight_of(self)
 
@@ -412,13 +413,13 @@ class AuditResult:
     @property
     def next_step(self) -> str:
         """What to do now, with a number where one helps."""
-        from askgauss.advice import advice
+        from askgauss.report.advice import advice
 
         return advice(self).action
 
     def scope_rows(self) -> list[tuple[str, str]]:
         """The scope in words: what was tested, what is broken, what was not tested and how to."""
-        from askgauss._result_text import scope_rows_of
+        from askgauss.report.result_text import scope_rows_of
 
         return scope_rows_of(self)
 
@@ -428,14 +429,14 @@ class AuditResult:
         return report.card(self)
 
     @classmethod
-    def load(cls, source: _files.Source) -> AuditResult:
+    def load(cls, source: atomic.Source) -> AuditResult:
         """Read the file that `to_json` wrote.
 
         Raises:
             FileFormatError: As for `from_json`.
             OSError: The file cannot be read.
         """
-        return cls.from_json(_files.read_bytes(source))
+        return cls.from_json(atomic.read_bytes(source))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AuditResult:
@@ -452,13 +453,13 @@ class AuditResult:
                 f"Expected the text of a result, got {text[:80]!r}. To read a file, use "
                 "AuditResult.load(path)."
             )
-        content = _plain.loads(text, _KIND, _SCHEMA)
+        content = codec.loads(text, _KIND, _SCHEMA)
         result = _from_content(content)
         _check_derived(result, content)
         return result
 
     def __str__(self) -> str:
-        from askgauss._result_text import text_of
+        from askgauss.report.result_text import text_of
 
         return text_of(self)
 
@@ -466,7 +467,7 @@ class AuditResult:
 def _from_content(content: dict[str, Any]) -> AuditResult:
     """The result that JSON values describe, within the ranges of an audit."""
     from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
-    from askgauss.provenance import Provenance
+    from askgauss.evidence.provenance import Provenance
 
     description = content.get("auditor")
     if not isinstance(description, dict) or "evidence" not in content:
@@ -508,8 +509,8 @@ def _from_content(content: dict[str, Any]) -> AuditResult:
     missing = hints.keys() - content.keys()
     if missing:
         raise FileFormatError(f"Expected the fields {sorted(missing)} in an audit result.")
-    fields = {name: _plain.from_plain(hint, content[name], name) for name, hint in hints.items()}
-    evidence = _plain.from_plain(auditor.evidence_type, content["evidence"], "evidence")
+    fields = {name: codec.from_plain(hint, content[name], name) for name, hint in hints.items()}
+    evidence = codec.from_plain(auditor.evidence_type, content["evidence"], "evidence")
     result = AuditResult(auditor=auditor, evidence=evidence, **fields)
     _check_ranges(result)
     return result
@@ -532,7 +533,7 @@ def _check_ranges(result: AuditResult) -> None:
         if not isinstance(result.metadata, dict):
             raise _validate.fail("metadata", result.metadata, "to be an object")
         for kept in (result.evidence, result.distribution_free_evidence):
-            _check_counts(_plain.to_plain(kept))
+            _check_counts(codec.to_plain(kept))
             _check_trials(kept, result.present + result.absent)
         _check_groups(result)
         for item in result.findings:
@@ -589,7 +590,7 @@ def _check_groups(result: AuditResult) -> None:
 def _check_trials(evidence: Any, canaries: int) -> None:
     """Refuse counts of guesses that the canaries cannot have: bounds take memory by their size."""
     for trial in getattr(evidence, "trials", ()):
-        for name, count in _plain.to_plain(trial).items():
+        for name, count in codec.to_plain(trial).items():
             if isinstance(count, int) and not 0 <= count <= canaries:
                 raise _validate.fail(f"{name} of a trial", count, f"in [0, {canaries}]")
 
@@ -656,7 +657,7 @@ def _check_fields(result: AuditResult, content: dict[str, Any]) -> None:
 
 def _check_scope(result: AuditResult, same_code: bool) -> None:
     """Refuse a scope that the findings do not give: no green is earned by parts called fine."""
-    from askgauss.scope import exercised_in, scope_of
+    from askgauss.checks.scope import exercised_in, scope_of
 
     own = result.auditor.findings(result.evidence, delta=result.delta, confidence=result.confidence)
     named = {item.check for item in own} | {"noise model"}
@@ -716,7 +717,7 @@ def _contradiction(name: str, stated: Any, found: Any) -> FileFormatError:
 
 def _written(text: str, path: str | os.PathLike[str] | None, private: bool) -> str:
     if path is not None:
-        _files.write_text(path, text, private=private)
+        atomic.write_text(path, text, private=private)
     return text
 
 

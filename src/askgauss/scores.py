@@ -14,8 +14,9 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _files, _plain, _schema, _validate
+from askgauss import _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
+from askgauss.files import atomic, codec, schema
 from askgauss.selection import fingerprint, stream
 from askgauss.stats.sampled_sum import StepWeights
 
@@ -403,26 +404,26 @@ class CanaryScores:
             arrays["ids"] = self.ids
         if self.relative_shift is not None:
             arrays["relative_shift"] = self.relative_shift
-        metadata = {"metadata": _plain.to_plain(self.metadata)}
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
+        metadata = {"metadata": codec.to_plain(self.metadata)}
+        atomic.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
 
     @classmethod
-    def load(cls, source: _files.Source) -> CanaryScores:
+    def load(cls, source: atomic.Source) -> CanaryScores:
         """Read what `save` wrote.
 
         Raises:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
-        arrays, content = _files.read_arrays(source, _KIND, _SCHEMA)
-        _schema.check_names(arrays, ("score", "member"), ("ids", "relative_shift"))
+        arrays, content = atomic.read_arrays(source, _KIND, _SCHEMA)
+        schema.check_names(arrays, ("score", "member"), ("ids", "relative_shift"))
         shape = (arrays["score"].size,)
         numbers = {name: array for name, array in arrays.items() if name != "ids"}
-        _schema.check_arrays(
+        schema.check_arrays(
             numbers,
             {
-                "score": _schema.Field(np.float64, shape),
-                "member": _schema.Field(np.bool_, shape),
-                "relative_shift": _schema.Field(np.float64, shape),
+                "score": schema.Field(np.float64, shape),
+                "member": schema.Field(np.bool_, shape),
+                "relative_shift": schema.Field(np.float64, shape),
             },
         )
         for array in arrays.values():
@@ -433,7 +434,7 @@ class CanaryScores:
                 member=arrays["member"],
                 ids=arrays.get("ids"),
                 relative_shift=arrays.get("relative_shift"),
-                metadata=_plain.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
+                metadata=codec.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
             )
         except ScoresError as error:
             raise FileFormatError(f"Expected scores that can be audited: {error}") from error
@@ -528,7 +529,7 @@ def _read_hyperparameters(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = _plain.parse(_files.read_bytes(path, regular=True))
+        content = codec.parse(atomic.read_bytes(path, regular=True))
     except FileFormatError as error:
         raise FileFormatError(f"Expected {str(path)!r} to be JSON: {error}") from error
     if not isinstance(content, dict):

@@ -12,7 +12,7 @@ from askgauss.auditors import adaptive_one_run
 from askgauss.auditors.adaptive_one_run import epsilon_from_counts, p_value
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.stats import one_run
+from askgauss.stats import guess_counts
 
 FAIR = ScoreMetadata(fair_coins=True)
 
@@ -49,7 +49,7 @@ class TestPValue:
         counts = {"canaries": 1000, "guesses": 200, "correct": 180}
         level = {"delta": 0.0, "confidence": 0.95}
         assert epsilon_from_counts(**counts, **level) == pytest.approx(
-            one_run.epsilon_from_counts(**counts, **level), abs=1e-8
+            guess_counts.epsilon_from_counts(**counts, **level), abs=1e-8
         )
 
     def test_bound_and_p_value_agree(self):

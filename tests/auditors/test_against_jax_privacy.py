@@ -8,7 +8,7 @@ import pytest
 import askgauss as ag
 from askgauss.auditors import gaussian_dp
 from askgauss.scores import ScoreMetadata
-from askgauss.stats import fdp, one_run
+from askgauss.stats import guess_counts, guess_tradeoff
 
 auditing = pytest.importorskip("jax_privacy.auditing")
 
@@ -53,7 +53,7 @@ def test_explicit_thresholds(kind, method, two_ways, seed, canaries, shift, delt
         ours = result.epsilon_lower
         if kind in (ag.OneRun, ag.OneRunFDP):
             # They take the number of guesses beyond a threshold for one that was fixed.
-            stats = {ag.OneRun: one_run, ag.OneRunFDP: fdp}[kind]
+            stats = {ag.OneRun: guess_counts, ag.OneRunFDP: guess_tradeoff}[kind]
             (trial,) = result.evidence.trials
             ours = stats.epsilon_from_counts(**trial.counts, delta=delta, confidence=0.95)
         assert ours == pytest.approx(theirs, abs=1e-3)

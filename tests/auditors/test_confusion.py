@@ -13,7 +13,7 @@ from scipy import stats
 import askgauss as ag
 from askgauss import accounting
 from askgauss.auditors import bayesian, clopper_pearson, gaussian_dp
-from askgauss.auditors.confusion import ConfusionMatrix
+from askgauss.auditors.thresholding import ConfusionMatrix
 from askgauss.exceptions import (
     InvalidArgumentError,
     NotDefinedError,

@@ -11,8 +11,8 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
-from askgauss.auditors.carried_shift import shift_of_mechanism
 from askgauss.auditors.guessing import GuessTrial, fair_coins
+from askgauss.auditors.mechanism_shift import shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Status
 from askgauss.scores import CanaryScores, ScoreMetadata

@@ -10,7 +10,7 @@ from askgauss.auditors.one_run_fdp import epsilon_from_counts
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.simulation import simulate_scores
-from askgauss.stats import fdp
+from askgauss.stats import guess_tradeoff
 
 RUN = {"steps": 40, "sampling_rate": 0.3}
 SCORES = simulate_scores(**RUN, noise_multiplier=1.5, present=500, absent=500, seed=0)
@@ -52,7 +52,7 @@ class TestSubsampled:
 
     def rejected(self, noise_multiplier):
         curve = accounting.dpsgd_tradeoff(noise_multiplier=noise_multiplier, **RUN)
-        return fdp.rejects(curve.inverse_blow_up, **self.counts, error=0.05)
+        return guess_tradeoff.rejects(curve.inverse_blow_up, **self.counts, error=0.05)
 
     def test_the_bound_is_the_noise_at_which_rejection_ends(self):
         """By bisection over the noise multiplier."""

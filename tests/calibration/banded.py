@@ -9,8 +9,8 @@ import numpy as np
 
 import askgauss as ag
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import CyclicPoisson
-from askgauss.transcript import Transcript
 
 DELTA = 1e-5
 

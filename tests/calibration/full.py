@@ -23,7 +23,7 @@ from typing import Any
 
 import askgauss
 from askgauss.auditors import GaussianEllipsoid, GaussianRectangle, GaussianShift
-from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.plans import TreePlan
 from tests.calibration import (
     banded,
     dependent,

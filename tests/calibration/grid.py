@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import PairEvidence
 from askgauss.results import Consequence, Status
 from askgauss.scores import CanaryScores, GroupMoments

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.linear_transcript import TreePlan
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.releases import NodeSums, released_nodes
+from askgauss.mechanisms.decorrelate.node_releases import NodeSums, released_nodes
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.scores import CanaryScores
 
 DELTA = 1e-5

@@ -14,9 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import askgauss as ag
-from askgauss.monitor.bets import CONTRIBUTION, CORRELATION, ODDS, PARTS, Bets, Layout, ObservedStep
-from askgauss.monitor.bets import NOISE as NOISE_BETS
-from askgauss.monitor.rehearsal import Fault, _Rehearsed
+from askgauss.monitor.eprocess import (
+    CONTRIBUTION,
+    CORRELATION,
+    ODDS,
+    PARTS,
+    Bets,
+    Layout,
+    ObservedStep,
+)
+from askgauss.monitor.eprocess import NOISE as NOISE_BETS
+from askgauss.monitor.simulate_run import Fault, _Rehearsed
 from askgauss.stats import e_process
 from tests.monitor.runs import NOISE, RATE, watched
 

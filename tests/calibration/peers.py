@@ -14,9 +14,9 @@ from scipy.special import expit
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.stats import gaussian, order_statistics
+from askgauss.stats import confident_mistakes, gaussian
 from tests.calibration.grid import CONFIDENCE, DELTA, FAMILY_ERROR, PAGE_ERROR, beyond, suspicious
 
 
@@ -40,8 +40,8 @@ class Law:
         if self.gaussian:
             return gaussian.gdp_epsilon(DELTA, self.parameter)
         if self.name == "laplace":
-            return order_statistics.Laplace(shift=self.parameter).epsilon_at(DELTA)
-        return order_statistics.EpsilonDelta(epsilon=self.parameter, delta=0.0).epsilon_at(DELTA)
+            return confident_mistakes.Laplace(shift=self.parameter).epsilon_at(DELTA)
+        return confident_mistakes.EpsilonDelta(epsilon=self.parameter, delta=0.0).epsilon_at(DELTA)
 
     def scores(self, canaries: int, generator: np.random.Generator, coins: str) -> CanaryScores:
         """Scores of one run; present ones first, as groups are often given."""

@@ -21,8 +21,8 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
-from askgauss.linear_transcript import TreePlan
+from askgauss.auditors.auditor import Auditor
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.results import AuditResult
 from tests.calibration import leak_zoo, transcript_cells
 from tests.calibration.verdicts import (

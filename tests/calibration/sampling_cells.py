@@ -29,6 +29,7 @@ import numpy as np
 from scipy import stats
 
 import askgauss as ag
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -41,7 +42,6 @@ from askgauss.sampling import (
     TruncatedPoisson,
 )
 from askgauss.stats.shift import SlopeTest
-from askgauss.transcript import Transcript
 from tests.calibration import verdicts
 
 DELTA = 1e-5

@@ -15,7 +15,7 @@ import pytest
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.stats import confusion, gaussian
+from askgauss.stats import confusion_matrix, gaussian
 from tests.calibration import peers
 from tests.calibration.peers import FREE, GAUSSIAN, LAWS, Law, PeerCell, allowed, count
 
@@ -90,7 +90,9 @@ class TestTheCountWouldNotice:
         class Careless(ag.Bayesian):
             def _test(self, evidence, epsilon, delta, error):
                 return lambda trial: (
-                    confusion.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
+                    confusion_matrix.bayesian_probability(
+                        **trial.counts, epsilon=epsilon, delta=delta
+                    )
                     < error
                 )
 

@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 import askgauss as ag
 from askgauss.auditors.guessing import GuessTrial
-from askgauss.stats import fdp, one_run
+from askgauss.stats import guess_counts, guess_tradeoff
 from tests.calibration.steered import Steering, gaussian_slopes, worst
 
 NUMBERS = [5, 6, 8, 10, 12, 15, 20, 30, 40, 60, 80, 120, 160, 320, 800]
@@ -26,7 +26,7 @@ def share(p_value, epsilon, delta, error, canaries=1000, numbers=NUMBERS):
 
 
 def chosen(counts, epsilon, delta):
-    return one_run.p_value(**counts, epsilon=epsilon, delta=delta, chosen=True)
+    return guess_counts.p_value(**counts, epsilon=epsilon, delta=delta, chosen=True)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_the_theorem_of_a_fixed_number_does_not():
     """Up to 1.07 times the error by OneRun, 1.58 times in the epsilon-delta family."""
 
     def theorem(counts, epsilon, delta):
-        return one_run.p_value(**counts, epsilon=epsilon, delta=delta)
+        return guess_counts.p_value(**counts, epsilon=epsilon, delta=delta)
 
     def family(counts, epsilon, delta):
-        return fdp.p_value(fdp.epsilon_delta(epsilon, delta), **counts)
+        return guess_tradeoff.p_value(guess_tradeoff.epsilon_delta(epsilon, delta), **counts)
 
     assert share(theorem, 0.05, 1e-4, 0.05) > 1.05
     assert share(family, 0.1, 1e-3, 0.05) > 1.3
@@ -68,7 +68,7 @@ def test_the_gaussian_family_leaves_room_for_it(mu):
 
     def rejects(guesses, right):
         counts = {"canaries": 100, "guesses": guesses, "correct": right}
-        return fdp.rejects(fdp.gaussian(mu), **counts, error=0.05 / 1.1)
+        return guess_tradeoff.rejects(guess_tradeoff.gaussian(mu), **counts, error=0.05 / 1.1)
 
     assert worst(FEW, rejects, 100, gaussian_slopes(mu)) <= 0.05
 
@@ -78,8 +78,8 @@ def test_the_price_is_never_above_the_theorems():
     for guesses, right in ((100, 74), (1000, 903), (257, 252)):
         for delta in (1e-6, 1e-5, 1e-4):
             counts = {"canaries": 5000, "guesses": guesses, "correct": right, "delta": delta}
-            fixed = one_run.epsilon_from_counts(**counts, confidence=0.95)
-            free = one_run.epsilon_from_counts(**counts, confidence=0.95, chosen=True)
+            fixed = guess_counts.epsilon_from_counts(**counts, confidence=0.95)
+            free = guess_counts.epsilon_from_counts(**counts, confidence=0.95, chosen=True)
             assert free > 0.985 * fixed
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from askgauss.auditors import SubsampledGaussian
-from askgauss.diagnostics import diagnose
+from askgauss.checks import diagnose
 from askgauss.results import Consequence, Status
 from tests.calibration import transcript_cells
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from askgauss import accounting
 from askgauss.canaries import DiracCanaries
 from askgauss.claims import PrivacyClaim
-from askgauss.recorder import Recorder
-from askgauss.transcript import Transcript
+from askgauss.recording.recorder import Recorder
+from askgauss.recording.transcript import Transcript
 
 DELTA = 1e-5
 

@@ -25,11 +25,11 @@ from scipy.special import expit
 import askgauss as ag
 from askgauss import accounting
 from askgauss.auditing import audit
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.exceptions import AskGaussError
 from askgauss.results import AuditResult, Consequence, Status, Verdict
 from askgauss.scores import CanaryScores
-from askgauss.stats import gaussian, order_statistics
+from askgauss.stats import confident_mistakes, gaussian
 from tests.calibration.grid import PAGE_ERROR, beyond, suspicious
 
 FAMILY_ERROR = 1e-4
@@ -197,7 +197,7 @@ def _laplace_shift(epsilon: float, delta: float) -> float:
     low, high = epsilon, epsilon + 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)
-        above = order_statistics.Laplace(shift=middle).epsilon_at(delta) > epsilon
+        above = confident_mistakes.Laplace(shift=middle).epsilon_at(delta) > epsilon
         low, high = (low, middle) if above else (middle, high)
     return low
 

@@ -15,9 +15,9 @@ import pytest
 import askgauss as ag
 from askgauss import report
 from askgauss.cli import demo as demo_module
-from askgauss.cli import training
-from askgauss.cli.runs import RunFolder
-from askgauss.transcript import Transcript
+from askgauss.cli import demo_training
+from askgauss.cli.run_folders import RunFolder
+from askgauss.recording.transcript import Transcript
 from tests.cli.conftest import ENVIRONMENT, PLAIN_PROGRAM, PROGRAM
 
 QUICK = ("--backend", "numpy", "--steps", "40", "--hidden", "8")
@@ -50,7 +50,7 @@ def no_figures(monkeypatch):
 def _stop_after(monkeypatch, steps):
     """Ctrl-C, as the loop sees it, after so many steps."""
     taken = []
-    step = training.NumpyTrainer.step
+    step = demo_training.NumpyTrainer.step
 
     def counted(trainer):
         step(trainer)
@@ -58,7 +58,7 @@ def _stop_after(monkeypatch, steps):
         if len(taken) == steps:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(training.NumpyTrainer, "step", counted)
+    monkeypatch.setattr(demo_training.NumpyTrainer, "step", counted)
 
 
 def test_a_run_leaves_everything_in_its_folder(finished):
@@ -231,7 +231,7 @@ def test_a_folder_with_nothing_but_a_lock_is_free_and_one_with_more_is_not(run, 
 
 def test_the_lock_dies_with_its_holder(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom askgauss.cli.runs import RunFolder\n"
+        "import os, sys\nfrom pathlib import Path\nfrom askgauss.cli.run_folders import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).lock():\n    os._exit(9)"
     )
     done = subprocess.run([PROGRAM[0], "-c", code, str(tmp_path)], env=ENVIRONMENT, check=False)
@@ -319,10 +319,10 @@ def test_without_extras_it_trains_in_numpy_and_says_so(tmp_path):
 
 def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch, no_figures):
     pytest.importorskip("opacus")
-    from askgauss.integrations import _opacus_demo
+    from askgauss.integrations.opacus import demo_run
 
     taken = []
-    step = _opacus_demo.OpacusTrainer.step
+    step = demo_run.OpacusTrainer.step
 
     def counted(trainer):
         step(trainer)
@@ -330,7 +330,7 @@ def test_opacus_trains_stops_and_goes_on(run, tmp_path, monkeypatch, no_figures)
         if len(taken) == 10:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(_opacus_demo.OpacusTrainer, "step", counted)
+    monkeypatch.setattr(demo_run.OpacusTrainer, "step", counted)
     folder = tmp_path / "run"
     options = ("--steps", "25", "--batches", "4", "--noise-factor", "0.25")
     assert run("demo", folder, *options).exit_code == 130
@@ -352,12 +352,14 @@ def _trainer(**changes):
         "steps": 10, "sampling_rate": 0.2, "noise_multiplier": 1.0, "noise_factor": 1.0,
         "clip_norm": 0.5, "learning_rate": 0.3, "hidden": 5, "seed": 0,
     }  # fmt: skip
-    return training.NumpyTrainer(training.Plan(**plan | changes), training.load_digits(0))
+    return demo_training.NumpyTrainer(
+        demo_training.Plan(**plan | changes), demo_training.load_digits(0)
+    )
 
 
 def test_the_clipped_sum_is_that_of_example_gradients():
     """Against finite differences of the loss, one example at a time, clipped one by one."""
-    trainer, digits = _trainer(), training.load_digits(0)
+    trainer, digits = _trainer(), demo_training.load_digits(0)
     images, labels = digits.images[:6], digits.labels[:6]
     weights = trainer._weights.copy()
 
@@ -382,7 +384,7 @@ def test_the_clipped_sum_is_that_of_example_gradients():
 
 
 def test_an_empty_batch_has_an_empty_sum():
-    trainer, digits = _trainer(), training.load_digits(0)
+    trainer, digits = _trainer(), demo_training.load_digits(0)
     assert not trainer._clipped_sum(digits.images[:0], digits.labels[:0]).any()
 
 

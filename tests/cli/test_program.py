@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 import askgauss
-from askgauss import _files, _plain
-from askgauss.cli import audit, museum, program
+from askgauss.cli import audit_commands, museum_command, program
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.files import atomic, codec
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
 SOURCE = Path(askgauss.__file__).parent
@@ -161,7 +161,7 @@ def test_whatever_happens_the_exit_code_is_not_that_of_a_verdict(
     def fail(source, *_):
         raise error
 
-    monkeypatch.setattr(audit, "read_input", fail)
+    monkeypatch.setattr(audit_commands, "read_input", fail)
     result = run("audit", correct, *CLAIM, *(["--debug"] if debug else []))
     assert result.exit_code == code
     assert word in result.stderr
@@ -310,7 +310,7 @@ def test_a_library_that_leaves_is_no_violation(run, correct, monkeypatch, error)
     def leave(source, *_):
         raise error
 
-    monkeypatch.setattr(audit, "read_input", leave)
+    monkeypatch.setattr(audit_commands, "read_input", leave)
     result = run("audit", correct, *CLAIM)
     assert result.exit_code == 2
     assert f"Unexpected {type(error).__name__}" in _one_line(result.stderr)
@@ -597,7 +597,7 @@ def test_the_hook_refuses_results_that_are_not_whole(run, kept, tmp_path):
         elsewhere.write_bytes(content)
         assert run("check-results", elsewhere).exit_code == 2
     # Blanks behind a result hide what follows them from whoever reads a document's worth.
-    path.write_bytes(whole + b" " * _files.DOCUMENT_BYTES + b"{}")
+    path.write_bytes(whole + b" " * atomic.DOCUMENT_BYTES + b"{}")
     assert run("check-results", path).exit_code == 2
 
 
@@ -609,7 +609,7 @@ def test_the_hook_refuses_replays_and_descriptions_of_demos(run, tmp_path):
             replay.public("sum", float(data[batch].sum()))
 
     askgauss.replay(train, np.arange(20.0), leave_out=3, steps=2).to_json(tmp_path / "replay.json")
-    described = _plain.dumps("askgauss-cli-run", 2, {"seed": 3})
+    described = codec.dumps("askgauss-cli-run", 2, {"seed": 3})
     (tmp_path / "run.json").write_text(described)
     for name in ("replay.json", "run.json"):
         assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 2, name
@@ -637,6 +637,6 @@ def test_whatever_tells_of_few_canaries_is_for_its_owner(run, tmp_path):
 @pytest.mark.parametrize(("inside", "code"), [(0, 0), (10, 1), (1, 2), (2, 2), (120, 2), (-9, 2)])
 def test_the_museum_tells_what_it_found_from_what_went_wrong(run, monkeypatch, inside, code):
     monkeypatch.setattr(
-        museum.subprocess, "run", lambda *told, **more: SimpleNamespace(returncode=inside)
+        museum_command.subprocess, "run", lambda *told, **more: SimpleNamespace(returncode=inside)
     )
     assert run("museum", "list").exit_code == code

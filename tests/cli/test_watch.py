@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from askgauss.cli.watch import picture
+from askgauss.cli.watch_command import picture
 from askgauss.cli.watch_server import WatchServer
 from askgauss.cli.watch_view import Follower, spark
 from askgauss.exceptions import FileFormatError, InvalidArgumentError

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from askgauss import accounting
 from askgauss.auditing import audit
+from askgauss.checks.causes import leading, ordered
 from askgauss.claims import PrivacyClaim
-from askgauss.diagnostics.causes import leading, ordered
-from askgauss.linear_transcript import LinearTranscript
 from askgauss.mechanisms import tree
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.results import AuditResult, Status
 from askgauss.simulation import (
     Fault,
@@ -18,7 +19,6 @@ from askgauss.simulation import (
     simulate_dpftrl,
     simulate_dpsgd,
 )
-from askgauss.transcript import Transcript
 
 DELTA = 1e-5
 PRESENT = ABSENT = 500

@@ -21,10 +21,10 @@ import askgauss
 from askgauss.auditing import audit
 from askgauss.auditors import GaussianEllipsoid
 from askgauss.exceptions import AskGaussError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.results import number
 from askgauss.simulation import FAULTS, INVISIBLE, TREE_FAULTS, Fault, TreeFault
-from askgauss.transcript import Transcript
 from tests.calibration import gate
 from tests.faults import runs
 

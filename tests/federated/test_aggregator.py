@@ -20,10 +20,10 @@ from askgauss.federated import (
     Server,
     simulate_federated,
 )
-from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
 from askgauss.sampling import EveryStep, FixedSize, Poisson
-from askgauss.transcript import Transcript
 
 ROUNDS, NOISE, DELTA = 100, 2.0, 1e-5
 DIMENSION = 400

@@ -7,7 +7,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.federated import AuditedAggregator, Server
-from askgauss.federated.simulate import FEDERATED_FAULTS
+from askgauss.federated.simulated_server import FEDERATED_FAULTS
 from askgauss.results import Status, Verdict
 from askgauss.sampling import EveryStep
 

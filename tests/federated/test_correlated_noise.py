@@ -8,11 +8,12 @@ import pytest
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.linear_transcript import LinearTranscript, TreePlan
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.participation import moved_by
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 ROUNDS, EPSILON, DELTA = 64, 8.0, 1e-5

@@ -13,15 +13,15 @@ import typer
 from click.testing import CliRunner
 
 import askgauss as ag
-from askgauss import _files
 from askgauss.cli import app
 from askgauss.cli.program import ExitCode
 from askgauss.cli.watch_view import Follower
 from askgauss.exceptions import FileFormatError
+from askgauss.files import atomic
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.monitor import feed
-from askgauss.paper import data, formats, page, reproduce, scatter, tables
-from askgauss.paper.rows import csv_text
+from askgauss.paper import data, formats, page, paper_tables, reproduce, scatter
+from askgauss.paper.csv_rows import csv_text
 from tests.fuzz import mutations
 from tests.fuzz.subjects import Subject, Workshop, plain
 
@@ -122,8 +122,8 @@ def _figure(shop: Workshop) -> tuple[bytes, Any]:
     place = shop.folder / "page"
     (place / "figures").mkdir(parents=True)
     table = place / "figures" / "convergence.csv"
-    rows = tables.convergence((1, 10))
-    _files.write_with_digest(table, csv_text(rows).encode())
+    rows = paper_tables.convergence((1, 10))
+    atomic.write_with_digest(table, csv_text(rows).encode())
 
     def read(content: bytes) -> Any:
         table.write_bytes(content)

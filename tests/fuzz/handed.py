@@ -18,25 +18,26 @@ import typer
 from click.testing import CliRunner
 
 import askgauss as ag
-from askgauss import _plain, provenance
-from askgauss.attest import evidence_pack
 from askgauss.cli import app
 from askgauss.cli.program import ExitCode
-from askgauss.cli.watch import picture
+from askgauss.cli.watch_command import picture
 from askgauss.cli.watch_server import _printable
 from askgauss.cli.watch_view import Follower
-from askgauss.commitment import commit
+from askgauss.evidence import provenance
+from askgauss.evidence.attestation import evidence_pack
+from askgauss.evidence.verification import verify
 from askgauss.exceptions import FileFormatError
 from askgauss.federated import AuditedAggregator
-from askgauss.federated.simulate import simulate_federated
-from askgauss.inputs import load_audit_input
+from askgauss.federated.simulated_server import simulate_federated
+from askgauss.files import codec
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.linear_transcript import TreePlan
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.monitor import feed
+from askgauss.recording.commitment import commit
+from askgauss.recording.inputs import load_audit_input
 from askgauss.replay import ReplayReport
 from askgauss.report.html import render
-from askgauss.report.replay import render_replay
-from askgauss.verification import verify
+from askgauss.report.replay_page import render_replay
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 from tests.fuzz.subjects import CLAIM, Subject, Workshop, plain, said
@@ -203,7 +204,7 @@ def _watch(shop: Workshop) -> Callable[[bytes], Any]:
         shop.path(f"looked-at/{feed.FEED_NAME}", content)
         view = Follower(shop.folder / "looked-at").look()
         picture(view, 80)
-        json.dumps(_printable(_plain.to_plain(view)), allow_nan=False).encode("utf-8")
+        json.dumps(_printable(codec.to_plain(view)), allow_nan=False).encode("utf-8")
         return plain(view.feed)
 
     return read

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from askgauss import _plain
+from askgauss.files import codec
 
 Mutation = Callable[[bytes, np.random.Generator], bytes]
 
@@ -144,7 +144,7 @@ def forge_json(content: bytes, generator: np.random.Generator) -> bytes:
     for _ in range(int(generator.integers(1, 3))):
         plain = edit_value(plain, generator)
     if isinstance(plain, dict):
-        plain["digest"] = _plain.digest(plain)
+        plain["digest"] = codec.digest(plain)
     return json.dumps(plain).encode()
 
 
@@ -182,15 +182,15 @@ def forge_archive(content: bytes, generator: np.random.Generator) -> bytes:
         if generator.random() < 0.1:
             del arrays[name]
     if isinstance(header, dict):
-        from askgauss import _archives
+        from askgauss.files import archive
 
         if listed:
             buffer = io.BytesIO()
             seen: dict[str, Any] = {}
-            _archives.write(buffer, arrays, "askgauss", lambda members: seen.update(members) or b"")
+            archive.write(buffer, arrays, "askgauss", lambda members: seen.update(members) or b"")
             header["members"] = seen
         if protected:
-            header["digest"] = _plain.digest(header)
+            header["digest"] = codec.digest(header)
     raw = np.frombuffer(json.dumps(header).encode(), np.uint8)
     stream = io.BytesIO()
     save = np.savez_compressed if generator.random() < 0.1 else np.savez

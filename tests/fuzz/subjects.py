@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 import askgauss as ag
-from askgauss import _files, _plain
-from askgauss.cli.runs import Run
-from askgauss.cli.runs import RunFolder as CommandFolder
+from askgauss.cli.run_folders import Run
+from askgauss.cli.run_folders import RunFolder as CommandFolder
 from askgauss.exceptions import RecordingError
-from askgauss.inputs import load_audit_input
-from askgauss.linear_recorder import LinearRecorder
-from askgauss.linear_transcript import TreePlan
+from askgauss.files import atomic, codec
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
 from askgauss.paper import data, formats, sweep
 from askgauss.paper.run_folder import RunFolder
-from askgauss.sampled_recorder import SampledRecorder
+from askgauss.recording.inputs import load_audit_input
+from askgauss.recording.linear_recorder import LinearRecorder
+from askgauss.recording.sampled_recorder import SampledRecorder
+from askgauss.recording.step_store import StepStore
 from askgauss.sampling import CyclicPoisson
-from askgauss.step_store import StepStore
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 
@@ -82,7 +82,7 @@ def plain(value: Any) -> Any:
         return (value.dtype.str, value.shape, digest)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return repr(_plain.to_plain(value))
+    return repr(codec.to_plain(value))
 
 
 def said(data_: Any) -> Any:
@@ -367,14 +367,14 @@ def make(folder: Path) -> list[Subject]:
     cell = next((folder / "swept" / "results" / "cells").iterdir())
     digest = table.with_name(f"{table.name}.sha256").read_bytes()
     lines = sweep.csv_text(sweep.read_table(table)).encode()
-    sums = _files._digest_line(Path("results.csv"), hashlib.sha256(lines).hexdigest()).encode()
+    sums = atomic._digest_line(Path("results.csv"), hashlib.sha256(lines).hexdigest()).encode()
     images = {
         name: np.zeros((2, 4, 4, 1) if name.endswith("images") else 2, np.uint8)
         for name in data._PARTS
     }
     stream, packed = io.BytesIO(), io.BytesIO()
     np.savez_compressed(stream, **images)
-    _files.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
+    atomic.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
     idx = struct.pack(">4B2I", 0, 0, 8, 2, 5, 7) + bytes(35)
     subjects = [
         Subject("scores", _saved(scores), audited, forgeries=archive),

@@ -12,11 +12,11 @@ import torch
 
 import askgauss as ag
 from askgauss.cli import demo
-from askgauss.cli.training import Digits, NumpyTrainer
-from askgauss.cli.training import Plan as DemoPlan
-from askgauss.integrations._opacus_demo import OpacusTrainer
+from askgauss.cli.demo_training import Digits, NumpyTrainer
+from askgauss.cli.demo_training import Plan as DemoPlan
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.paper import data, deep, dpsgd
+from askgauss.integrations.opacus.demo_run import OpacusTrainer
+from askgauss.paper import data, deep, train_dpsgd
 from askgauss.paper.scatter import Features
 from tests.fuzz import mutations
 from tests.fuzz.subjects import WATCHED, Subject, Workshop, audit, gone_on, plain
@@ -162,7 +162,7 @@ def _demo(shop: Workshop, kind: Any) -> tuple[bytes, Any]:
 
 def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
     generator = np.random.default_rng(0)
-    head = dpsgd.Head(
+    head = train_dpsgd.Head(
         name="head",
         epsilon=8.0,
         noise_multiplier=1.0,
@@ -170,7 +170,7 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
         canaries=8,
         learning_rate=0.1,
     )
-    plan = dpsgd.Plan(heads=(head,), steps=4, clip_norm=1.0, seed=5)
+    plan = train_dpsgd.Plan(heads=(head,), steps=4, clip_norm=1.0, seed=5)
     labels = np.arange(20) % 2
     features = Features(
         name="blobs",
@@ -180,7 +180,7 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
         test=generator.normal(size=(20, 10)).astype(np.float16),
         test_labels=labels,
     )
-    run = dpsgd._Run(features, plan)
+    run = train_dpsgd._Run(features, plan)
     run.advance()
     folder = shop.folder / "paper"
     (folder / "results").mkdir(parents=True)
@@ -202,7 +202,7 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
     network()._save(folder / "deep.npz")
 
     def state(content: bytes) -> Any:
-        again = dpsgd._Run(features, plan)
+        again = train_dpsgd._Run(features, plan)
         shop.path("paper/state.npz", content)
         again.load(folder)
         own = plain(again.audited["head"].recorder.state_dict())
@@ -210,7 +210,7 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
 
     def snapshot(content: bytes) -> Any:
         shop.path(str(background.relative_to(shop.folder)), content)
-        return plain(dpsgd.load_snapshot(folder, "head", 1).background)
+        return plain(train_dpsgd.load_snapshot(folder, "head", 1).background)
 
     reader = _Fresh(network)
 

@@ -26,11 +26,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import askgauss as ag
-from askgauss import _locks
-from askgauss.integrations import _clip_count, _ghost_witness, opacus
-from askgauss.integrations._clip_count import AdaptiveGhostTensor
-from askgauss.integrations._coordinates import CanaryCoordinates
-from askgauss.recorder import Recorder
+from askgauss.files import lock as locks
+from askgauss.integrations import opacus
+from askgauss.integrations.opacus import clip_counting, ghost_checks
+from askgauss.integrations.opacus.clip_counting import AdaptiveGhostTensor
+from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.recording.recorder import Recorder
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, Run, make_run
 
 PACKAGE = str(Path(ag.__file__).parent)
@@ -130,9 +131,9 @@ def state_of(run: Run) -> dict[str, Any]:
         "listener": getattr(run.loader.dataset, "on_batch", None),
         "attached": run.optimizer in opacus._attached,
         "ghost": DPTensorFastGradientClipping.backward,
-        "ghost listeners": len(_ghost_witness._listeners),
+        "ghost listeners": len(ghost_checks._listeners),
         "adaptive": getattr(AdaptiveGhostTensor, "_update_clip_and_noise", None),
-        "adaptive listeners": len(_clip_count._listeners),
+        "adaptive listeners": len(clip_counting._listeners),
         "ghost optimizer": DPOptimizerFastGradientClipping.accumulate,
     }
 
@@ -190,7 +191,7 @@ def interrupted(kind: str, run: Run, canaries: Any, phase: str, line: int) -> tu
         _forget_backward(run)
         with counted() as calls:
             run.train()
-        held = any(lock.stream is not None for lock in _locks._held.values())
+        held = any(lock.stream is not None for lock in locks._held.values())
         return interrupt.struck, left + calls[:1] + ["files"] * held
 
 

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.integrations import _opacus_versions as versions
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import opacus_versions as versions
 from askgauss.results import Status
 
 FEATURES, HIDDEN, CLASSES, RECORDS, BATCH = 20, 100, 4, 512, 64

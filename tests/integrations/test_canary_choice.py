@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from askgauss import accounting, policy, power
-from askgauss.integrations._canary_choice import default_numbers
+from askgauss.integrations.canary_choice import default_numbers
 
 # Parameters, records, batch size, steps, claim: runs of a few hundred steps as people have them.
 RUNS = {

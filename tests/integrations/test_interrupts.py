@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from askgauss.integrations._attachment import Attachment
+from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus import CanaryAudit
 from tests.integrations import interrupts
 from tests.integrations.runs import make_run

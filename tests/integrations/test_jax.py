@@ -22,7 +22,6 @@ from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 from jax_privacy.matrix_factorization import buffered_toeplitz
 
 import askgauss as ag
-from askgauss.diagnostics.figures import course
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -30,6 +29,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
+from askgauss.figures.numbers import course
 from askgauss.integrations.jax import Audit, claim_of
 from askgauss.monitor.feed import read_feed
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson

@@ -20,8 +20,8 @@ from askgauss.exceptions import (
     RecordingError,
 )
 from askgauss.integrations import opacus
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Verdict
-from askgauss.transcript import Transcript
 
 pl = pytest.importorskip("lightning.pytorch")
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset, default_collate
 
 import askgauss as ag
-from askgauss.integrations import _handed_batches as heard
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import handed_batches as heard
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
 
@@ -279,8 +279,8 @@ def test_a_look_changes_nothing_in_the_training(mode, model, monkeypatch):
         return run.weights(), torch.get_rng_state(), *kept
 
     looked = trained()
-    monkeypatch.setattr("askgauss.integrations._mixing._FIRST", 0)
-    monkeypatch.setattr("askgauss.integrations._mixing.MixingWatch._is_due", False)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch._FIRST", 0)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch.MixingWatch._is_due", False)
     plain = trained()
     assert len(looked) == len(plain)
     assert all(torch.equal(one, other) for one, other in zip(looked, plain, strict=True))

@@ -26,9 +26,9 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.recording.step_store import StepStore
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
-from askgauss.step_store import StepStore
-from askgauss.transcript import Transcript
 from tests.integrations.runs import CLASSES, FEATURES, PARAMETERS, RECORDS, SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import askgauss as ag
 from askgauss.canaries import ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.integrations._ledger import Ledger
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.results import Status
 from tests.faults.twins import Noise75, NoNoise
 from tests.integrations.runs import FEATURES, make_run

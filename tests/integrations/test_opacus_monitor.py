@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import askgauss as ag
+from askgauss.evidence.verification import verify
 from askgauss.exceptions import InvalidArgumentError, PrivacyAlarm
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.monitor import read_feed
-from askgauss.verification import verify
 from tests.integrations.runs import PARAMETERS, make_run
 
 CANARIES = {"present": 10, "absent": 180}
@@ -46,7 +46,7 @@ def test_a_sound_run_is_quiet_and_its_course_is_kept(tmp_path):
 
 
 def test_true_watches_and_the_result_shows_the_course():
-    from askgauss.diagnostics.figures import course
+    from askgauss.figures.numbers import course
 
     run = make_run()
     with attached(run, True) as audit:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from askgauss.integrations._torch_seeds import probe_first_noise
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus.torch_seeds import probe_first_noise
 from askgauss.results import Status
 from tests.integrations.runs import make_run
 

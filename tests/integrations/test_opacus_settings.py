@@ -12,11 +12,11 @@ from opacus.schedulers import ExponentialGradClip, ExponentialNoise, LambdaNoise
 from torch.optim import lr_scheduler
 
 import askgauss as ag
-from askgauss.diagnostics.shipped import recording_checks
+from askgauss.checks.step_invariants import recording_checks
 from askgauss.exceptions import AskGaussWarning, FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.recording.facts import SettingCourse, SettingFacts
 from askgauss.results import Status, Verdict
-from askgauss.witness import SettingCourse, SettingFacts
 from tests.integrations.runs import SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

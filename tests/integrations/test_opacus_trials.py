@@ -11,8 +11,8 @@ from opacus.schedulers import StepGradClip
 
 import askgauss as ag
 from askgauss.exceptions import RecordingError
-from askgauss.integrations import _opacus_versions as versions
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import opacus_versions as versions
 from askgauss.results import Status
 from tests.integrations import opacus_trials as trials
 from tests.integrations.runs import make_run

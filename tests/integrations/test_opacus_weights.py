@@ -15,12 +15,12 @@ from torch.utils.data import TensorDataset
 
 import askgauss as ag
 from askgauss.exceptions import FileFormatError
-from askgauss.integrations._shadow import acts_elementwise
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus.shadow import acts_elementwise
+from askgauss.recording.facts import WeightFacts
+from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
-from askgauss.run_facts import RunFacts
-from askgauss.transcript import Transcript
-from askgauss.witness import WeightFacts
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -13,10 +13,10 @@ from torch import nn
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.recording.facts import StepFacts
+from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts.steps import due, resolve
 from askgauss.results import Status, Verdict
-from askgauss.run_facts import RunFacts
-from askgauss.witness import StepFacts
-from askgauss.witness.steps import due, resolve
 from tests.integrations.runs import SIZES, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

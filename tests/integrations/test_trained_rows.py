@@ -15,9 +15,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 import askgauss as ag
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.recording.facts import RowFacts
+from askgauss.recording.facts.rows import rows_over_ranks
 from askgauss.results import Status, Verdict
-from askgauss.witness import RowFacts
-from askgauss.witness.rows import rows_over_ranks
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

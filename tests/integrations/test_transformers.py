@@ -14,8 +14,8 @@ from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, PrivacyAlarm, RecordingError
 from askgauss.integrations import opacus
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Verdict
-from askgauss.transcript import Transcript
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

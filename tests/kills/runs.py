@@ -17,21 +17,21 @@ import numpy as np
 import torch
 
 import askgauss as ag
-from askgauss import _files, _plain
 from askgauss.exceptions import RecordingError
 from askgauss.federated import AuditedAggregator
-from askgauss.inputs import load_audit_input
+from askgauss.files import atomic, codec
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.linear_transcript import TreePlan
 from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.paper import dpsgd, page, reproduce, sweep, tables
-from askgauss.paper.rows import csv_text
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.paper import page, paper_tables, reproduce, sweep, train_dpsgd
+from askgauss.paper.csv_rows import csv_text
 from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
+from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.inputs import load_audit_input
+from askgauss.recording.step_store import StepStore
 from askgauss.results import Status
-from askgauss.run_facts import RunFacts
 from askgauss.sampling import CyclicPoisson
-from askgauss.step_store import StepStore
 from tests.integrations.runs import SIZES, make_run
 
 STEPS, EVERY = 11, 3
@@ -62,7 +62,7 @@ def _digest(value: Any) -> Any:
         return {key: _digest(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
-    return repr(_plain.to_plain(value))
+    return repr(codec.to_plain(value))
 
 
 def _transcript(path: Path) -> Any:
@@ -162,7 +162,7 @@ def _aggregate(folder: Path) -> None:
         except RecordingError as error:
             raise RefusedError(str(error)) from error
         if server.rounds % EVERY == 0:
-            with _files.atomic_write(place) as stream:
+            with atomic.atomic_write(place) as stream:
                 stream.write(b"%d" % server.rounds)
             aggregate.save(saved)
     aggregate.transcript().save(folder / "transcript.npz")
@@ -192,7 +192,7 @@ def _train(folder: Path, audit_first: bool) -> None:
             "random": torch.get_rng_state(),
             "step": step + 1,
         }
-        with _files.atomic_write(model) as stream:
+        with atomic.atomic_write(model) as stream:
             torch.save(state, stream)
 
     with audit:
@@ -230,16 +230,16 @@ def _features() -> Features:
 def _reproduce(folder: Path) -> None:
     """What a reproduction does: training with checkpoints, tables, a page, the minutes."""
     heads = tuple(
-        dpsgd.Head(name=f"head{label}", epsilon=8.0, noise_multiplier=1.0, sampling_rate=0.5,
+        train_dpsgd.Head(name=f"head{label}", epsilon=8.0, noise_multiplier=1.0, sampling_rate=0.5,
                    canaries=8, learning_rate=0.1, label=label)
         for label in range(2)
     )  # fmt: skip
-    plan = dpsgd.Plan(heads=heads, steps=9, snapshots=(4,), seed=5, checkpoint_every=2)
+    plan = train_dpsgd.Plan(heads=heads, steps=9, snapshots=(4,), seed=5, checkpoint_every=2)
     with reproduce._timed(folder) as minutes, RunFolder(folder / "run", {"plan": plan}) as place:
-        dpsgd.train(_features(), plan, place)
+        train_dpsgd.train(_features(), plan, place)
         (folder / "figures").mkdir(exist_ok=True)
-        rows = csv_text(tables.convergence((1, 10))).encode()
-        _files.write_with_digest(folder / "figures" / "convergence.csv", rows)
+        rows = csv_text(paper_tables.convergence((1, 10))).encode()
+        atomic.write_with_digest(folder / "figures" / "convergence.csv", rows)
         page.write(folder, scale="smoke", model="scatter-linear", minutes=minutes)
 
 
@@ -247,7 +247,7 @@ def _reproduced(folder: Path) -> Any:
     found = {}
     for head in ("head0", "head1"):
         for step in (4, 9):
-            snapshot = dpsgd.load_snapshot(folder / "run", head, step)
+            snapshot = train_dpsgd.load_snapshot(folder / "run", head, step)
             facts = _compared(snapshot.transcript.facts)
             found[f"{head} {step}"] = _digest(
                 {**snapshot.transcript.arrays(), "facts": facts, "b": snapshot.background}

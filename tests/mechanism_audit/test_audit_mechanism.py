@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss import _plain
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     MechanismError,
     MissingExtraError,
 )
+from askgauss.files import codec
 from askgauss.mechanism_audit import MechanismResult, from_function
-from askgauss.mechanism_audit.scores import classifier_named
+from askgauss.mechanism_audit.output_scores import classifier_named
 from tests.calibration.mechanism_cells import count
 from tests.mechanism_audit.exam import BROKEN, CORRECT, Mechanism, laplace
 
@@ -100,7 +100,7 @@ def forged(result, **changes):
     """The text of a result with other fields, and a digest that fits them."""
     content = {**json.loads(result.to_json()), **changes}
     del content["digest"]
-    return json.dumps({**content, "digest": _plain.digest(content)})
+    return json.dumps({**content, "digest": codec.digest(content)})
 
 
 @pytest.mark.parametrize(

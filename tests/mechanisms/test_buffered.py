@@ -11,7 +11,7 @@ import pytest
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise import numpy_draw
+from askgauss.mechanisms.noise_streams import numpy_draw
 
 STRATEGIES = [
     BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=12),

@@ -7,14 +7,14 @@ import pytest
 
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.unmixing import (
+from askgauss.mechanisms.decorrelate.unmixing import (
     evened,
     full_rounds,
     heaviest_entry,
     rounds,
     strategy_of,
 )
+from askgauss.mechanisms.matrix import MatrixMechanism
 
 STEPS = 24
 BUFFERED = BufferedToeplitz(decay=[0.9, 0.4], scale=[0.3, 0.2], steps=STEPS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import askgauss as ag
-from askgauss.monitor.rehearsal import rehearse
+from askgauss.monitor.simulate_run import rehearse
 
 NOISE = 2.576
 RATE = 0.08

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss import _plain
 from askgauss.exceptions import (
     AskGaussWarning,
     FileFormatError,
@@ -19,9 +18,10 @@ from askgauss.exceptions import (
     PrivacyAlarm,
     RecordingError,
 )
+from askgauss.files import codec
 from askgauss.monitor import Alarm, Monitor, ObservedStep, read_feed
-from askgauss.monitor.bets import CONTRIBUTION, CORRELATION, NOISE, ODDS
-from askgauss.monitor.rehearsal import Fault
+from askgauss.monitor.eprocess import CONTRIBUTION, CORRELATION, NOISE, ODDS
+from askgauss.monitor.simulate_run import Fault
 from tests.monitor.runs import watched
 
 SIGMA = 2.0
@@ -491,7 +491,7 @@ def test_going_on_after_a_restart_changes_nothing(tmp_path):
         values[planted] += 1.0
         recorder.observe(values, background=0.0)
     assert second.evidence == whole.evidence
-    assert _plain.to_plain(second.course()) == _plain.to_plain(whole.course())
+    assert codec.to_plain(second.course()) == codec.to_plain(whole.course())
     assert second.bound == whole.bound
     assert second.state_dict() == whole.state_dict()
 
@@ -647,7 +647,7 @@ def _recorder_of(monitor):
 
 
 def test_a_result_shows_the_course_and_survives_its_json():
-    from askgauss.diagnostics.figures import Missing, course, with_course
+    from askgauss.figures.numbers import Missing, course, with_course
 
     monitor = quiet()
     recorder = loop(monitor, 20)
@@ -668,7 +668,7 @@ def test_a_result_shows_the_course_and_survives_its_json():
 
 
 def test_an_alarm_is_among_the_findings_and_in_the_report():
-    from askgauss.diagnostics.figures import course, with_course
+    from askgauss.figures.numbers import course, with_course
 
     monitor = quiet()
     recorder = loop(monitor, 3, noise=SIGMA / 2)
@@ -701,7 +701,7 @@ def test_the_course_stays_short_and_keeps_its_peaks():
 
 
 def test_looks_share_the_error():
-    from askgauss.monitor.looks import Looks
+    from askgauss.monitor.sequential import Looks
 
     for planned in (None, 1000, 1024):
         looks = Looks(planned=planned, error=0.05, delta=1e-5, rate=0.1, present=10)
@@ -793,7 +793,7 @@ def test_the_feed_is_written_and_holds_aggregates_only(tmp_path):
     assert longest(json.loads(text)) <= 10  # as many as there were steps: nothing by canary
     monitor.close()
     assert read_feed(tmp_path / "run").status == "finished"
-    assert _plain.to_plain(read_feed(tmp_path / "run")) == _plain.to_plain(
+    assert codec.to_plain(read_feed(tmp_path / "run")) == codec.to_plain(
         read_feed(tmp_path / "run" / "watch.json")
     )
 

@@ -10,9 +10,9 @@ import pytest
 import askgauss as ag
 from askgauss import accounting
 from askgauss.audited_run import AuditedRun
-from askgauss.diagnostics.stopping import error_share
-from askgauss.standard import Standard
-from askgauss.verification import verify
+from askgauss.checks.stopping import error_share
+from askgauss.evidence.standard import Standard
+from askgauss.evidence.verification import verify
 
 NOISE, DELTA = 2.0, 1e-5
 

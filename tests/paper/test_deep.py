@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from askgauss.paper import data, deep, dpsgd
+from askgauss.paper import data, deep, train_dpsgd
 from askgauss.paper.augment import random_views
-from askgauss.paper.models import MODELS, SmallCNN, StandardisedConv2d, WideResNet
+from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
 from askgauss.paper.run_folder import RunFolder
 
 
 def _plan(steps: int, canaries: int = 100, **more):
-    head = dpsgd.Head(
+    head = train_dpsgd.Head(
         name="head",
         epsilon=8.0,
         noise_multiplier=1.0,
@@ -24,7 +24,7 @@ def _plan(steps: int, canaries: int = 100, **more):
         canaries=canaries,
         learning_rate=1.0,
     )
-    return dpsgd.Plan(heads=(head,), steps=steps, seed=1, **more)
+    return train_dpsgd.Plan(heads=(head,), steps=steps, seed=1, **more)
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -103,7 +103,7 @@ def test_small_cnn_learns_and_goes_on(tmp_path):
     with RunFolder(tmp_path / "b", {}) as folder:
         resumed = deep.train_heads(images, plan, folder, model="small-cnn", piece=64)
     assert resumed == whole
-    first, second = (dpsgd.load_snapshot(tmp_path / name, "head", 8) for name in ("a", "b"))
+    first, second = (train_dpsgd.load_snapshot(tmp_path / name, "head", 8) for name in ("a", "b"))
     np.testing.assert_array_equal(first.background, second.background)
     for name, array in first.transcript.arrays().items():
         np.testing.assert_array_equal(array, second.transcript.arrays()[name], err_msg=name)
@@ -121,7 +121,7 @@ def test_wide_resnet_takes_a_step(tmp_path):
     with RunFolder(tmp_path / "run", {}) as folder:
         found = deep.train_heads(images, _plan(1), folder, model="wrn16-4", augment=2, piece=2)
     assert "1" in found["head"]
-    transcript = dpsgd.load_snapshot(tmp_path / "run", "head", 1).transcript
+    transcript = train_dpsgd.load_snapshot(tmp_path / "run", "head", 1).transcript
     assert transcript.finite
     assert set(MODELS) == {"wrn16-4", "small-cnn"}
 
@@ -183,7 +183,9 @@ def test_two_processes_are_one_run(tmp_path):
     two = RunFolder(tmp_path / "two", {}).read_json("results/accuracy.json")
     # Sums of floats in another order may move a test image or two.
     assert abs(two["head"]["3"] - one["head"]["3"]) < 0.05
-    first, second = (dpsgd.load_snapshot(tmp_path / name, "head", 3) for name in ("one", "two"))
+    first, second = (
+        train_dpsgd.load_snapshot(tmp_path / name, "head", 3) for name in ("one", "two")
+    )
     np.testing.assert_allclose(first.background, second.background, atol=1e-3)
     np.testing.assert_allclose(
         first.transcript.canaries.total, second.transcript.canaries.total, atol=1e-3

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.paper import data, page, reproduce, scatter, tables, uncorrected
-from askgauss.paper.rows import csv_text
+from askgauss.paper import data, page, paper_tables, reproduce, scatter, uncorrected
+from askgauss.paper.csv_rows import csv_text
 from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
-from askgauss.stats import fdp, one_run
+from askgauss.stats import guess_counts, guess_tradeoff
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_every_figure_is_there(folder):
 
 def test_sound_bounds_do_not_exceed_what_is_claimed(folder):
     """At confidence .95 some may, but not by much and not many of two dozen."""
-    rows = [row for row in _rows(folder, "bounds") if row["kind"] == tables.SOUND]
+    rows = [row for row in _rows(folder, "bounds") if row["kind"] == paper_tables.SOUND]
     methods = {row["method"] for row in rows}
     assert {"subsampled-gaussian", "gaussian-shift", "one-run", "one-run-fdp"} <= methods
     above = [row for row in rows if float(row["bound"]) > float(row["epsilon"])]
@@ -70,7 +70,7 @@ def test_every_run_carries_its_audit(folder):
 
 def test_uncorrected_baselines_are_marked(folder):
     rows = _rows(folder, "bounds")
-    marked = {row["method"] for row in rows if row["kind"] == tables.UNCORRECTED}
+    marked = {row["method"] for row in rows if row["kind"] == paper_tables.UNCORRECTED}
     assert marked == {"f-DP, best threshold", "one run, best threshold"}
     import askgauss
 
@@ -81,8 +81,8 @@ def test_nothing_is_done_twice(folder, monkeypatch):
     def refuse(*arguments, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("askgauss.paper.dpsgd._Run.advance", refuse)
-    monkeypatch.setattr("askgauss.paper.linear.Heads.clipped_sum", refuse)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", refuse)
+    monkeypatch.setattr("askgauss.paper.linear_heads.Heads.clipped_sum", refuse)
     before = (folder / "run" / "figures" / "gram.svg").read_bytes()
     reproduce.run(
         "smoke",
@@ -162,8 +162,8 @@ def test_uncorrected_is_the_best_of_all_thresholds():
     order = np.argsort(-scores.score)
     correct = np.cumsum(scores.member[order])
     for ours, counts in (
-        (uncorrected.uncorrected_one_run, one_run.epsilon_from_counts),
-        (uncorrected.uncorrected_fdp, fdp.epsilon_from_counts),
+        (uncorrected.uncorrected_one_run, guess_counts.epsilon_from_counts),
+        (uncorrected.uncorrected_fdp, guess_tradeoff.epsilon_from_counts),
     ):
         brute = max(
             counts(canaries=120, guesses=guesses + 1, correct=int(right), **level)
@@ -178,7 +178,7 @@ def test_a_subset_is_a_smaller_audit():
     run = {"steps": 40, "sampling_rate": 0.3, "noise_multiplier": 1.0}
     transcript = ag.simulate_dpsgd(**run, present=50, absent=50, seed=0)
     part = np.arange(20, 70)
-    small = tables.subset(transcript, part)
+    small = paper_tables.subset(transcript, part)
     np.testing.assert_array_equal(small.scores().score, transcript.scores().score[part])
     assert ag.audit(small, delta=1e-5, diagnostics=False).epsilon_lower > 0.0
 
@@ -283,7 +283,7 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
         return replace(plan, heads=tuple(heads))
 
     monkeypatch.setattr(reproduce, "dpsgd_plan", elsewhere)
-    monkeypatch.setattr("askgauss.paper.dpsgd._Run.advance", pytest.fail)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", pytest.fail)
     reproduce.run(
         "smoke",
         folder=folder / "run",

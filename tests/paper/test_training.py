@@ -9,8 +9,8 @@ import torch
 import askgauss as ag
 from askgauss.canaries import Stream
 from askgauss.mechanisms import tree
-from askgauss.paper import dpftrl, dpsgd
-from askgauss.paper.linear import Heads, HeadsShape
+from askgauss.paper import train_dpftrl, train_dpsgd
+from askgauss.paper.linear_heads import Heads, HeadsShape
 from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 
@@ -35,7 +35,7 @@ def features():
 
 def _plan(**more):
     heads = tuple(
-        dpsgd.Head(
+        train_dpsgd.Head(
             name=name,
             epsilon=8.0,
             noise_multiplier=SIGMA,
@@ -50,24 +50,26 @@ def _plan(**more):
             ("published", 0.25, 60, 1),
         )
     )
-    return dpsgd.Plan(heads=heads, steps=STEPS, snapshots=(10,), clip_norm=0.7, seed=5, **more)
+    return train_dpsgd.Plan(
+        heads=heads, steps=STEPS, snapshots=(10,), clip_norm=0.7, seed=5, **more
+    )
 
 
 def test_dpsgd_is_the_loop_one_would_write(tmp_path, features):
     """One head, replayed step by step with nothing shared and nothing in closed form."""
     plan = _plan()
     with RunFolder(tmp_path / "run", {}) as folder:
-        accuracy = dpsgd.train(features, plan, folder)
+        accuracy = train_dpsgd.train(features, plan, folder)
     head = plan.heads[2]
     shape = HeadsShape(heads=1, features=60, classes=3)
     canaries = ag.DiracCanaries(
-        count=60, tensors=shape.tensors, seed=dpsgd.canary_seed(plan.seed, head.label)
+        count=60, tensors=shape.tensors, seed=train_dpsgd.canary_seed(plan.seed, head.label)
     )
     recorder = ag.Recorder(canaries, sampling_rate=head.sampling_rate, clip_norm=0.7)
     weights, velocity = torch.zeros(shape.parameters), torch.zeros(shape.parameters)
     background = np.zeros(60)
     for step in range(STEPS):
-        coins = dpsgd.generator(5, Stream.SAMPLER, step).random(400)
+        coins = train_dpsgd.generator(5, Stream.SAMPLER, step).random(400)
         total = torch.zeros(shape.parameters)
         for index in np.flatnonzero(coins < 0.25):
             own = weights.clone().requires_grad_()
@@ -81,13 +83,13 @@ def test_dpsgd_is_the_loop_one_would_write(tmp_path, features):
         clean = canaries.project(total.numpy()).copy()
         released = total.numpy().copy()
         canaries.plant(released, recorder.sample(), 0.7)
-        noise = dpsgd.generator(5, Stream.NOISE, head.label, step)
+        noise = train_dpsgd.generator(5, Stream.NOISE, head.label, step)
         released += noise.standard_normal(shape.parameters, dtype=np.float32) * SIGMA * 0.7
         recorder.observe(canaries.project(released), background=clean)
         background += clean / 0.7
         velocity = 0.9 * velocity + torch.from_numpy(released).float() / (0.25 * 400 * 0.7)
         weights = weights - 0.5 * velocity
-    snapshot = dpsgd.load_snapshot(tmp_path / "run", "published", STEPS)
+    snapshot = train_dpsgd.load_snapshot(tmp_path / "run", "published", STEPS)
     wanted = recorder.transcript()
     np.testing.assert_allclose(snapshot.transcript.canaries.total, wanted.canaries.total, atol=1e-3)
     np.testing.assert_array_equal(snapshot.transcript.canaries.planted, wanted.canaries.planted)
@@ -115,18 +117,20 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, features):
             raise Stop
 
     with RunFolder(tmp_path / "a", {}) as folder:
-        whole = dpsgd.train(features, plan, folder)
-        assert dpsgd.train(features, plan, folder) == whole  # nothing left to do
+        whole = train_dpsgd.train(features, plan, folder)
+        assert train_dpsgd.train(features, plan, folder) == whole  # nothing left to do
     with pytest.raises(Stop), RunFolder(tmp_path / "b", {}) as folder:
-        dpsgd.train(features, plan, folder, progress=stop)
+        train_dpsgd.train(features, plan, folder, progress=stop)
     seen = []
     with RunFolder(tmp_path / "b", {}) as folder:
-        resumed = dpsgd.train(features, plan, folder, progress=lambda done, of: seen.append(done))
+        resumed = train_dpsgd.train(
+            features, plan, folder, progress=lambda done, of: seen.append(done)
+        )
     assert seen[0] == 15
     assert resumed == whole
     for step in (10, STEPS):
         first, second = (
-            dpsgd.load_snapshot(tmp_path / name, "sound", step).transcript.arrays()
+            train_dpsgd.load_snapshot(tmp_path / name, "sound", step).transcript.arrays()
             for name in ("a", "b")
         )
         for name, array in first.items():
@@ -135,8 +139,8 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, features):
 
 def test_heads_with_one_label_differ_in_the_canaries_alone(tmp_path, features):
     with RunFolder(tmp_path / "run", {}) as folder:
-        dpsgd.train(features, _plan(), folder)
-    transcript = dpsgd.load_snapshot(tmp_path / "run", "sound", STEPS).transcript
+        train_dpsgd.train(features, _plan(), folder)
+    transcript = train_dpsgd.load_snapshot(tmp_path / "run", "sound", STEPS).transcript
     assert transcript.facts.background == "known"
     # Noise of every step, from the absent canaries: 40 x 30 draws, so 5 deviations are 10 %.
     absent = ~transcript.member
@@ -146,7 +150,7 @@ def test_heads_with_one_label_differ_in_the_canaries_alone(tmp_path, features):
 
 def _tree_plan(published: bool, canaries: int = 600):
     noise = tree.noise_multiplier(epsilon=8.0, delta=1e-5, steps=16)
-    head = dpftrl.TreeHead(
+    head = train_dpftrl.TreeHead(
         name="head",
         epsilon=8.0,
         noise_multiplier=noise,
@@ -154,7 +158,7 @@ def _tree_plan(published: bool, canaries: int = 600):
         learning_rate=0.1,
         published=published,
     )
-    return dpftrl.TreeRunPlan(heads=(head,), steps=16, batch_size=20, clip_norm=0.5, seed=2)
+    return train_dpftrl.TreeRunPlan(heads=(head,), steps=16, batch_size=20, clip_norm=0.5, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +179,11 @@ def wide(features):
 def test_dpftrl_scores_have_their_law(tmp_path, wide):
     plan = _tree_plan(published=False)
     with RunFolder(tmp_path / "run", {}) as folder:
-        accuracy = dpftrl.train(wide, plan, folder)
+        accuracy = train_dpftrl.train(wide, plan, folder)
     assert accuracy["head"] > 0.6
     sigma = plan.heads[0].noise_multiplier
-    nodes = dpftrl.load_transcript(tmp_path / "run", "head", "nodes")
-    prefixes = dpftrl.load_transcript(tmp_path / "run", "head", "prefixes")
+    nodes = train_dpftrl.load_transcript(tmp_path / "run", "head", "nodes")
+    prefixes = train_dpftrl.load_transcript(tmp_path / "run", "head", "prefixes")
     np.testing.assert_array_equal(nodes.leaves, prefixes.leaves)
     # Released nodes: every canary has 5 of them, so N(sqrt(5) b, sigma^2) exactly.
     scores = nodes.scores()
@@ -197,9 +201,9 @@ def test_dpftrl_as_published_is_a_mixture(tmp_path, wide):
     """Score i is N(K b, K sigma^2) over sqrt(5), K the number of its ancestors with noise."""
     plan = _tree_plan(published=True, canaries=900)
     with RunFolder(tmp_path / "run", {}) as folder:
-        dpftrl.train(wide, plan, folder)
-    scores = dpftrl.load_published_scores(tmp_path / "run", "head")
-    leaves = dpsgd.generator(2, Stream.PLANTING, 0).integers(16, size=900)
+        train_dpftrl.train(wide, plan, folder)
+    scores = train_dpftrl.load_published_scores(tmp_path / "run", "head")
+    leaves = train_dpsgd.generator(2, Stream.PLANTING, 0).integers(16, size=900)
     used = sum((leaves >> level) % 2 == 0 for level in range(5))
     assert used.min() == 1
     assert used.max() == 5
@@ -211,11 +215,11 @@ def test_dpftrl_as_published_is_a_mixture(tmp_path, wide):
 
 
 def test_dpftrl_needs_the_records(tmp_path, features):
-    plan = dpftrl.TreeRunPlan(
+    plan = train_dpftrl.TreeRunPlan(
         heads=_tree_plan(published=False, canaries=0).heads, steps=16, batch_size=100
     )
     with pytest.raises(ag_error(), match="1600"), RunFolder(tmp_path / "r", {}) as folder:
-        dpftrl.train(features, plan, folder)
+        train_dpftrl.train(features, plan, folder)
 
 
 def ag_error():

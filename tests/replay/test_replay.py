@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss import _plain
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -22,6 +21,7 @@ from askgauss.exceptions import (
     RecordingError,
     ReplayError,
 )
+from askgauss.files import codec
 from askgauss.replay import ReplayReport
 from tests.replay.runs import CLIP_NORM, WIDTH, records, training
 
@@ -322,7 +322,7 @@ def test_a_report_whose_verdict_is_not_what_it_saw_is_refused(changes, message):
     kind, schema = content.pop("kind"), content.pop("schema")
     content.pop("digest")
     with pytest.raises(FileFormatError, match=message):
-        ReplayReport.from_json(_plain.dumps(kind, schema, content))
+        ReplayReport.from_json(codec.dumps(kind, schema, content))
 
 
 def test_findings_are_those_of_an_audit():

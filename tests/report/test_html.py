@@ -243,8 +243,8 @@ def test_a_million_canaries_make_no_larger_page():
 def test_thousands_of_tensors_and_notes_are_cut_short():
     import dataclasses
 
-    from askgauss.diagnostics.summary import summarise
-    from askgauss.recorder import Recorder
+    from askgauss.figures.summary import summarise
+    from askgauss.recording.recorder import Recorder
 
     canaries = ag.DiracCanaries(present=60, absent=60, tensors=[20] * 1000, seed=0)
     recorder = Recorder(canaries, sampling_rate=0.5, clip_norm=1.0)
@@ -311,7 +311,7 @@ def test_notebook_cards_bring_their_style_and_share_no_ids():
 
 def test_importing_the_report_loads_neither_matplotlib_nor_jinja():
     code = (
-        "import sys, askgauss.report, askgauss.plots;"
+        "import sys, askgauss.report, askgauss.figures.plots;"
         "print({'matplotlib', 'jinja2', 'scipy.stats'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

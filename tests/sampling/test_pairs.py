@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.diagnostics import diagnose
+from askgauss.checks import diagnose
 from askgauss.results import Consequence, Finding, Status
 from askgauss.sampling import Scheme, mismatch
 from tests.sampling.schemes import every_scheme

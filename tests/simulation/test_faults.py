@@ -13,7 +13,7 @@ from tests.faults import runs
 from tests.faults.runs import Size
 
 import askgauss as ag
-from askgauss.diagnostics import diagnose
+from askgauss.checks import diagnose
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Status, Verdict
 from askgauss.simulation import (
@@ -24,7 +24,7 @@ from askgauss.simulation import (
     simulate_dpftrl,
     simulate_dpsgd,
 )
-from askgauss.simulation.mechanism import Gradients, Mechanism, Run, per_record
+from askgauss.simulation.dpsgd_parts import Gradients, Mechanism, Run, per_record
 
 SMALL = Size(present=150, absent=150, steps=120)
 SETTING = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askgauss.stats.draws import (
+from askgauss.stats.sequential_sampling import (
     Bets,
     extreme_p_value,
     mean_p_value,

@@ -7,7 +7,7 @@ from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats import fdp, one_run
+from askgauss.stats import guess_counts, guess_tradeoff
 from askgauss.stats.tradeoff import TradeOff
 
 PEER = {"canaries": 5000, "guesses": 257, "correct": 252}
@@ -88,11 +88,11 @@ def subsampled_gaussian(noise_multiplier, sampling_rate, steps):
 
 
 def test_known_bounds():
-    assert fdp.epsilon_from_counts(**PEER, delta=1e-5, confidence=0.95) == pytest.approx(
+    assert guess_tradeoff.epsilon_from_counts(**PEER, delta=1e-5, confidence=0.95) == pytest.approx(
         4.455, abs=6e-4
     )
     tutorial = {"canaries": 100, "guesses": 80, "correct": 70}
-    bound = fdp.epsilon_from_counts(**tutorial, delta=1e-6, confidence=0.95)
+    bound = guess_tradeoff.epsilon_from_counts(**tutorial, delta=1e-6, confidence=0.95)
     assert bound == pytest.approx(3.2956, abs=6e-5)
     # PrivacyGuard's tutorial prints 3.2906 here, from a grid of noise multipliers 0.01 apart.
     assert 0.0 < bound - 3.2906 < 0.01
@@ -104,7 +104,7 @@ def test_a_subsampled_gaussian_family_can_be_plugged_in():
     known = {0.001: 1.0392e-6, 0.01: 3.488e-5, 0.1: 1.717e-3, 0.5: 0.050857, 0.9: 0.36207}
     assert [curve(power) for power in known] == pytest.approx(list(known.values()), rel=2e-4)
 
-    inverse_noise = fdp.strongest_rejected(
+    inverse_noise = guess_tradeoff.strongest_rejected(
         lambda parameter: (
             subsampled_gaussian(1.0 / parameter, 1.0 / 12.0, 2500)[0]
             if parameter
@@ -141,9 +141,9 @@ def test_p_value_solves_the_linear_program(canaries, guesses, correct, epsilon, 
         "candidates": candidates,
     }
     exact = largest_tail(epsilon_delta_lines(epsilon, delta), **counts)
-    assert fdp.p_value(fdp.epsilon_delta(epsilon, delta), **counts) == pytest.approx(
-        exact, rel=1e-5
-    )
+    assert guess_tradeoff.p_value(
+        guess_tradeoff.epsilon_delta(epsilon, delta), **counts
+    ) == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_gaussian_p_value_solves_the_program_of_its_tangents(
         "candidates": candidates,
     }
     relaxed = largest_tail(gaussian_tangents(mu), **counts)
-    found = fdp.p_value(fdp.gaussian(mu), **counts)
+    found = guess_tradeoff.p_value(guess_tradeoff.gaussian(mu), **counts)
     # Finitely many tangents lie above the curve and allow a little more.
     assert relaxed * (1.0 - 1e-3) <= found <= relaxed * (1.0 + 1e-5)
 
@@ -177,18 +177,20 @@ def test_rejects_like_the_plain_recursion():
             "candidates": int(rng.integers(2, 5)),
             "error": float(10.0 ** -rng.uniform(0.5, 3.0)),
         }
-        curve = fdp.gaussian(float(rng.exponential(0.7)))
-        answers.append(fdp.rejects(curve, **counts))
+        curve = guess_tradeoff.gaussian(float(rng.exponential(0.7)))
+        answers.append(guess_tradeoff.rejects(curve, **counts))
         assert answers[-1] == slow_rejects(curve, **counts)
     assert 40 < sum(answers) < 360
 
 
-@pytest.mark.parametrize("curve", [fdp.gaussian(0.4), fdp.epsilon_delta(0.8, 1e-3)])
+@pytest.mark.parametrize(
+    "curve", [guess_tradeoff.gaussian(0.4), guess_tradeoff.epsilon_delta(0.8, 1e-3)]
+)
 @pytest.mark.parametrize(("guesses", "correct"), [(60, 50), (60, 60), (300, 190), (100, 3)])
 def test_rejection_is_monotone_in_error_and_in_the_count(curve, guesses, correct):
     def rejects(error, correct=correct):
         counts = {"canaries": 300, "guesses": guesses, "correct": correct}
-        return fdp.rejects(curve, **counts, error=error)
+        return guess_tradeoff.rejects(curve, **counts, error=error)
 
     answers = [rejects(error) for error in np.exp(np.linspace(-50.0, -1e-9, 300))]
     assert np.all(np.diff(np.array(answers, dtype=int)) >= 0)
@@ -199,22 +201,24 @@ def test_rejection_is_monotone_in_error_and_in_the_count(curve, guesses, correct
 @pytest.mark.parametrize(("guesses", "correct"), [(257, 252), (100, 74), (2500, 1700), (9, 9)])
 def test_bound_and_p_value_agree(guesses, correct):
     counts = {"canaries": 5000, "guesses": guesses, "correct": correct}
-    mu = fdp.mu_from_counts(**counts, confidence=0.99)
+    mu = guess_tradeoff.mu_from_counts(**counts, confidence=0.99)
     if mu == 0.0:
-        assert fdp.p_value(fdp.gaussian(0.0), **counts) > 0.01
+        assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), **counts) > 0.01
         return
-    assert fdp.p_value(fdp.gaussian(mu), **counts) <= 0.01 * (1.0 + 1e-6)
-    assert fdp.p_value(fdp.gaussian(mu + 1e-6), **counts) > 0.01
+    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(mu), **counts) <= 0.01 * (1.0 + 1e-6)
+    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(mu + 1e-6), **counts) > 0.01
 
 
 def test_epsilon_delta_family():
     level = {"delta": 1e-5, "confidence": 0.95}
-    bound = fdp.epsilon_delta_from_counts(**PEER, **level)
-    assert fdp.rejects(fdp.epsilon_delta(bound, 1e-5), **PEER, error=0.05)
-    assert not fdp.rejects(fdp.epsilon_delta(bound + 1e-6, 1e-5), **PEER, error=0.05)
+    bound = guess_tradeoff.epsilon_delta_from_counts(**PEER, **level)
+    assert guess_tradeoff.rejects(guess_tradeoff.epsilon_delta(bound, 1e-5), **PEER, error=0.05)
+    assert not guess_tradeoff.rejects(
+        guess_tradeoff.epsilon_delta(bound + 1e-6, 1e-5), **PEER, error=0.05
+    )
     # The same hypothesis as the binomial audit, by another route; neither contains the other.
-    assert bound == pytest.approx(one_run.epsilon_from_counts(**PEER, **level), rel=0.02)
-    pure = fdp.epsilon_delta_from_counts(
+    assert bound == pytest.approx(guess_counts.epsilon_from_counts(**PEER, **level), rel=0.02)
+    pure = guess_tradeoff.epsilon_delta_from_counts(
         canaries=50, guesses=50, correct=45, delta=0.0, confidence=0.9
     )
     assert 0.0 < pure < math.log(45.0 / 5.0)
@@ -224,14 +228,14 @@ def test_p_value_is_valid_for_independent_mechanisms():
     canaries = 60
     counts = np.arange(canaries + 1)
     for curve, accuracy in (
-        (fdp.gaussian(1.0), ndtr(0.5)),
-        (fdp.gaussian(0.3), ndtr(0.15)),
-        (fdp.epsilon_delta(1.0, 0.0), expit(1.0)),
+        (guess_tradeoff.gaussian(1.0), ndtr(0.5)),
+        (guess_tradeoff.gaussian(0.3), ndtr(0.15)),
+        (guess_tradeoff.epsilon_delta(1.0, 0.0), expit(1.0)),
     ):
         mass = binom.pmf(counts, canaries, accuracy)
         values = np.array(
             [
-                fdp.p_value(curve, canaries=canaries, guesses=canaries, correct=int(v))
+                guess_tradeoff.p_value(curve, canaries=canaries, guesses=canaries, correct=int(v))
                 for v in counts
             ]
         )
@@ -243,14 +247,16 @@ def test_p_value_is_valid_for_a_mechanism_that_couples_the_canaries():
     # With probability 0.06 every bit passes randomised response, else nothing is released: 1-GDP.
     probability = 0.06 * binom.sf(904, 1000, expit(2.46))
     assert probability == pytest.approx(0.058, abs=1e-3)
-    value = fdp.p_value(fdp.gaussian(1.0), canaries=1000, guesses=1000, correct=905)
+    value = guess_tradeoff.p_value(
+        guess_tradeoff.gaussian(1.0), canaries=1000, guesses=1000, correct=905
+    )
     assert probability < value < 2.0 * probability
 
 
 def test_abstentions_count_as_canaries():
     level = {"delta": 1e-5, "confidence": 0.95}
     bounds = [
-        fdp.epsilon_from_counts(canaries=canaries, guesses=257, correct=252, **level)
+        guess_tradeoff.epsilon_from_counts(canaries=canaries, guesses=257, correct=252, **level)
         for canaries in (257, 1000, 5000, 100_000)
     ]
     assert np.all(np.diff(bounds) < -0.5)
@@ -258,34 +264,38 @@ def test_abstentions_count_as_canaries():
 
 def test_curves_are_those_of_the_trade_off():
     for ours, theirs in (
-        (fdp.gaussian(0.7), TradeOff.gaussian(0.7)),
-        (fdp.epsilon_delta(1.2, 0.01), TradeOff.epsilon_delta(1.2, 0.01)),
-        (fdp.epsilon_delta(0.0, 0.0), TradeOff.epsilon_delta(0.0, 0.0)),
+        (guess_tradeoff.gaussian(0.7), TradeOff.gaussian(0.7)),
+        (guess_tradeoff.epsilon_delta(1.2, 0.01), TradeOff.epsilon_delta(1.2, 0.01)),
+        (guess_tradeoff.epsilon_delta(0.0, 0.0), TradeOff.epsilon_delta(0.0, 0.0)),
     ):
         for probability in (1e-9, 0.005, 0.1, 0.5, 0.9, 0.999):
             expected = theirs.inverse_blow_up(probability)
             assert ours(probability) == pytest.approx(expected, rel=1e-9, abs=1e-16)
-    assert fdp.epsilon_delta(1e4, 1e-3)(1.0) == pytest.approx(0.999)
-    assert fdp.gaussian(0.7)(0.0) == 0.0
-    assert fdp.gaussian(0.7)(1.0) == 1.0
+    assert guess_tradeoff.epsilon_delta(1e4, 1e-3)(1.0) == pytest.approx(0.999)
+    assert guess_tradeoff.gaussian(0.7)(0.0) == 0.0
+    assert guess_tradeoff.gaussian(0.7)(1.0) == 1.0
 
 
 def test_ends_of_the_range():
     nothing = {"canaries": 10, "guesses": 10, "correct": 0}
-    assert fdp.p_value(fdp.gaussian(0.0), **nothing) == 1.0
-    assert fdp.mu_from_counts(**nothing, confidence=0.95) == 0.0
-    assert fdp.epsilon_from_counts(**nothing, delta=1e-5, confidence=0.95) == 0.0
+    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), **nothing) == 1.0
+    assert guess_tradeoff.mu_from_counts(**nothing, confidence=0.95) == 0.0
+    assert guess_tradeoff.epsilon_from_counts(**nothing, delta=1e-5, confidence=0.95) == 0.0
     every = {"canaries": 3000, "guesses": 3000, "correct": 3000}
-    assert fdp.p_value(fdp.gaussian(0.0), **every) == pytest.approx(1e-50, rel=1e-5)
-    assert 0.0 < fdp.mu_from_counts(**every, confidence=0.95) < math.inf
+    assert guess_tradeoff.p_value(guess_tradeoff.gaussian(0.0), **every) == pytest.approx(
+        1e-50, rel=1e-5
+    )
+    assert 0.0 < guess_tradeoff.mu_from_counts(**every, confidence=0.95) < math.inf
     # A family that never leaks enough is rejected throughout.
-    parameter = fdp.strongest_rejected(lambda _: fdp.gaussian(0.1), **PEER, confidence=0.95)
+    parameter = guess_tradeoff.strongest_rejected(
+        lambda _: guess_tradeoff.gaussian(0.1), **PEER, confidence=0.95
+    )
     assert parameter == math.inf
 
 
 def test_more_candidates_make_a_correct_guess_worth_more():
     bounds = [
-        fdp.mu_from_counts(**PEER, confidence=0.95, candidates=candidates)
+        guess_tradeoff.mu_from_counts(**PEER, confidence=0.95, candidates=candidates)
         for candidates in (2, 3, 10)
     ]
     assert np.all(np.diff(bounds) > 0.0)
@@ -300,7 +310,7 @@ def test_agrees_with_jax_privacy(tp, fp):
     theirs = auditing.CanaryScoreAuditor(present, absent).epsilon_one_run_fdp(
         significance=0.05, delta=1e-5, threshold_strategy=auditing.Explicit(0.5)
     )
-    ours = fdp.epsilon_from_counts(
+    ours = guess_tradeoff.epsilon_from_counts(
         canaries=1000, guesses=tp + fp, correct=tp, delta=1e-5, confidence=0.95
     )
     assert ours == pytest.approx(theirs, abs=1e-5)
@@ -321,11 +331,11 @@ def test_agrees_with_jax_privacy(tp, fp):
 def test_bad_counts(change, name):
     counts = PEER | change
     for call in (
-        lambda: fdp.rejects(fdp.gaussian(1.0), **counts, error=0.05),
-        lambda: fdp.p_value(fdp.gaussian(1.0), **counts),
-        lambda: fdp.mu_from_counts(**counts, confidence=0.95),
-        lambda: fdp.epsilon_from_counts(**counts, delta=1e-5, confidence=0.95),
-        lambda: fdp.epsilon_delta_from_counts(**counts, delta=1e-5, confidence=0.95),
+        lambda: guess_tradeoff.rejects(guess_tradeoff.gaussian(1.0), **counts, error=0.05),
+        lambda: guess_tradeoff.p_value(guess_tradeoff.gaussian(1.0), **counts),
+        lambda: guess_tradeoff.mu_from_counts(**counts, confidence=0.95),
+        lambda: guess_tradeoff.epsilon_from_counts(**counts, delta=1e-5, confidence=0.95),
+        lambda: guess_tradeoff.epsilon_delta_from_counts(**counts, delta=1e-5, confidence=0.95),
     ):
         with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
             call()
@@ -334,25 +344,27 @@ def test_bad_counts(change, name):
 def test_bad_levels():
     for error in (0.0, 1.0, math.nan):
         with pytest.raises(InvalidArgumentError, match="Expected error "):
-            fdp.rejects(fdp.gaussian(1.0), **PEER, error=error)
+            guess_tradeoff.rejects(guess_tradeoff.gaussian(1.0), **PEER, error=error)
     with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-        fdp.mu_from_counts(**PEER, confidence=1.0)
+        guess_tradeoff.mu_from_counts(**PEER, confidence=1.0)
     with pytest.raises(InvalidArgumentError, match=r"Expected delta .* use epsilon_delta_from"):
-        fdp.epsilon_from_counts(**PEER, delta=0.0, confidence=0.95)
+        guess_tradeoff.epsilon_from_counts(**PEER, delta=0.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected delta "):
-        fdp.epsilon_delta_from_counts(**PEER, delta=1.0, confidence=0.95)
+        guess_tradeoff.epsilon_delta_from_counts(**PEER, delta=1.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected mu "):
-        fdp.gaussian(-1.0)
+        guess_tradeoff.gaussian(-1.0)
     with pytest.raises(InvalidArgumentError, match="Expected tolerance "):
-        fdp.strongest_rejected(fdp.gaussian, **PEER, confidence=0.95, tolerance=0.0)
+        guess_tradeoff.strongest_rejected(
+            guess_tradeoff.gaussian, **PEER, confidence=0.95, tolerance=0.0
+        )
     with pytest.raises(InvalidArgumentError, match="Expected inverse_blow_up "):
-        fdp.p_value(lambda probability: math.nan, **PEER)
+        guess_tradeoff.p_value(lambda probability: math.nan, **PEER)
 
 
 def test_gaussian_curve_is_the_likelihood_ratio_test():
     # Reject above a cut: y = P[N(mu, 1) > cut] costs P[N(0, 1) > cut].
     cuts = np.linspace(-3.0, 5.0, 9)
-    curve = fdp.gaussian(1.3)
+    curve = guess_tradeoff.gaussian(1.3)
     for cut in cuts:
         assert curve(float(ndtr(1.3 - cut))) == pytest.approx(float(ndtr(-cut)), rel=1e-9)
     assert ndtri(curve(0.5)) == pytest.approx(-1.3)

@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.binomial import clopper_pearson_lower
-from askgauss.stats.one_run import ceiling, epsilon_from_counts, p_value
+from askgauss.stats.guess_counts import ceiling, epsilon_from_counts, p_value
 
 CHECKS = [
     (1000, 100, 74, 0.6517),

@@ -8,8 +8,8 @@ from scipy.special import expit, ndtr
 from scipy.stats import beta, binom
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats import gaussian, order_statistics
-from askgauss.stats.order_statistics import (
+from askgauss.stats import confident_mistakes, gaussian
+from askgauss.stats.confident_mistakes import (
     EpsilonDelta,
     Gaussian,
     Laplace,
@@ -320,7 +320,7 @@ def test_bad_levels_and_channels():
     with pytest.raises(InvalidArgumentError, match="Expected delta "):
         EpsilonDelta(epsilon=1.0, delta=1.0)
     with pytest.raises(InvalidArgumentError, match="Expected tolerance "):
-        order_statistics.strongest_rejected(
+        confident_mistakes.strongest_rejected(
             lambda mu: Gaussian(mu=mu), **GOOD, confidence=0.95, tolerance=-1.0
         )
 
@@ -328,6 +328,6 @@ def test_bad_levels_and_channels():
 def test_too_few_mistakes_for_the_sampling_rate_contradict_the_rate():
     """At rate one half even a noiseless channel errs in a quarter of all guesses."""
     with pytest.raises(InvalidArgumentError, match=r"sampling_rate .*only 0 mistakes in 900"):
-        order_statistics.epsilon_from_counts(
+        confident_mistakes.epsilon_from_counts(
             canaries=1000, guesses=900, mistakes=0, delta=1e-5, confidence=0.95, sampling_rate=0.5
         )

@@ -11,7 +11,7 @@ from scipy import stats
 from askgauss import accounting
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.gaussian import gdp_epsilon
-from askgauss.stats.pairs import Pair, ways_epsilon
+from askgauss.stats.pair_composition import Pair, ways_epsilon
 from askgauss.stats.subsampled_shift import subsampled_shift_epsilon
 
 

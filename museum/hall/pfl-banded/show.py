@@ -15,8 +15,8 @@ from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
 from pfl.stats import MappedVectorStatistics
 
 import askgauss as ag
-from askgauss.linear_recorder import LinearRecorder
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.recording.linear_recorder import LinearRecorder
 
 STEPS, EPSILON, DELTA, PLACES = 64, 4.0, 1e-5, 12_000
 

@@ -26,7 +26,7 @@ the same composition on a coarser grid, right to two parts in a thousand, and de
 that is watched cannot wait: `quick_upper` and `coarse_epsilon_lower` bound epsilon in milliseconds.
 """
 
-from askgauss.accounting.audits import (
+from askgauss.accounting.lower import (
     coarse_epsilon_lower,
     dpsgd_epsilon_lower,
     dpsgd_signal_to_noise,
@@ -37,7 +37,7 @@ from askgauss.accounting.audits import (
     schedule_factor,
     schedule_levels,
 )
-from askgauss.accounting.claims import (
+from askgauss.accounting.upper import (
     dpsgd_delta,
     dpsgd_epsilon,
     dpsgd_noise_multiplier,

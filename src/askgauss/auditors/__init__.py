@@ -9,9 +9,8 @@ from dataclasses import is_dataclass
 from importlib import metadata
 from typing import Any
 
-from askgauss import _plain
 from askgauss.auditors.adaptive_one_run import AdaptiveOneRun
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.bayesian import Bayesian
 from askgauss.auditors.calibrated_scores import calibrate
 from askgauss.auditors.clopper_pearson import ClopperPearson
@@ -28,6 +27,7 @@ from askgauss.auditors.one_run_fdp import (
 from askgauss.auditors.order_statistics import OrderStatistics
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import AskGaussWarning, FileFormatError, InvalidArgumentError
+from askgauss.files import codec
 
 __all__ = [
     "AdaptiveOneRun",
@@ -189,5 +189,5 @@ def auditor_from_options(name: Any, options: Any) -> Auditor[Any]:
             f"Expected auditor to be one of {', '.join(sorted(types))}, got {str(name)[:80]!r}. A "
             "newer askgauss may know it; one of your own is made known by register_auditor()."
         )
-    auditor: Auditor[Any] = _plain.from_plain(types[name], options, f"auditor {name}")
+    auditor: Auditor[Any] = codec.from_plain(types[name], options, f"auditor {name}")
     return auditor

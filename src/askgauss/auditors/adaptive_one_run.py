@@ -54,7 +54,7 @@ from askgauss.selection import (
     fingerprint,
     stream,
 )
-from askgauss.stats import one_run
+from askgauss.stats import guess_counts
 from askgauss.stats.binomial import check_guesses
 from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
 
@@ -265,7 +265,7 @@ class AdaptiveOneRun(GuessingAuditor):
         confidence, chosen = 1.0 - error, self._chosen(trial)
         if self._told:
             return epsilon_from_counts(**trial.counts, delta=delta, confidence=confidence)
-        return one_run.epsilon_from_counts(
+        return guess_counts.epsilon_from_counts(
             **trial.counts, delta=delta, confidence=confidence, chosen=chosen
         )
 
@@ -275,7 +275,7 @@ class AdaptiveOneRun(GuessingAuditor):
         chosen = self._chosen(trial)
         if self._told:
             return p_value(**trial.counts, epsilon=epsilon, delta=delta)
-        return one_run.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=chosen)
+        return guess_counts.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=chosen)
 
     def power(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betaincinv, lambertw
 
-from askgauss.auditors.confusion import (
+from askgauss.auditors.thresholding import (
     ConfusionAuditor,
     ConfusionEvidence,
     ConfusionMatrix,
@@ -20,8 +20,8 @@ from askgauss.auditors.confusion import (
 from askgauss.exceptions import NotDefinedError, UnsupportedError
 from askgauss.results import Assumption, Finding, Status
 from askgauss.selection import DKW, Combination, Ranks
-from askgauss.stats import confusion
-from askgauss.stats.confusion import bayesian_epsilon as epsilon_from_counts
+from askgauss.stats import confusion_matrix
+from askgauss.stats.confusion_matrix import bayesian_epsilon as epsilon_from_counts
 from askgauss.stats.ranked_rates import RankedRates
 from askgauss.stats.search import largest_rejected
 from askgauss.stats.tradeoff import TradeOff
@@ -223,7 +223,7 @@ def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) 
 
 def _credence(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
     """Posterior probability that the guesses are no better than epsilon allows."""
-    within = confusion.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
+    within = confusion_matrix.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
     return within + _worse(trial, epsilon, delta)
 
 

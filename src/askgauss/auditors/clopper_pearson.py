@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence, epsilon_of_rates
+from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence, epsilon_of_rates
 from askgauss.results import Assumption
 from askgauss.selection import Combination
-from askgauss.stats.confusion import clopper_pearson_epsilon as epsilon_from_counts
+from askgauss.stats.confusion_matrix import clopper_pearson_epsilon as epsilon_from_counts
 from askgauss.stats.tradeoff import TradeOff
 
 __all__ = ["ClopperPearson", "epsilon_from_counts"]

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
-from askgauss.auditors.confusion import ConfusionAuditor, ConfusionEvidence
 from askgauss.auditors.one_run_fdp import SampledRun, sampling_findings
+from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Assumption, Finding
 from askgauss.selection import Combination
 from askgauss.stats import gaussian
-from askgauss.stats.confusion import gaussian_dp_epsilon as epsilon_from_counts
+from askgauss.stats.confusion_matrix import gaussian_dp_epsilon as epsilon_from_counts
 from askgauss.stats.ranked_rates import strongest_contradicted
 from askgauss.stats.tradeoff import TradeOff
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv, logit, ndtr
 
 from askgauss import _validate
-from askgauss.auditors.base import Auditor
-from askgauss.auditors.carried_shift import ScorePair, pair_of_mechanism
-from askgauss.auditors.told_accuracy import told_accuracies
+from askgauss.auditors.auditor import Auditor
+from askgauss.auditors.mechanism_shift import ScorePair, pair_of_mechanism
+from askgauss.auditors.revealed_accuracy import told_accuracies
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, ndtr, ndtri
 
 from askgauss import _validate
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.exceptions import NotDefinedError, ScoresError
 from askgauss.results import Assumption, Finding, Status
 from askgauss.scores import CanaryScores, GroupMoments

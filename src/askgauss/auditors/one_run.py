@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, GuessTrial
 from askgauss.results import Assumption
-from askgauss.stats import one_run
-from askgauss.stats.one_run import epsilon_from_counts
+from askgauss.stats import guess_counts
+from askgauss.stats.guess_counts import epsilon_from_counts
 
 __all__ = ["OneRun", "epsilon_from_counts"]
 
@@ -23,8 +23,8 @@ class OneRun(GuessingAuditor):
 
     Guarantee:
         ``epsilon_lower`` exceeds the mechanism's epsilon in at most 1 - confidence of audits, by
-        Theorem 5.2 for a stated number of guesses and by `askgauss.stats.one_run` for one that was
-        chosen. It stays far below it where errors are rare rather than impossible: about
+        Theorem 5.2 for a stated number of guesses and by `askgauss.stats.guess_counts` for one that
+        was chosen. It stays far below it where errors are rare rather than impossible: about
         half of epsilon for Gaussian noise, however many canaries there are.
 
     Args:
@@ -54,6 +54,6 @@ class OneRun(GuessingAuditor):
     def _p_value(
         self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        return one_run.p_value(
+        return guess_counts.p_value(
             **trial.counts, epsilon=epsilon, delta=delta, chosen=self._chosen(trial)
         )

@@ -12,8 +12,8 @@ from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, GuessTria
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.scores import CanaryScores
-from askgauss.stats import fdp, gaussian, one_run
-from askgauss.stats.fdp import epsilon_from_counts
+from askgauss.stats import gaussian, guess_counts, guess_tradeoff
+from askgauss.stats.guess_tradeoff import epsilon_from_counts
 from askgauss.stats.search import close_bracket
 from askgauss.stats.tradeoff import TradeOff
 
@@ -218,10 +218,10 @@ class OneRunFDP(GuessingAuditor):
         family = self.family
         if isinstance(family, EpsilonDeltaFamily):
             if not self._chosen(trial):
-                return fdp.epsilon_delta_from_counts(
+                return guess_tradeoff.epsilon_delta_from_counts(
                     **trial.counts, delta=delta, confidence=confidence
                 )
-            return one_run.epsilon_from_counts(
+            return guess_counts.epsilon_from_counts(
                 **trial.counts, delta=delta, confidence=confidence, chosen=True
             )
         if isinstance(family, GaussianFamily):
@@ -229,19 +229,21 @@ class OneRunFDP(GuessingAuditor):
         run = family.run(evidence.steps, evidence.sampling_rate)
 
         def margin(curve: TradeOff) -> float:
-            rejected = fdp.rejects(curve.inverse_blow_up, **trial.counts, error=error)
+            rejected = guess_tradeoff.rejects(curve.inverse_blow_up, **trial.counts, error=error)
             return 1.0 if rejected else -1.0
 
-        mu = fdp.mu_from_counts(**trial.counts, confidence=confidence)
+        mu = guess_tradeoff.mu_from_counts(**trial.counts, confidence=confidence)
         return run.epsilon(run.strongest(margin, mu), delta) if mu > 0.0 else 0.0
 
-    def _curve(self, evidence: GuessEvidence, epsilon: float, delta: float) -> fdp.InverseBlowUp:
+    def _curve(
+        self, evidence: GuessEvidence, epsilon: float, delta: float
+    ) -> guess_tradeoff.InverseBlowUp:
         """The inverse blow-up of the member of the family with this epsilon."""
         family = self.family
         if isinstance(family, EpsilonDeltaFamily):
-            return fdp.epsilon_delta(epsilon, delta)
+            return guess_tradeoff.epsilon_delta(epsilon, delta)
         if isinstance(family, GaussianFamily):
-            return fdp.gaussian(gaussian.gdp_mu(epsilon, delta))
+            return guess_tradeoff.gaussian(gaussian.gdp_mu(epsilon, delta))
         run = family.run(evidence.steps, evidence.sampling_rate)
         return run.curve(run.signal(epsilon, delta)).inverse_blow_up
 
@@ -249,8 +251,8 @@ class OneRunFDP(GuessingAuditor):
         self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
         if self._chosen(trial) and self._epsilon_delta:
-            return one_run.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=True)
-        value = fdp.p_value(self._curve(evidence, epsilon, delta), **trial.counts)
+            return guess_counts.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=True)
+        value = guess_tradeoff.p_value(self._curve(evidence, epsilon, delta), **trial.counts)
         return min(1.0, self._steered(trial) * value)
 
     def _rejects(
@@ -259,7 +261,7 @@ class OneRunFDP(GuessingAuditor):
         if self._chosen(trial) and self._epsilon_delta:
             return self._p_value(trial, evidence, epsilon, delta) < error
         curve = self._curve(evidence, epsilon, delta)
-        return fdp.rejects(curve, **trial.counts, error=error / self._steered(trial))
+        return guess_tradeoff.rejects(curve, **trial.counts, error=error / self._steered(trial))
 
     def _steered(self, trial: GuessTrial) -> float:
         """What an error is divided by, since the mechanism may steer the number of guesses."""

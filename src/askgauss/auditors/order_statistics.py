@@ -31,8 +31,8 @@ from askgauss.auditors.one_run_fdp import (
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Finding
 from askgauss.selection import Fixed, Ranks, Selection, Split
-from askgauss.stats import gaussian, order_statistics
-from askgauss.stats.order_statistics import epsilon_from_counts
+from askgauss.stats import confident_mistakes, gaussian
+from askgauss.stats.confident_mistakes import epsilon_from_counts
 
 __all__ = ["OrderStatistics", "epsilon_from_counts"]
 
@@ -126,8 +126,8 @@ class OrderStatistics(GuessingAuditor):
         """Whether guesses are better than so rarely sampled canaries allow without any noise."""
         if self._rate == 1.0:
             return False
-        noiseless = order_statistics.Gaussian(mu=_NOISELESS, sampling_rate=self._rate)
-        return order_statistics.p_value(noiseless, **counts) < error
+        noiseless = confident_mistakes.Gaussian(mu=_NOISELESS, sampling_rate=self._rate)
+        return confident_mistakes.p_value(noiseless, **counts) < error
 
     def _bound(
         self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
@@ -139,8 +139,8 @@ class OrderStatistics(GuessingAuditor):
             return epsilon_from_counts(
                 **counts, delta=delta, confidence=1.0 - error, sampling_rate=self.sampling_rate
             )
-        return order_statistics.strongest_rejected(
-            lambda epsilon: order_statistics.EpsilonDelta(epsilon=epsilon, delta=delta),
+        return confident_mistakes.strongest_rejected(
+            lambda epsilon: confident_mistakes.EpsilonDelta(epsilon=epsilon, delta=delta),
             **counts,
             confidence=1.0 - error,
         )
@@ -150,16 +150,16 @@ class OrderStatistics(GuessingAuditor):
     ) -> float:
         counts = _mistakes(trial)
         if isinstance(self.family, EpsilonDeltaFamily):
-            pair = order_statistics.EpsilonDelta(epsilon=epsilon, delta=delta)
-            return order_statistics.p_value(pair, **counts)
+            pair = confident_mistakes.EpsilonDelta(epsilon=epsilon, delta=delta)
+            return confident_mistakes.p_value(pair, **counts)
         rate = self._rate
         if delta >= rate:
             return 1.0  # no noise is too small for such a delta
         # The epsilon without sampling, log(1 + (e^epsilon - 1) / rate), without overflow.
         always = epsilon + math.log((1.0 - (1.0 - rate) * math.exp(-epsilon)) / rate)
         mu = gaussian.gdp_mu(always, delta / rate)
-        channel = order_statistics.Gaussian(mu=mu, sampling_rate=rate)
-        return order_statistics.p_value(channel, **counts)
+        channel = confident_mistakes.Gaussian(mu=mu, sampling_rate=rate)
+        return confident_mistakes.p_value(channel, **counts)
 
     def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
         if isinstance(self.family, EpsilonDeltaFamily):

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate, accounting
-from askgauss._rounded import FEWEST_TOLD
+from askgauss._rounding import FEWEST_TOLD
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.scores import GroupMoments
 from askgauss.stats.shift import ShiftTest, SlopeTest
-from askgauss.stats.within import within_canaries
-from askgauss.transcript import Transcript
+from askgauss.stats.within_canary import within_canaries
 
 __all__ = ["StepEvidence", "Stratum", "step_evidence", "told_tensors"]
 

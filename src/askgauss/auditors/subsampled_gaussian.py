@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from askgauss import accounting
-from askgauss.auditors.base import Auditor
+from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.step_evidence import StepEvidence, Stratum, step_evidence
 from askgauss.exceptions import ScoresError, UnsupportedError
+from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import Poisson, Scheme
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
 from askgauss.stats.shift import ShiftTest, SlopeTest, least_noticed
-from askgauss.transcript import Transcript
 
 __all__ = ["StepEvidence", "Stratum", "SubsampledGaussian"]
 

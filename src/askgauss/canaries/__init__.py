@@ -12,9 +12,9 @@ Text canaries are records of a language model, of which only the finished model'
 
 from __future__ import annotations
 
-from askgauss.canaries.base import Canaries, Stream, fresh_seed, random_stream
+from askgauss.canaries.canary_set import Canaries, Stream, fresh_seed, random_stream
+from askgauss.canaries.coordinates import BlockCanaries, DiracCanaries, PlacedCanaries
 from askgauss.canaries.examples import ExampleCanaries, ExampleDataset
-from askgauss.canaries.placed import BlockCanaries, DiracCanaries, PlacedCanaries
 from askgauss.canaries.texts import TextCanaries
 
 __all__ = [

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.canaries.base import (
+from askgauss.canaries.canary_set import (
     Canaries,
     Stream,
     check_numbers,

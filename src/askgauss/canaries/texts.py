@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from askgauss import _validate
-from askgauss.canaries.base import (
+from askgauss.canaries.canary_set import (
     Canaries,
     Stream,
     check_numbers,

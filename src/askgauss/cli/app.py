@@ -10,19 +10,19 @@ import typer
 
 from askgauss._version import __version__
 from askgauss.cli import paper_commands
-from askgauss.cli.attest import attest
-from askgauss.cli.audit import audit, compare, diagnose, report
+from askgauss.cli.attest_command import attest
+from askgauss.cli.audit_commands import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.hooks import check_results
-from askgauss.cli.museum import museum
+from askgauss.cli.museum_command import museum
 from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
-from askgauss.cli.replay import replay
+from askgauss.cli.replay_command import replay
 from askgauss.cli.selftest import selftest
-from askgauss.cli.simulate import faults, simulate
+from askgauss.cli.simulate_commands import faults, simulate
 from askgauss.cli.terminal import say
-from askgauss.cli.theory import plan, theory
-from askgauss.cli.verify import verify
-from askgauss.cli.watch import watch
+from askgauss.cli.theory_commands import plan, theory
+from askgauss.cli.verify_command import verify
+from askgauss.cli.watch_command import watch
 
 __all__ = ["app", "main"]
 
@@ -112,7 +112,7 @@ paper_commands.register(app)
 @app.command(cls=Command, name="version")
 def versions_command() -> None:
     """Print the version of askgauss and of what it stands on."""
-    from askgauss.cli.versions import versions
+    from askgauss.cli.installed import versions
 
     say("\n".join(f"{name} {number}" for name, number in versions().items()))
 

@@ -24,10 +24,10 @@ def apply_file(context: typer.Context, path: Path) -> None:
         FileFormatError: The file is not TOML.
         InvalidArgumentError: A key is no option, or a value is no single value or list.
     """
-    from askgauss import _files
+    from askgauss.files import atomic
 
     try:
-        content = tomllib.loads(_files.read_bytes(path).decode("utf-8"))
+        content = tomllib.loads(atomic.read_bytes(path).decode("utf-8"))
     # Bad TOML, bad UTF-8 and integers of thousands of digits are ValueErrors each.
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"Cannot read {str(path)!r} as TOML: {error}.") from error

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.outputs import Outputs
+from askgauss.cli.destinations import Outputs
+from askgauss.cli.options import Seed
 from askgauss.cli.program import ExitCode, Interrupted
-from askgauss.cli.shared import Seed
 from askgauss.cli.terminal import PRIVATE, Progress, note, say, say_result
 from askgauss.exceptions import (
     FileFormatError,
@@ -26,8 +26,8 @@ from askgauss.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from askgauss.cli.runs import Run, RunFolder
-    from askgauss.cli.training import Trainer
+    from askgauss.cli.demo_training import Trainer
+    from askgauss.cli.run_folders import Run, RunFolder
 
 __all__ = ["demo"]
 
@@ -80,7 +80,7 @@ def demo(
 
     Exits like askgauss audit.
     """
-    from askgauss.cli.runs import RunFolder
+    from askgauss.cli.run_folders import RunFolder
 
     folder = RunFolder(run)
     options = {
@@ -172,8 +172,8 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
     """Choose what trains and how much noise the claim needs, and write it down."""
     from askgauss import accounting
     from askgauss.claims import PrivacyClaim
-    from askgauss.cli.runs import Run
-    from askgauss.cli.training import Plan
+    from askgauss.cli.demo_training import Plan
+    from askgauss.cli.run_folders import Run
 
     backend = _backend(options["backend"])
     claim = PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
@@ -222,26 +222,26 @@ def _backend(wanted: str) -> Backend:
 
 def save_checkpoint(path: Path, trainer: Trainer) -> None:
     """Write where a training run stands, whole or not at all."""
-    from askgauss import _files, _plain
+    from askgauss.files import atomic, codec
 
     arrays, values = trainer.state()
-    _files.write_arrays(path, _KIND, _SCHEMA, arrays, _plain.to_plain(values))
+    atomic.write_arrays(path, _KIND, _SCHEMA, arrays, codec.to_plain(values))
 
 
 def load_checkpoint(path: Path, trainer: Trainer) -> None:
     """Let a training run go on from what `save_checkpoint` wrote."""
-    from askgauss import _files
+    from askgauss.files import atomic
 
-    arrays, values = _files.read_arrays(path, _KIND, _SCHEMA)
+    arrays, values = atomic.read_arrays(path, _KIND, _SCHEMA)
     trainer.restore(arrays, values)
 
 
 def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
     """Train to the end, or until Ctrl-C; what was done is kept either way."""
-    from askgauss import _plain
-    from askgauss.cli.training import Plan, load_digits
+    from askgauss.cli.demo_training import Plan, load_digits
+    from askgauss.files import codec
 
-    plan: Plan = _plain.from_plain(Plan, run.facts.get("plan"), "plan")
+    plan: Plan = codec.from_plain(Plan, run.facts.get("plan"), "plan")
     digits = load_digits(plan.seed)
     if run.facts.get("data", digits.name) != digits.name:
         raise UnsupportedError(
@@ -286,10 +286,10 @@ def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
 
 def _trainer(backend: Backend, plan: Any, digits: Any) -> Trainer:
     if backend is Backend.OPACUS:
-        from askgauss.integrations._opacus_demo import OpacusTrainer
+        from askgauss.integrations.opacus.demo_run import OpacusTrainer
 
         return OpacusTrainer(plan, digits)
-    from askgauss.cli.training import NumpyTrainer
+    from askgauss.cli.demo_training import NumpyTrainer
 
     return NumpyTrainer(plan, digits)
 
@@ -297,7 +297,7 @@ def _trainer(backend: Backend, plan: Any, digits: Any) -> Trainer:
 def _finish(folder: RunFolder) -> int:
     """Audit the finished run, and write what came of it."""
     from askgauss.auditing import audit
-    from askgauss.transcript import Transcript
+    from askgauss.recording.transcript import Transcript
 
     run = folder.read()
     result = audit(Transcript.load(folder.transcript), claim=run.claim)

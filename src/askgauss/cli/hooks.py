@@ -80,14 +80,14 @@ def _refused(path: Path, private: bool) -> bool:
 
 def _no_whole_result(path: Path) -> bool:
     """Whether a file is, was or is named like a result, and is none that can be read."""
-    from askgauss import _plain
     from askgauss.exceptions import AskGaussError
+    from askgauss.files import codec
     from askgauss.results import AuditResult
 
     with path.open("rb") as stream:
         content = _beginning(stream)
     try:
-        found = _plain.parse(content)
+        found = codec.parse(content)
         if _is_result(found):
             # The whole of it, which may go on where no document of ours does.
             AuditResult.load(path)
@@ -133,11 +133,11 @@ def _kind_inside(stream: BinaryIO, name: str, deepest: int) -> str | None:
 
 def _unpacked(stream: Any) -> BinaryIO:
     """The beginning of what is packed, as far as it can be unpacked."""
-    from askgauss import _files
+    from askgauss.files import atomic
 
     found = bytearray()
     try:
-        while len(found) < _files.DOCUMENT_BYTES and (part := stream.read1(1 << 16)):
+        while len(found) < atomic.DOCUMENT_BYTES and (part := stream.read1(1 << 16)):
             found += part
     except (OSError, EOFError, zlib.error, lzma.LZMAError):
         pass  # damaged: what came before may be ours
@@ -173,11 +173,11 @@ def _kind_of_members(stream: BinaryIO, name: str, deepest: int) -> str | None:
 
 def _kind_of_archive(stream: BinaryIO, name: str) -> str | None:
     """What kind of our files of arrays an archive is."""
-    from askgauss import _files
     from askgauss.exceptions import AskGaussError
+    from askgauss.files import atomic
 
     try:
-        kind = _files.read_kind(stream, name)
+        kind = atomic.read_kind(stream, name)
     except AskGaussError:
         return _damaged(_beginning(stream))
     # Without a header it may still be one of ours, whose header has lost its name.
@@ -187,14 +187,14 @@ def _kind_of_archive(stream: BinaryIO, name: str) -> str | None:
 
 def _kind_of_document(content: bytes) -> str | None:
     """What kind of our private documents text is."""
-    from askgauss import _plain
     from askgauss.exceptions import AskGaussError
+    from askgauss.files import codec
 
     # JSON of other tools is not parsed.
     if not _speaks_of_a_result(content) and b"\0" not in content:
         return None
     try:
-        found = _plain.parse(content)
+        found = codec.parse(content)
     except AskGaussError:
         return _damaged(content)
     # Documents may stand in a list, or in another tool's.
@@ -225,7 +225,7 @@ def _damaged(content: bytes) -> str | None:
 
 def _beginning(stream: BinaryIO) -> bytes:
     """As much of a file as any document of ours has; what never ends is no document."""
-    from askgauss import _files
+    from askgauss.files import atomic
 
     stream.seek(0)
-    return stream.read(_files.DOCUMENT_BYTES)
+    return stream.read(atomic.DOCUMENT_BYTES)

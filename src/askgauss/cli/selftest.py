@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from askgauss.cli.options import Confidence, GateError, Seed, auditor_named, complete_auditor
 from askgauss.cli.program import ExitCode
-from askgauss.cli.shared import Confidence, GateError, Seed, auditor_named, complete_auditor
 from askgauss.cli.terminal import Progress, as_table, say
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def selftest(
     from askgauss.policy import ENOUGH_POWER
     from askgauss.scores import CanaryScores
     from askgauss.simulation import simulate_dpsgd, simulate_scores
-    from askgauss.simulation.simulate import check_canaries
+    from askgauss.simulation.dpsgd_runs import check_canaries
     from askgauss.stats import gaussian
     from askgauss.stats.score_law import ScoreLaw
 

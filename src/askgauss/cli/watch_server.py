@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
-from askgauss import _plain
 from askgauss.cli.terminal import one_line
 from askgauss.cli.watch_view import Follower
 from askgauss.exceptions import AskGaussError, InvalidArgumentError
+from askgauss.files import codec
 
 __all__ = ["WatchServer", "serve_forever"]
 
@@ -89,7 +89,7 @@ class WatchServer(ThreadingHTTPServer):
         """What the page shows, as JSON."""
         with self._lock:
             try:
-                content = _plain.to_plain(self._follower.look())
+                content = codec.to_plain(self._follower.look())
             except (AskGaussError, OSError) as error:
                 content = {"headline": str(error), "tone": "bad", "over": False}
         return json.dumps(_printable(content), allow_nan=False).encode()

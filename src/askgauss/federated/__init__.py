@@ -2,8 +2,13 @@
 
 from askgauss.federated.aggregator import AuditedAggregator
 from askgauss.federated.clients import CanaryClients, Joined
-from askgauss.federated.peers import PeerEstimates
-from askgauss.federated.simulate import FEDERATED_FAULTS, FederatedFault, Server, simulate_federated
+from askgauss.federated.peer_estimates import PeerEstimates
+from askgauss.federated.simulated_server import (
+    FEDERATED_FAULTS,
+    FederatedFault,
+    Server,
+    simulate_federated,
+)
 
 __all__ = [
     "FEDERATED_FAULTS",

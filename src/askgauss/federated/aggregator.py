@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from askgauss import _plain, _validate
-from askgauss._checkpoints import Kept
+from askgauss import _validate
 from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
-from askgauss.federated.peers import PeerEstimates
+from askgauss.federated.peer_estimates import PeerEstimates
 from askgauss.federated.probes import probed
-from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.files import codec
+from askgauss.files.checkpoint import Kept
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor, monitor_of
+from askgauss.recording.facts import ProbeFacts
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import EveryStep, Scheme
-from askgauss.transcript import Transcript
-from askgauss.witness import ProbeFacts
 
 __all__ = ["AuditedAggregator"]
 
@@ -242,7 +244,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         """
         state = self._clients.state_dict()
         progress = _Progress(clients=state.pop("state"), probes=self._probes, probing=self._probing)
-        return {**state, "state": _plain.to_plain(progress)}
+        return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, with an aggregator of the same round.
@@ -251,7 +253,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             FileFormatError: The state is not one of an audited aggregator, or parts are missing.
             RecordingError: It belongs to other canaries or other settings.
         """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress: _Progress = codec.from_plain(_Progress, state.get("state"), "state")
         self._clients.load_state_dict({**state, "state": progress.clients})
         self._probes, self._probing = progress.probes, progress.probing
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from askgauss import _plain, _validate
+from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream, random_stream
 from askgauss.exceptions import (
     FileFormatError,
@@ -19,18 +19,20 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.federated.honest import HonestRound, HonestWeights
-from askgauss.federated.peers import PeerRecord
+from askgauss.federated.peer_estimates import PeerRecord
 from askgauss.federated.probes import PROBED_SIZES
-from askgauss.federated.recording import LinearRecording, Participants, StepRecording
+from askgauss.federated.round_recorder import LinearRecording, Participants, StepRecording
 from askgauss.federated.updates import Form, checked_weights
-from askgauss.linear_recorder import LinearRecorder
-from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.files import codec
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor
-from askgauss.recorder import Recorder
+from askgauss.recording.facts import ProbeFacts, RoundFacts
+from askgauss.recording.linear_recorder import LinearRecorder
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.recorder import Recorder
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import EveryStep, Scheme
-from askgauss.transcript import Transcript
-from askgauss.witness import ProbeFacts, RoundFacts
 
 __all__ = ["CanaryClients", "Joined"]
 
@@ -429,7 +431,7 @@ class CanaryClients:
         state |= self.recording.carried()
         if self._drawn is not None:
             state["joined"] = self._drawn.copy()
-        return {**state, "state": _plain.to_plain(progress)}
+        return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken.
@@ -438,7 +440,7 @@ class CanaryClients:
             FileFormatError: The state is not one of canary clients, or parts of it are missing.
             RecordingError: It belongs to other canaries or other settings.
         """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress: _Progress = codec.from_plain(_Progress, state.get("state"), "state")
         progress.facts.check()
         if progress.weighing not in (None, 0, 1, 2) or progress.plantings < 0:
             raise FileFormatError("Expected state to count plantings and name a way to weigh.")

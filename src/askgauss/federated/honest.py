@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounded import on_grid, two_digits_up
+from askgauss._rounding import on_grid, two_digits_up
 from askgauss.federated.updates import Form
-from askgauss.witness import HonestFacts
+from askgauss.recording.facts import HonestFacts
 
 __all__ = ["HonestRound", "HonestWeights"]
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.seam import Layout
+from askgauss.recording.injection import Layout
 
 __all__ = ["Form", "checked_weights"]
 

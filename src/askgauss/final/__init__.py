@@ -3,7 +3,7 @@
 from askgauss._ray import ray_pool
 from askgauss.final.filters import LinearFilter, joined_snapshots, sgd_filter
 from askgauss.final.training import FullBatchTraining, Training, trained_scores, worst_start
-from askgauss.final.weights import every_so_often, least_updated, weight_scores
+from askgauss.final.weight_scores import every_so_often, least_updated, weight_scores
 
 __all__ = [
     "FullBatchTraining",

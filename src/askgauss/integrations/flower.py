@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _plain
-from askgauss._checkpoints import Kept
 from askgauss.audited_run import AuditedRun
 from askgauss.exceptions import (
     InvalidArgumentError,
@@ -27,11 +25,13 @@ from askgauss.exceptions import (
 )
 from askgauss.federated import CanaryClients, Joined
 from askgauss.federated.probes import probed
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.files import codec
+from askgauss.files.checkpoint import Kept
 from askgauss.monitor import Monitor, monitor_of
+from askgauss.recording.facts import ProbeFacts
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
-from askgauss.transcript import Transcript
-from askgauss.witness import ProbeFacts
 
 __all__ = ["audited"]
 
@@ -222,7 +222,7 @@ class _Flower(Kept, AuditedRun[()]):
             model=self._model,
             unchanged=self._unchanged,
         )
-        return {**state, "state": _plain.to_plain(progress)}
+        return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the model of the same round.
@@ -231,7 +231,7 @@ class _Flower(Kept, AuditedRun[()]):
             FileFormatError: The state is not one of an audited strategy, or parts are missing.
             RecordingError: It belongs to other canaries or other settings.
         """
-        progress: _Progress = _plain.from_plain(_Progress, state.get("state"), "state")
+        progress: _Progress = codec.from_plain(_Progress, state.get("state"), "state")
         clients = None
         if progress.clients is not None:
             clients = self._canary_clients(progress.sizes)

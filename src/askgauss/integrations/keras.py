@@ -31,9 +31,9 @@ from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.recording.facts import WeightFacts
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Poisson, Scheme, Shuffled
-from askgauss.transcript import Transcript
-from askgauss.witness import WeightFacts
 
 try:
     import jax
@@ -49,9 +49,9 @@ except ImportError as error:
         "'askgauss[keras]', and set KERAS_BACKEND=jax before Keras is imported."
     ) from error
 
-from askgauss.integrations._attachment import Attachment
-from askgauss.integrations._stand_in import StandIn
+from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.jax import Audit, AuditState
+from askgauss.integrations.patched_method import StandIn
 
 __all__ = ["AuditCallback"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from askgauss.exceptions import MissingExtraError
-from askgauss.integrations._trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:

@@ -35,8 +35,8 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.replay import Replay, coins
-from askgauss.replay.recording import Release
+from askgauss.replay import Replay, coupled_randomness
+from askgauss.replay.replay_recording import Release
 
 try:
     import torch
@@ -48,7 +48,7 @@ except ImportError as error:
         "'askgauss[opacus]'."
     ) from error
 
-from askgauss.integrations import _opacus_run as run
+from askgauss.integrations.opacus import run_description as run
 
 __all__ = ["follow", "training"]
 
@@ -203,8 +203,10 @@ class _CoupledRecords:
     def __getitem__(self, position: int) -> Any:
         replay = self._replay
         record = int(replay.world.ids(np.array([position]))[0])
-        with coins.preserved():
-            coins.reset_all(replay.seed, "record", record, len(replay.recording.batches))
+        with coupled_randomness.preserved():
+            coupled_randomness.reset_all(
+                replay.seed, "record", record, len(replay.recording.batches)
+            )
             return self._data[position]
 
     def __getitems__(self, positions: list[int]) -> list[Any]:
@@ -272,10 +274,10 @@ class _Follower:
         # Adaptive clipping has another norm by the time the step begins.
         self._clipped_at = float(optimizer.max_grad_norm)
         counted = getattr(optimizer, "unclipped_num", None)
-        seed = coins.seed_of(replay.seed, "noise", replay.step)
+        seed = coupled_randomness.seed_of(replay.seed, "noise", replay.step)
         device = self._parameters()[0].device
         own = optimizer.generator
-        with coins.preserved():
+        with coupled_randomness.preserved():
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002  (for those who draw noise from it)
             optimizer.generator = torch.Generator(device).manual_seed(seed)
@@ -428,7 +430,9 @@ class _ModelCoins:
                 self._dropped = True
                 call = self._calls[number] = self._calls.get(number, 0) + 1
                 torch.manual_seed(
-                    coins.seed_of(self._replay.seed, "dropout", number, call, self._step)
+                    coupled_randomness.seed_of(
+                        self._replay.seed, "dropout", number, call, self._step
+                    )
                 )
 
         return hook
@@ -452,7 +456,7 @@ class _ModelCoins:
         now = torch.get_rng_state()
         if torch.equal(self._start, now):
             return None
-        return (str(coins.seed_of(now.numpy().tobytes())),)
+        return (str(coupled_randomness.seed_of(now.numpy().tobytes())),)
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[Any]:

@@ -27,8 +27,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _plain, _validate
+from askgauss import _validate
 from askgauss.canaries import DiracCanaries, fresh_seed
+from askgauss.checks.scope import AFTER_CLIPPING
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -36,11 +37,12 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.linear_recorder import LinearRecorder, NodeSums
-from askgauss.linear_transcript import LinearTranscript, TreePlan
+from askgauss.files import codec
 from askgauss.mechanisms import tree
-from askgauss.scope import AFTER_CLIPPING
-from askgauss.seam import Seam
+from askgauss.mechanisms.plans import TreePlan
+from askgauss.recording.injection import Seam
+from askgauss.recording.linear_recorder import LinearRecorder, NodeSums
+from askgauss.recording.linear_transcript import LinearTranscript
 
 try:
     import torch
@@ -390,7 +392,7 @@ class DPFTRL(AuditedRun[()]):
 
     def _description(self) -> dict[str, Any]:
         return {
-            "plan": _plain.to_plain(self._plan),
+            "plan": codec.to_plain(self._plan),
             "clip_norm": self._clip_norm,
             "noise_multiplier": self._noise_multiplier,
             "momentum": self._momentum,

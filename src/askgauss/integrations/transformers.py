@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, MissingExtraError
-from askgauss.integrations._opacus_restarts import read_state
-from askgauss.integrations._trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.opacus.restarts import read_state
+from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from askgauss.mechanism_audit.output_scores import Classifier, Score, fitted_scores
 from askgauss.mechanism_audit.outputs import SIDES, Outputs
-from askgauss.mechanism_audit.scores import Classifier, Score, fitted_scores
 from askgauss.stats import betting
 
 __all__ = ["Candidates", "Criterion", "Event", "leak", "separating_score", "suspicion"]

@@ -13,7 +13,7 @@ from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
 from askgauss.mechanisms._jax_privacy import factorization
 from askgauss.mechanisms.matrix import MatrixMechanism, MatrixNoise, largest_choice
-from askgauss.mechanisms.noise import Draw
+from askgauss.mechanisms.noise_streams import Draw
 from askgauss.mechanisms.strategy import Strategy
 
 __all__ = ["BandedStrategy"]

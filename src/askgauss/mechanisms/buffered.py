@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.mechanisms._jax_privacy import factorization
-from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.noise_streams import Draw, NoiseStream
 from askgauss.mechanisms.strategy import Strategy
 
 __all__ = ["BufferedNoise", "BufferedToeplitz"]
@@ -176,12 +176,12 @@ class BufferedNoise(NoiseStream):
     buffers then fade and take it in. This solves for the inverse of the strategy row by row.
 
     Args:
-        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise.Draw`; already scaled to
-            noise multiplier times clip norm.
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise_streams.Draw`;
+            already scaled to noise multiplier times clip norm.
         mechanism: The strategy.
 
     Examples:
-        >>> from askgauss.mechanisms.noise import numpy_draw
+        >>> from askgauss.mechanisms.noise_streams import numpy_draw
         >>> strategy = BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=1_000)
         >>> noise = strategy.stream(numpy_draw(np.random.default_rng(0), 3))
         >>> for _ in range(1_000):

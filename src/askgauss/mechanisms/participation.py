@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from askgauss import _validate
-from askgauss.linear_transcript import TreePlan
-from askgauss.mechanisms.releases import covered_leaves, released_nodes
+from askgauss.mechanisms.decorrelate.node_releases import covered_leaves, released_nodes
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 
 __all__ = ["moved_by"]

@@ -7,7 +7,8 @@ gives the rows back, ``C @ x + draws``, one draw each, in which a record that en
 column ``s``: what an audit reads.
 
 It is held as its bands (`BandedStrategy`), as a few buffers (`BufferedToeplitz`) or as the matrix
-(`MatrixMechanism`); `askgauss.mechanisms.unmixing.strategy_of` reads all that people write for one.
+(`MatrixMechanism`); `strategy_of` of `askgauss.mechanisms.decorrelate.unmixing` reads all that
+people write for one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
-from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.noise_streams import Draw, NoiseStream
 
 __all__ = ["Strategy"]
 

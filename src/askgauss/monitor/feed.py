@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from askgauss import _files, _plain, accounting
-from askgauss._rounded import digits, widened
+from askgauss import accounting
+from askgauss._rounding import digits, widened
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
+from askgauss.files import atomic, codec
 from askgauss.sampling import Scheme
 
 __all__ = [
@@ -306,8 +307,8 @@ def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
     """Write ``watch.json``, whole or not at all; where it is private, for its owner only."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    text = _plain.dumps(_KIND, _SCHEMA, _plain.to_plain(feed), None)
-    _files.write_text(path / FEED_NAME, text + "\n", private=feed.private)
+    text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(feed), None)
+    atomic.write_text(path / FEED_NAME, text + "\n", private=feed.private)
 
 
 def read_feed(source: str | os.PathLike[str]) -> Feed:
@@ -320,12 +321,12 @@ def read_feed(source: str | os.PathLike[str]) -> Feed:
     path = Path(source)
     inside = path.is_dir()
     path = path / FEED_NAME if inside else path
-    content = _files.read_bytes(path, regular=inside)
+    content = atomic.read_bytes(path, regular=inside)
     if len(content) > _LARGEST:
         raise FileFormatError(f"Expected {str(path)!r} below {_LARGEST} bytes: it is no feed.")
     try:
-        feed: Feed = _plain.from_plain(
-            Feed, _plain.loads(content, _KIND, _SCHEMA, protected=1), "feed"
+        feed: Feed = codec.from_plain(
+            Feed, codec.loads(content, _KIND, _SCHEMA, protected=1), "feed"
         )
         feed.check()
     except FileFormatError as error:

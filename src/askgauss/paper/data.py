@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _files, _validate
+from askgauss import _validate
 from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
+from askgauss.files import atomic
 from askgauss.paper import formats
 
 __all__ = ["DataError", "ImageSet", "SetInfo", "available", "cache_folder", "fetch", "load"]
@@ -152,7 +153,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> ImageSet
             f"{name} is not in {str(path.parent)!r}. Run 'askgauss data fetch {name}', with "
             "--source FOLDER if you have the files already."
         )
-    arrays, _ = _files.read_arrays(path, _KIND, _SCHEMA)
+    arrays, _ = atomic.read_arrays(path, _KIND, _SCHEMA)
     missing = set(_PARTS) - arrays.keys()
     if missing:
         raise FileFormatError(f"Expected the arrays {sorted(missing)} in {str(path)!r}.")
@@ -199,7 +200,7 @@ def fetch(
         report(f"checking {name}")
         _check_digests(name, recipe, arrays)
         report(f"writing {target}")
-        _files.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
+        atomic.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
     return target
 
 

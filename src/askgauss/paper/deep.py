@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from askgauss import _files, _schema, _validate
+from askgauss import _validate
 from askgauss.canaries import Stream
-from askgauss.paper import data, dpsgd
+from askgauss.files import atomic, schema
+from askgauss.paper import data, train_dpsgd
 from askgauss.paper.augment import random_views
-from askgauss.paper.models import MODELS
+from askgauss.paper.networks import MODELS
 from askgauss.paper.run_folder import RunFolder, process_rank
 
 __all__ = ["clipped_sum", "train_heads"]
@@ -60,7 +61,7 @@ def clipped_sum(model: nn.Module, views: Tensor, labels: Tensor, *, clip_norm: f
 
 def train_heads(
     images: data.ImageSet,
-    plan: dpsgd.Plan,
+    plan: train_dpsgd.Plan,
     folder: RunFolder | None,
     *,
     model: str,
@@ -118,8 +119,8 @@ class _Run:
     def __init__(
         self,
         images: data.ImageSet,
-        plan: dpsgd.Plan,
-        head: dpsgd.Head,
+        plan: train_dpsgd.Plan,
+        head: train_dpsgd.Head,
         model: str,
         augment: int,
         piece: int,
@@ -128,7 +129,7 @@ class _Run:
         self._augment, self._piece = augment, piece
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._images = images
-        seed = dpsgd.generator(plan.seed, Stream.PLACES, 1, head.label)
+        seed = train_dpsgd.generator(plan.seed, Stream.PLACES, 1, head.label)
         with torch.random.fork_rng():
             torch.manual_seed(int(seed.integers(1 << 31)))
             self.model = MODELS[model](images.train_images.shape[3], images.classes)
@@ -140,7 +141,7 @@ class _Run:
         self.step = 0
         self.audited = None
         if head.canaries and process_rank() == 0:
-            self.audited = dpsgd.AuditedHead(head, plan, tensors)
+            self.audited = train_dpsgd.AuditedHead(head, plan, tensors)
 
     def _read(self) -> Tensor:
         return torch.cat([item.flatten() for item in self._parameters])
@@ -180,10 +181,10 @@ class _Run:
     def _advance(self) -> None:
         plan, head = self.plan, self.head
         records = len(self._images.train_images)
-        coins = dpsgd.generator(plan.seed, Stream.SAMPLER, self.step).random(records)
+        coins = train_dpsgd.generator(plan.seed, Stream.SAMPLER, self.step).random(records)
         batch = np.flatnonzero(coins < head.sampling_rate)
         total = self._gradient(self._part(batch))
-        noise = dpsgd.generator(plan.seed, Stream.NOISE, head.label, self.step)
+        noise = train_dpsgd.generator(plan.seed, Stream.NOISE, head.label, self.step)
         if process_rank() == 0:
             released = total.cpu().numpy()
             scale = np.float32(head.noise_multiplier * plan.clip_norm)
@@ -214,7 +215,7 @@ class _Run:
         """The clipped sum over the batch, over all processes."""
         self._write(self.flat)
         total = torch.zeros_like(self.flat)
-        views = dpsgd.generator(self.plan.seed, _VIEWS, self.step, process_rank())
+        views = train_dpsgd.generator(self.plan.seed, _VIEWS, self.step, process_rank())
         for start in range(0, len(batch), self._piece):
             rows = batch[start : start + self._piece]
             pixels = self._pixels(self._images.train_images[rows])
@@ -269,20 +270,20 @@ class _Run:
             metadata["recorder"] = state.pop("state")
             arrays |= {f"recorder.{name}": array for name, array in state.items()}
             arrays["background"] = self.audited.background
-        _files.write_arrays(path, _KIND, _SCHEMA, arrays, metadata)
+        atomic.write_arrays(path, _KIND, _SCHEMA, arrays, metadata)
 
     def _load(self, path: Path) -> None:
-        arrays, content = _files.read_arrays(path, _KIND, _SCHEMA)
-        step = dpsgd.checkpoint_step(content, self.plan)
+        arrays, content = atomic.read_arrays(path, _KIND, _SCHEMA)
+        step = train_dpsgd.checkpoint_step(content, self.plan)
         fields = {
-            name: _schema.Field(np.float32, tuple(tensor.shape))
+            name: schema.Field(np.float32, tuple(tensor.shape))
             for name, tensor in self._state().items()
         }
         if self.audited is not None:
-            fields["background"] = _schema.Field(np.float64, self.audited.background.shape)
+            fields["background"] = schema.Field(np.float64, self.audited.background.shape)
         own = {name: array for name, array in arrays.items() if not name.startswith("recorder.")}
-        _schema.check_names(own, fields)
-        _schema.check_arrays(own, fields)
+        schema.check_names(own, fields)
+        schema.check_arrays(own, fields)
         for name, tensor in self._state().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
         if self.audited is not None:

@@ -6,10 +6,10 @@ import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from askgauss import _files
 from askgauss.exceptions import FileFormatError
+from askgauss.files import atomic
+from askgauss.paper.paper_tables import LEFT_IN, MODEL, TAKEN_OUT
 from askgauss.paper.run_folder import environment
-from askgauss.paper.tables import LEFT_IN, MODEL, TAKEN_OUT
 
 __all__ = ["write"]
 
@@ -31,7 +31,7 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
     for name, compare in _COMPARISONS.items():
         path = folder / "figures" / f"{name}.csv"
         if path.exists():
-            _files.check_digest(path, "figure's table", "Delete it, and it is made again.")
+            atomic.check_digest(path, "figure's table", "Delete it, and it is made again.")
             try:
                 with path.open(newline="", encoding="utf-8") as stream:
                     lines += compare([{**row, "model": model} for row in csv.DictReader(stream)])
@@ -65,7 +65,7 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
             parts += [f"## {caption[0]}", "", f"![{caption[0]}](figures/{name}.svg)", ""]
             parts += [f"{caption[1]} Numbers: [{name}.csv](figures/{name}.csv).", ""]
     path = folder / "reproduction.md"
-    _files.write_text(path, "\n".join(parts))
+    atomic.write_text(path, "\n".join(parts))
     return path
 
 

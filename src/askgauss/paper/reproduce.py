@@ -15,20 +15,21 @@ from typing import Literal
 
 import numpy as np
 
-from askgauss import _files, _plain, _validate, accounting
+from askgauss import _validate, accounting
 from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
-from askgauss.linear_transcript import LinearTranscript
+from askgauss.files import atomic, codec
 from askgauss.mechanisms import tree
 from askgauss.paper import data
+from askgauss.paper.csv_rows import csv_text
 from askgauss.paper.progress import Report, stages
-from askgauss.paper.rows import csv_text
 from askgauss.paper.run_folder import RunFolder, process_rank
-from askgauss.transcript import Transcript
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import Transcript
 
 try:
-    from askgauss.paper import dpftrl, dpsgd, figures, page, scatter, tables
+    from askgauss.paper import page, paper_figures, paper_tables, scatter, train_dpftrl, train_dpsgd
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"The paper's experiments need {error.name}: install askgauss[paper]."
@@ -36,7 +37,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["FIGURES", "SCALES", "Scale", "publish", "run", "train_once"]
 
-FIGURES = (*figures.figure_makers(), "convergence")
+FIGURES = (*paper_figures.figure_makers(), "convergence")
 """Names of the figures."""
 
 _DELTA = 1e-5
@@ -133,7 +134,7 @@ SCALES = {
 """The scales by name: ``full`` is the paper's, ``smoke`` runs everything in seconds."""
 
 
-def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> dpsgd.Plan:
+def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> train_dpsgd.Plan:
     """Sound runs with canaries and without, and runs as published, for every epsilon."""
     heads = []
     for label, (epsilon, rate) in enumerate(zip(scale.epsilons, scale.learning_rate, strict=True)):
@@ -157,7 +158,7 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> dpsgd.Plan:
             ("published", scale.published_rate, published, scale.canaries),
         ):
             heads.append(
-                dpsgd.Head(
+                train_dpsgd.Head(
                     name=f"{name}-{epsilon:g}",
                     epsilon=epsilon,
                     noise_multiplier=sigma,
@@ -168,7 +169,7 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> dpsgd.Plan:
                     label=label,
                 )
             )
-    return dpsgd.Plan(
+    return train_dpsgd.Plan(
         heads=tuple(heads),
         steps=scale.steps,
         snapshots=scale.snapshots,
@@ -177,7 +178,7 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> dpsgd.Plan:
     )
 
 
-def dpftrl_plan(scale: Scale, *, seed: int) -> dpftrl.TreeRunPlan:
+def dpftrl_plan(scale: Scale, *, seed: int) -> train_dpftrl.TreeRunPlan:
     """The same for DP-FTRL."""
     heads = []
     for label, (epsilon, rate) in enumerate(
@@ -186,7 +187,7 @@ def dpftrl_plan(scale: Scale, *, seed: int) -> dpftrl.TreeRunPlan:
         noise = tree.noise_multiplier(epsilon=epsilon, delta=_DELTA, steps=scale.tree_steps)
         for name, canaries in (("sound", scale.canaries), ("clean", 0), ("published", None)):
             heads.append(
-                dpftrl.TreeHead(
+                train_dpftrl.TreeHead(
                     name=f"{name}-{epsilon:g}",
                     epsilon=epsilon,
                     noise_multiplier=noise,
@@ -196,7 +197,7 @@ def dpftrl_plan(scale: Scale, *, seed: int) -> dpftrl.TreeRunPlan:
                     label=label,
                 )
             )
-    return dpftrl.TreeRunPlan(
+    return train_dpftrl.TreeRunPlan(
         heads=tuple(heads),
         steps=scale.tree_steps,
         batch_size=scale.tree_batch,
@@ -255,10 +256,10 @@ def run(
             report("figures", number, len(names))
             _make(name, runs, size, place / "figures")
         report("figures", len(names), len(names))
-        accuracy = tables.utility(runs) if runs is not None else []
+        accuracy = paper_tables.utility(runs) if runs is not None else []
         if accuracy:
             table = csv_text(accuracy).encode("utf-8")
-            _files.write_with_digest(place / "figures" / "utility.csv", table)
+            atomic.write_with_digest(place / "figures" / "utility.csv", table)
     return page.write(place, scale=scale, model=model, minutes=minutes)
 
 
@@ -273,7 +274,7 @@ def train_once(
     seed: int,
 ) -> Transcript:
     """Train one ScatterLinear; nothing of it is kept but what it released about the canaries."""
-    head = dpsgd.Head(
+    head = train_dpsgd.Head(
         name="run",
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
@@ -281,11 +282,11 @@ def train_once(
         canaries=canaries,
         learning_rate=float(np.interp(epsilon, scale.epsilons, scale.learning_rate)),
     )
-    plan = dpsgd.Plan(heads=(head,), steps=steps, seed=seed, clip_norm=scale.clip_norm)
+    plan = train_dpsgd.Plan(heads=(head,), steps=steps, seed=seed, clip_norm=scale.clip_norm)
     features = scatter.features(data.load(scale.data), groups=scale.groups)
     with tempfile.TemporaryDirectory() as place, RunFolder(place, {}) as folder:
-        dpsgd.train(features, plan, folder)
-        return dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
+        train_dpsgd.train(features, plan, folder)
+        return train_dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
 
 
 def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> None:
@@ -297,7 +298,7 @@ def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> Non
         if path.suffix in (".svg", ".csv") and path.stat().st_size < 1 << 20:
             shutil.copyfile(path, pictures / path.name)
     text = (source / "reproduction.md").read_text(encoding="utf-8")
-    _files.write_text(target / "reproduction.md", text)
+    atomic.write_text(target / "reproduction.md", text)
 
 
 def _runs(
@@ -308,7 +309,7 @@ def _runs(
     augment: int,
     seed: int,
     report: Report,
-) -> tables.Runs:
+) -> paper_tables.Runs:
     images = data.load(scale.data, folder=data_folder)
     sgd = dpsgd_plan(scale, seed=seed, deep=model != "scatter-linear")
     ftrl = dpftrl_plan(scale, seed=seed)
@@ -319,14 +320,12 @@ def _runs(
         progress=lambda done, of: report("scattering features", done, of),
     )
     about = {"data": scale.data, "model": model}
-    trained = RunFolder(
-        place / "dpsgd", {**about, "augment": augment, "plan": _plain.to_plain(sgd)}
-    )
+    trained = RunFolder(place / "dpsgd", {**about, "augment": augment, "plan": codec.to_plain(sgd)})
     with trained as folder:
         # What the folder was started with, to the last digit of the calibrated noise.
-        sgd = _plain.from_plain(dpsgd.Plan, folder.config["plan"], "plan")
+        sgd = codec.from_plain(train_dpsgd.Plan, folder.config["plan"], "plan")
         if model == "scatter-linear":
-            sgd_accuracy = dpsgd.train(
+            sgd_accuracy = train_dpsgd.train(
                 features, sgd, folder, progress=lambda done, of: report("DP-SGD", done, of)
             )
         else:
@@ -342,7 +341,7 @@ def _runs(
             )
         for head in sgd.heads:
             if head.canaries:
-                snapshot = dpsgd.load_snapshot(folder.path, head.name, sgd.steps)
+                snapshot = train_dpsgd.load_snapshot(folder.path, head.name, sgd.steps)
                 claim = PrivacyClaim(
                     epsilon=head.epsilon,
                     delta=_DELTA,
@@ -352,14 +351,14 @@ def _runs(
                     clip_norm=sgd.clip_norm,
                 )
                 _audit(folder, head.name, snapshot.transcript, claim)
-    with RunFolder(place / "dpftrl", {**about, "plan": _plain.to_plain(ftrl)}) as folder:
-        ftrl = _plain.from_plain(dpftrl.TreeRunPlan, folder.config["plan"], "plan")
-        ftrl_accuracy = dpftrl.train(
+    with RunFolder(place / "dpftrl", {**about, "plan": codec.to_plain(ftrl)}) as folder:
+        ftrl = codec.from_plain(train_dpftrl.TreeRunPlan, folder.config["plan"], "plan")
+        ftrl_accuracy = train_dpftrl.train(
             features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
         )
         for tree_head in ftrl.heads:
             if tree_head.canaries and not tree_head.published:
-                transcript = dpftrl.load_transcript(folder.path, tree_head.name, "nodes")
+                transcript = train_dpftrl.load_transcript(folder.path, tree_head.name, "nodes")
                 claim = PrivacyClaim(
                     epsilon=tree_head.epsilon,
                     delta=_DELTA,
@@ -368,7 +367,7 @@ def _runs(
                     clip_norm=ftrl.clip_norm,
                 )
                 _audit(folder, tree_head.name, transcript, claim)
-    return tables.Runs(
+    return paper_tables.Runs(
         dpsgd_folder=place / "dpsgd",
         dpsgd_plan=sgd,
         dpftrl_folder=place / "dpftrl",
@@ -406,14 +405,14 @@ def _help_train(
         deep.train_heads(images, plan, None, model=model, augment=augment)
 
 
-def _make(name: str, runs: tables.Runs | None, scale: Scale, folder: Path) -> None:
+def _make(name: str, runs: paper_tables.Runs | None, scale: Scale, folder: Path) -> None:
     if name == "convergence":
-        rows = tables.convergence(scale.convergence)
-        figures.save(figures.draw_convergence(rows), rows, folder, name)
+        rows = paper_tables.convergence(scale.convergence)
+        paper_figures.save(paper_figures.draw_convergence(rows), rows, folder, name)
         return
     assert runs is not None
-    figure, rows = figures.figure_makers()[name](runs, scale.counts)
-    figures.save(figure, rows, folder, name)
+    figure, rows = paper_figures.figure_makers()[name](runs, scale.counts)
+    paper_figures.save(figure, rows, folder, name)
 
 
 @contextmanager
@@ -423,15 +422,15 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = _plain.parse(_files.read_bytes(path, regular=True))
+            found = codec.parse(atomic.read_bytes(path, regular=True))
             if isinstance(found, list):
-                _plain.warn_unprotected(_MINUTES_KIND)
+                codec.warn_unprotected(_MINUTES_KIND)
             else:
-                content = _plain.loads(
-                    _files.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
+                content = codec.loads(
+                    atomic.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
                 )
                 found = content.get("minutes")
-            found = _plain.from_plain(tuple[float, ...], found, "minutes")
+            found = codec.from_plain(tuple[float, ...], found, "minutes")
             if not all(0.0 <= value < math.inf for value in found):
                 raise FileFormatError("Expected minutes >= 0.")
         except FileFormatError as error:
@@ -441,4 +440,4 @@ def _timed(place: Path) -> Iterator[list[float]]:
         yield minutes
     finally:
         minutes.append((time.monotonic() - started) / 60.0)
-        _files.write_text(path, _plain.dumps(_MINUTES_KIND, 1, {"minutes": minutes}))
+        atomic.write_text(path, codec.dumps(_MINUTES_KIND, 1, {"minutes": minutes}))

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from askgauss import _files, _plain
-from askgauss._locks import RunFolderBusyError, locked
 from askgauss._version import __version__
 from askgauss.exceptions import FileFormatError
+from askgauss.files import atomic, codec
+from askgauss.files.lock import RunFolderBusyError, locked
 
 __all__ = ["RunFolder", "RunFolderBusyError", "environment", "locked", "process_rank"]
 
@@ -98,7 +98,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.config = _plain.to_plain(dict(config))
+        self.config = codec.to_plain(dict(config))
         self._held: Any = None
 
     def __enter__(self) -> RunFolder:
@@ -119,9 +119,7 @@ class RunFolder:
     def _settle(self) -> None:
         path = self.path / "config.json"
         if path.exists():
-            found = _plain.loads(_files.read_bytes(path, regular=True), _KIND, _SCHEMA).get(
-                "config"
-            )
+            found = codec.loads(atomic.read_bytes(path, regular=True), _KIND, _SCHEMA).get("config")
             if not isinstance(found, dict):
                 raise FileFormatError(f"{str(path)!r} is damaged. Use another folder.")
             other = [
@@ -137,15 +135,15 @@ class RunFolder:
             # To the last digit what the run was started with, so that it goes on as it began.
             self.config = found
             return
-        _files.write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
-        _files.write_text(path, _plain.dumps(_KIND, _SCHEMA, {"config": self.config}))
+        atomic.write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
+        atomic.write_text(path, codec.dumps(_KIND, _SCHEMA, {"config": self.config}))
 
     def write_json(self, name: str, content: Any) -> None:
         """Plain values under a name in the folder, whole or not at all."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = _plain.dumps(_CONTENT_KIND, _SCHEMA, {"content": _plain.to_plain(content)})
-        _files.write_text(target, text)
+        text = codec.dumps(_CONTENT_KIND, _SCHEMA, {"content": codec.to_plain(content)})
+        atomic.write_text(target, text)
 
     def read_json(self, name: str, hint: Any = Any) -> Any:
         """What `write_json` wrote; None if it did not.
@@ -161,20 +159,20 @@ class RunFolder:
         if not target.exists():
             return None
         try:
-            found = _plain.parse(_files.read_bytes(target, regular=True))
+            found = codec.parse(atomic.read_bytes(target, regular=True))
             if self._unprotected() and not (isinstance(found, dict) and "kind" in found):
-                _plain.warn_unprotected(_CONTENT_KIND)
+                codec.warn_unprotected(_CONTENT_KIND)
             else:
-                found = _plain.loads(
-                    _files.read_bytes(target, regular=True), _CONTENT_KIND, _SCHEMA
+                found = codec.loads(
+                    atomic.read_bytes(target, regular=True), _CONTENT_KIND, _SCHEMA
                 )["content"]
-            return _plain.from_plain(hint, found, name)
+            return codec.from_plain(hint, found, name)
         except (FileFormatError, KeyError) as error:
             raise FileFormatError(f"{str(target)!r} is damaged: {error} Delete it.") from error
 
     def _unprotected(self) -> bool:
         """Whether the folder was made before files had a digest."""
-        config = _plain.parse(_files.read_bytes(self.path / "config.json", regular=True))
+        config = codec.parse(atomic.read_bytes(self.path / "config.json", regular=True))
         return isinstance(config, dict) and config.get("schema") == 1
 
     def checkpoint(self, step: int, write: Callable[[Path], None]) -> None:

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from askgauss import _files, _plain, _validate
+from askgauss import _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
+from askgauss.files import atomic, codec
 from askgauss.paper import data
 from askgauss.paper.run_folder import locked
 
@@ -128,7 +129,7 @@ def features(
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _fill(path, images, groups, (rows, size), progress)
-    _files.check_digest(path, "features", "Delete it, and they are computed again.")
+    atomic.check_digest(path, "features", "Delete it, and they are computed again.")
     try:
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
@@ -177,11 +178,11 @@ def _fill(
             if done % (16 * _CHUNK) == 0 or done == shape[0]:
                 stored.flush()
                 progress_so_far = {"done": done, "sha256": digest.hexdigest()}
-                _files.write_text(note, _plain.dumps(_NOTE_KIND, _SCHEMA, progress_so_far))
+                atomic.write_text(note, codec.dumps(_NOTE_KIND, _SCHEMA, progress_so_far))
             if progress is not None:
                 progress(done, shape[0])
     del stored
-    _files.write_digest(path, part)
+    atomic.write_digest(path, part)
     part.replace(path)
     note.unlink(missing_ok=True)
 
@@ -191,10 +192,10 @@ def _begun(part: Path, note: Path, shape: tuple[int, int]) -> tuple[Any, int, An
     digest = hashlib.sha256()
     if part.exists() and note.exists():
         try:
-            content = _plain.loads(
-                _files.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA, protected=1
+            content = codec.loads(
+                atomic.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA, protected=1
             )
-            done: int = _plain.from_plain(int, content.get("done"), "done")
+            done: int = codec.from_plain(int, content.get("done"), "done")
             stored = np.load(part, mmap_mode="r+", allow_pickle=False)
             if stored.shape == shape and stored.dtype == np.float16 and 0 < done <= shape[0]:
                 digest.update(stored[:done])

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from askgauss import _files, _plain, _ray, _validate, accounting
+from askgauss import _ray, _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
-from askgauss.paper.rows import Row, csv_text
+from askgauss.files import atomic, codec
+from askgauss.paper.csv_rows import Row, csv_text
 from askgauss.paper.run_folder import RunFolder
+from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
-from askgauss.simulation.simulate import check_canaries, check_work
-from askgauss.transcript import Transcript
+from askgauss.simulation.dpsgd_runs import check_canaries, check_work
 
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]
 
@@ -225,7 +226,7 @@ def run(
         SweepWorkerError: The cluster does not answer, or a cell kills its workers.
         RunFolderBusyError: Another process runs a sweep in the folder.
     """
-    with RunFolder(folder, {"sweep": _plain.to_plain(grid)}) as place:
+    with RunFolder(folder, {"sweep": codec.to_plain(grid)}) as place:
         cells = list(grid.cells())
         parts = place.path / "results" / "cells"
         parts.mkdir(exist_ok=True)
@@ -234,8 +235,8 @@ def run(
         tell = progress or (lambda done, of: None)
         tell(finished, len(cells))
         for cell, rows in _here(missing) if ray is None else _on_ray(missing, ray):
-            text = _plain.dumps(_CELL_KIND, _SCHEMA, {"rows": _plain.to_plain(rows)}, None)
-            _files.write_text(parts / f"{cell.name}.json", text)
+            text = codec.dumps(_CELL_KIND, _SCHEMA, {"rows": codec.to_plain(rows)}, None)
+            atomic.write_text(parts / f"{cell.name}.json", text)
             finished += 1
             tell(finished, len(cells))
         rows = [row for cell in cells for row in _read_cell(parts / f"{cell.name}.json", cell)]
@@ -262,7 +263,7 @@ def _gather(folder: Path, rows: list[Row]) -> Path:
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
         path, content = folder / _TABLES[0], buffer.getvalue()
-    _files.write_with_digest(path, content)
+    atomic.write_with_digest(path, content)
     return path
 
 
@@ -283,7 +284,7 @@ def read_table(path: str | os.PathLike[str]) -> list[Row]:
         MissingExtraError: It is Parquet, and pyarrow is not installed.
     """
     source = Path(path)
-    _files.check_digest(
+    atomic.check_digest(
         source, "sweep table", "Run the sweep again: finished cells are not done twice."
     )
     content = source.read_bytes()
@@ -337,7 +338,7 @@ def _plain_rows(found: Any) -> list[Row]:
         if not isinstance(item, dict) or item.keys() != _ROW.keys():
             raise FileFormatError(f"Expected the columns {', '.join(_ROW)} in row {number}.")
         row = {
-            name: _plain.from_plain(hint, item[name], f"{name} of row {number}")
+            name: codec.from_plain(hint, item[name], f"{name} of row {number}")
             for name, hint in _ROW.items()
         }
         if not (row["epsilon"] > 0.0 and row["bound"] >= 0.0 and row["seed"] >= 0):
@@ -352,11 +353,11 @@ def _plain_rows(found: Any) -> list[Row]:
 
 def _read_cell(part: Path, cell: Cell) -> list[Row]:
     try:
-        found = _plain.parse(_files.read_bytes(part, regular=True))
+        found = codec.parse(atomic.read_bytes(part, regular=True))
         if isinstance(found, list):
-            _plain.warn_unprotected(_CELL_KIND)
+            codec.warn_unprotected(_CELL_KIND)
         else:
-            found = _plain.loads(_files.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
+            found = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
                 "rows"
             )
         rows = _plain_rows(found)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.scores import CanaryScores
-from askgauss.stats import fdp, one_run
+from askgauss.stats import guess_counts, guess_tradeoff
 
 __all__ = ["uncorrected_fdp", "uncorrected_one_run"]
 
@@ -19,7 +19,7 @@ __all__ = ["uncorrected_fdp", "uncorrected_one_run"]
 def uncorrected_one_run(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Steinke, Nasr and Jagielski's bound at its best threshold, nothing paid for choosing it."""
     return max(
-        one_run.epsilon_from_counts(
+        guess_counts.epsilon_from_counts(
             canaries=len(scores),
             guesses=guesses,
             correct=correct,
@@ -33,7 +33,7 @@ def uncorrected_one_run(scores: CanaryScores, *, delta: float, confidence: float
 def uncorrected_fdp(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Mahloujifar, Melis and Chaudhuri's bound at its best threshold, nothing paid for choosing."""
     return max(
-        fdp.epsilon_from_counts(
+        guess_tradeoff.epsilon_from_counts(
             canaries=len(scores),
             guesses=guesses,
             correct=correct,

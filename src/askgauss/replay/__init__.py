@@ -10,9 +10,9 @@ import types
 from typing import Any
 
 from askgauss.replay.joining import join
-from askgauss.replay.recording import Replay
-from askgauss.replay.report import Difference, ReplayReport
-from askgauss.replay.running import replay
+from askgauss.replay.replay_recording import Replay
+from askgauss.replay.replay_report import Difference, ReplayReport
+from askgauss.replay.replay_running import replay
 
 __all__ = ["Difference", "Replay", "ReplayReport", "join", "replay"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss._text import one_line
-from askgauss.replay.recording import Event, Recording, Release
-from askgauss.replay.report import ADJACENCIES, Difference
-from askgauss.replay.worlds import REPLACED
+from askgauss.replay.neighbouring_data import REPLACED
+from askgauss.replay.replay_recording import Event, Recording, Release
+from askgauss.replay.replay_report import ADJACENCIES, Difference
 
 __all__ = ["Comparison", "compare", "first_difference", "together"]
 

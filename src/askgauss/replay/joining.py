@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from askgauss._text import one_line
 from askgauss.auditing import derived
-from askgauss.replay.report import ADJACENCIES, Adjacency, Difference, ReplayReport
+from askgauss.replay.replay_report import ADJACENCIES, Adjacency, Difference, ReplayReport
 from askgauss.results import AuditResult, Finding, Verdict
 
 __all__ = ["join", "joined_findings", "with_claim"]

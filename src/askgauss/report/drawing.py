@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from askgauss.diagnostics.figures import Missing
-from askgauss.plots import _style as style
+from askgauss.figures import style
+from askgauss.figures.numbers import Missing
 from askgauss.results import AuditResult
 
 __all__ = ["WIDTH", "Drawer"]

@@ -8,12 +8,14 @@ import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from askgauss import _plain, plots, policy
+from askgauss import policy
 from askgauss._text import one_line, printable
-from askgauss.diagnostics import figures
-from askgauss.diagnostics.figures import Comparable, Missing
-from askgauss.diagnostics.summary import Summary
-from askgauss.report import text
+from askgauss.figures import numbers as figure_numbers
+from askgauss.figures import plots
+from askgauss.figures.numbers import Comparable, Missing
+from askgauss.figures.summary import Summary
+from askgauss.files import codec
+from askgauss.report import report_text
 from askgauss.report.drawing import WIDTH, Drawer
 from askgauss.results import AuditResult, Status, Verdict, confidence_in_words, number
 
@@ -101,17 +103,19 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         },
         {
             "name": "measured",
-            "value": text.bound(result.epsilon_lower) if figures.usable(result) else "nothing",
+            "value": report_text.bound(result.epsilon_lower)
+            if figure_numbers.usable(result)
+            else "nothing",
             "note": f"with confidence {confidence_in_words(result.confidence)}"
-            if figures.usable(result)
-            else text.not_usable(result),
+            if figure_numbers.usable(result)
+            else report_text.not_usable(result),
         },
     ]
     if result.distribution_free is not None:
         facts.append(
             {
                 "name": "without assumptions",
-                "value": text.bound(result.distribution_free),
+                "value": report_text.bound(result.distribution_free),
                 "note": f"with confidence {confidence_in_words(result.confidence)}",
             }
         )
@@ -123,9 +127,9 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
                 "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
             }
         )
-    numbers = figures.epsilon_axis(result, comparison)
+    numbers = figure_numbers.epsilon_axis(result, comparison)
     shown = f"claimed {number(numbers.claimed)}, " if numbers.claimed is not None else ""
-    if figures.usable(result):
+    if figure_numbers.usable(result):
         caption = "Epsilon lies somewhere on the bar, which begins at the bound"
         caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
     elif result.carries_bound:
@@ -145,10 +149,10 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
     )
     return {
         "verdict": "NONE" if result.verdict is None else result.verdict.value,
-        "headline": text.headline(result),
-        "reason": text.reason(result),
+        "headline": report_text.headline(result),
+        "reason": report_text.reason(result),
         "facts": facts,
-        "advice": text.advice_rows(result),
+        "advice": report_text.advice_rows(result),
         "scope": [
             {"name": name, "words": one_line(words, 600)}
             for name, words in (*result.scope_rows(), *(("note", note) for note in result.notes))
@@ -159,16 +163,16 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
 
 
 def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
-    curves = figures.tradeoff_curves(result)
+    curves = figure_numbers.tradeoff_curves(result)
     meaning = curves.meaning
     failed = sum(item.status is Status.FAIL for item in result.findings)
     tested = sum(item.p_value is not None for item in result.findings)
     return {
         "compared": _compared(result),
-        "parts": text.part_rows(result),
+        "parts": report_text.part_rows(result),
         "sections": _by_interest(result, _sections(result, summary, curves))
         + _course_section(result),
-        "meaning": text.meaning_rows(meaning),
+        "meaning": report_text.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
         "findings_lead": (
             f"{len(result.findings)} checks, {failed} failed. The {tested} that test something "
@@ -178,16 +182,16 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         ),
         "findings": [
             {
-                "status": text.status(item),
+                "status": report_text.status(item),
                 "name": one_line(item.check, 80),
                 "summary": one_line(item.summary, 600),
                 "remedy": one_line(item.remedy, 600),
-                "consequence": text.consequence(item),
-                "p_value": text.p_value(item),
+                "consequence": report_text.consequence(item),
+                "p_value": report_text.p_value(item),
             }
-            for item in text.ordered(result.findings)
+            for item in report_text.ordered(result.findings)
         ],
-        "statement": [one_line(item) for item in text.statement(result, summary.run)],
+        "statement": [one_line(item) for item in report_text.statement(result, summary.run)],
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
@@ -197,10 +201,10 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "name": "epsilon",
-            "measured": text.bound(result.epsilon_lower).removeprefix("ε "),
+            "measured": report_text.bound(result.epsilon_lower).removeprefix("ε "),
             "interval": "",
             "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
-            "status": text.StatusWord(
+            "status": report_text.StatusWord(
                 "–" if result.verdict is None else result.verdict.value.lower(),
                 "",
                 "fail" if result.verdict is not None else "skip",
@@ -209,23 +213,23 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     ]
     found = [
         item
-        for item in text.ordered(result.findings)
+        for item in report_text.ordered(result.findings)
         if item.measured is not None and item.claimed is not None
     ]
     for item in found[: _COMPARED - 1]:
         rows.append(
             {
                 "name": one_line(item.check, 60),
-                "measured": text.value(item.measured),
-                "interval": text.interval(item.interval),
-                "claimed": text.value(item.claimed),
-                "status": text.status(item),
+                "measured": report_text.value(item.measured),
+                "interval": report_text.interval(item.interval),
+                "claimed": report_text.value(item.claimed),
+                "status": report_text.status(item),
             }
         )
     return rows
 
 
-def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
+def _meaning_note(result: AuditResult, meaning: figure_numbers.Meaning) -> str:
     note = f"Belief: but for events of probability {result.delta:g}."
     if result.claim is None:
         return note
@@ -243,7 +247,7 @@ def _meaning_note(result: AuditResult, meaning: figures.Meaning) -> str:
 
 def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
     run = summary.run
-    options = _plain.to_plain(result.auditor)
+    options = codec.to_plain(result.auditor)
     rows = [
         ("askgauss", result.version),
         ("report schema", str(_SCHEMA)),
@@ -274,19 +278,22 @@ def _provenance(result: AuditResult) -> list[tuple[str, str]]:
 
 
 def _evidence(result: AuditResult) -> str:
-    shown = json.dumps(_plain.to_plain(result.evidence), indent=2, ensure_ascii=False)
+    shown = json.dumps(codec.to_plain(result.evidence), indent=2, ensure_ascii=False)
     lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
 
 
 def _sections(
-    result: AuditResult, summary: Summary, curves: figures.TradeOffCurves
+    result: AuditResult, summary: Summary, curves: figure_numbers.TradeOffCurves
 ) -> list[dict[str, Any]]:
     drawer = Drawer(result)
-    score_curves, density = figures.score_curves(result), figures.score_density(result)
-    noise, tensors = figures.noise_by_step(result), figures.noise_by_tensor(result)
-    shape, gram = figures.noise_shape(result), figures.gram(result)
+    score_curves, density = (
+        figure_numbers.score_curves(result),
+        figure_numbers.score_density(result),
+    )
+    noise, tensors = figure_numbers.noise_by_step(result), figure_numbers.noise_by_tensor(result)
+    shape, gram = figure_numbers.noise_shape(result), figure_numbers.gram(result)
     law = getattr(score_curves, "present_law", None) is not None
     outside = getattr(score_curves, "outside", 0)
     return [
@@ -308,7 +315,7 @@ def _sections(
                 ),
                 drawer.draw(
                     plots.pit,
-                    figures.pit_curves(result),
+                    figure_numbers.pit_curves(result),
                     title="Distance from the fitted Gaussian",
                     caption="Gaussian scores stay inside their band everywhere, in 95 % of runs.",
                     label="Empirical minus fitted distribution of the scores, with a band.",
@@ -334,7 +341,7 @@ def _sections(
                 ),
                 drawer.draw(
                     plots.epsilon_by_canaries,
-                    figures.epsilon_by_canaries(result),
+                    figure_numbers.epsilon_by_canaries(result),
                     title="With more or fewer canaries",
                     caption="What the same run would have shown; the dot is this audit.",
                     label="The bound on epsilon by number of canaries.",
@@ -428,14 +435,14 @@ def _sections(
             "figures": [
                 drawer.draw(
                     plots.epsilon_by_steps,
-                    figures.epsilon_by_steps(result),
+                    figure_numbers.epsilon_by_steps(result),
                     title="After more or fewer steps",
                     caption="What the same kind of run would have shown; the dot is this audit.",
                     label="The bound on epsilon by number of steps.",
                 ),
                 drawer.draw(
                     plots.convergence,
-                    figures.convergence(result),
+                    figure_numbers.convergence(result),
                     title="Convergence to the Gaussian",
                     caption="Distance between the law of a present score and a Gaussian.",
                     label="Kolmogorov distance from the Gaussian by number of steps.",
@@ -455,7 +462,7 @@ def _by_interest(result: AuditResult, sections: list[dict[str, Any]]) -> list[di
 
 def _course_section(result: AuditResult) -> list[dict[str, Any]]:
     """How a run that was watched went; nothing where nobody watched."""
-    course = figures.course(result)
+    course = figure_numbers.course(result)
     if isinstance(course, Missing):
         return []
     drawer = Drawer(result)

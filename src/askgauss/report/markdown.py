@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from askgauss._result_text import measured, method_of
 from askgauss._text import one_line
-from askgauss.report import text
+from askgauss.report import report_text
+from askgauss.report.result_text import measured, method_of
 from askgauss.results import AuditResult, Status
 
 __all__ = ["escaped", "markdown"]
@@ -40,15 +40,22 @@ def markdown(result: AuditResult) -> str:
     if result.provenance is not None:
         rows.append(("source", str(result.provenance)))
     rows.append(("next", result.next_step))
-    lines = [f"### askgauss: {text.headline(result)}", "", escaped(text.reason(result)), ""]
+    lines = [
+        f"### askgauss: {report_text.headline(result)}",
+        "",
+        escaped(report_text.reason(result)),
+        "",
+    ]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {escaped(item)} |" for name, item in rows]
-    shown = [item for item in text.ordered(result.findings) if item.status in _SHOWN]
+    shown = [item for item in report_text.ordered(result.findings) if item.status in _SHOWN]
     if shown:
         lines += ["", "| finding | measured | claimed | what to do |", "|---|---:|---:|---|"]
     for item in shown:
-        said = f"**{escaped(item.check)}** ({text.status(item).word}): {escaped(item.summary)}"
-        figures = f"{text.value(item.measured)} | {text.value(item.claimed)}"
+        said = (
+            f"**{escaped(item.check)}** ({report_text.status(item).word}): {escaped(item.summary)}"
+        )
+        figures = f"{report_text.value(item.measured)} | {report_text.value(item.claimed)}"
         lines.append(f"| {said} | {figures} | {escaped(item.remedy)} |")
     quiet = len(result.findings) - len(shown)
     if quiet:

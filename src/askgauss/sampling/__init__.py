@@ -10,16 +10,16 @@ neighbours), and its draws stay hidden.
 
 from __future__ import annotations
 
-from askgauss.sampling.base import Scheme
-from askgauss.sampling.coins import CyclicPoisson, MinSeparation, Poisson
-from askgauss.sampling.comparing import Mismatch, mismatch
-from askgauss.sampling.declared import scheme_of
-from askgauss.sampling.drawn import DrawnBatches
+from askgauss.sampling.as_scheme import scheme_of
+from askgauss.sampling.batch_record import DrawnBatches
+from askgauss.sampling.batch_testing import SchemeSums, SchemeTest
 from askgauss.sampling.epochs import BallsInBins, Shuffled
 from askgauss.sampling.fixed import EveryStep, FixedSize, TruncatedPoisson
-from askgauss.sampling.plain import from_plain
-from askgauss.sampling.replaced import ReplaceOne
-from askgauss.sampling.testing import SchemeSums, SchemeTest
+from askgauss.sampling.independent import CyclicPoisson, MinSeparation, Poisson
+from askgauss.sampling.replace_one import ReplaceOne
+from askgauss.sampling.scheme import Scheme
+from askgauss.sampling.scheme_codec import from_plain
+from askgauss.sampling.scheme_mismatch import Mismatch, mismatch
 
 __all__ = [
     "BallsInBins",

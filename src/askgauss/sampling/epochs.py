@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.sampling.base import (
+from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.sampling.scheme import (
     Integers,
     Mask,
     Scheme,
     check_draw,
     hypergeometric_limits,
 )
-from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_p_value
-from askgauss.stats.pairs import Pair, ways_epsilon
+from askgauss.stats.pair_composition import Pair, ways_epsilon
 
 __all__ = ["BallsInBins", "Shuffled"]
 

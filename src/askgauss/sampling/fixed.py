@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate, accounting
-from askgauss.sampling.base import (
+from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.sampling.independent import Poisson
+from askgauss.sampling.scheme import (
     Integers,
     Mask,
     Scheme,
@@ -20,8 +22,6 @@ from askgauss.sampling.base import (
     check_noise,
     hypergeometric_limits,
 )
-from askgauss.sampling.coins import Poisson
-from askgauss.sampling.testing import SchemeSums
 from askgauss.stats.binomial import binomial_weights
 from askgauss.stats.gaussian import gdp_epsilon
 

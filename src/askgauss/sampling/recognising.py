@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from askgauss.sampling.base import Integers, Scheme
-from askgauss.sampling.coins import CyclicPoisson
+from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.epochs import BallsInBins, Shuffled
 from askgauss.sampling.fixed import FixedSize
-from askgauss.sampling.testing import SchemeSums
+from askgauss.sampling.independent import CyclicPoisson
+from askgauss.sampling.scheme import Integers, Scheme
 from askgauss.stats.binomial import clopper_pearson_lower
 
 __all__ = ["Recogniser"]

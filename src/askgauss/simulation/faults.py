@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from askgauss.canaries import Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Verdict
-from askgauss.simulation.hidden import HIDDEN
-from askgauss.simulation.kinds import Fault, Invisible, NodeNoise, TreeFault
-from askgauss.simulation.mechanism import (
+from askgauss.simulation.dpsgd_parts import (
     Adding,
     Gradients,
     Run,
@@ -28,6 +26,8 @@ from askgauss.simulation.mechanism import (
     one_direction_each,
     poisson,
 )
+from askgauss.simulation.fault_kinds import Fault, Invisible, NodeNoise, TreeFault
+from askgauss.simulation.hidden_faults import HIDDEN
 
 __all__ = [
     "FAULTS",

@@ -13,7 +13,7 @@ in units of the clip norm throughout. Neighbours differ in one record, whose con
 or zero; nothing is sampled, so who else is in which batch stays the same.
 """
 
-from askgauss.mechanisms.noise import CheckedDraw, Draw, numpy_draw
+from askgauss.mechanisms.noise_streams import CheckedDraw, Draw, numpy_draw
 from askgauss.mechanisms.tree.estimates import (
     node_noise,
     node_sums,
@@ -21,7 +21,7 @@ from askgauss.mechanisms.tree.estimates import (
     prefix_variance,
     prefixes,
 )
-from askgauss.mechanisms.tree.privacy import (
+from askgauss.mechanisms.tree.sensitivity_of_tree import (
     check_participation,
     epsilon,
     noise_multiplier,

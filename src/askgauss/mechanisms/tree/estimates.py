@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms.noise import Draw
+from askgauss.mechanisms.noise_streams import Draw
 from askgauss.mechanisms.tree.shape import (
     ESTIMATORS,
     Estimator,
@@ -31,7 +31,7 @@ def node_noise(draw: Draw, *, steps: int) -> Iterator[tuple[int, int, Any]]:
     `TreeNoise` draws for the ``honaker`` estimator.
 
     Examples:
-        >>> from askgauss.mechanisms.noise import numpy_draw
+        >>> from askgauss.mechanisms.noise_streams import numpy_draw
         >>> draw = numpy_draw(np.random.default_rng(0), ())
         >>> [(level, index) for level, index, noise in node_noise(draw, steps=4)]
         [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1), (2, 0)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms.noise import Draw, NoiseStream
+from askgauss.mechanisms.noise_streams import Draw, NoiseStream
 from askgauss.mechanisms.tree.estimates import node_weight
 from askgauss.mechanisms.tree.shape import ESTIMATORS, Estimator, trailing_zeros, tree_length
 
@@ -35,7 +35,7 @@ class TreeNoise(NoiseStream):
 
     Examples:
         >>> import numpy as np
-        >>> from askgauss.mechanisms.noise import numpy_draw
+        >>> from askgauss.mechanisms.noise_streams import numpy_draw
         >>> noise = TreeNoise(numpy_draw(np.random.default_rng(0), 2), steps=3)
         >>> first, second = noise.next(), noise.next()
         >>> first.shape, noise.step, noise.remaining

@@ -1,0 +1,357 @@
+"""Checks of federated rounds: the weight of a client, odd updates, and a clip norm that moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from askgauss._rounding import digits
+from askgauss.checks.context import NOTICED, TOLERANCE, Context, around
+from askgauss.checks.findings import fact, judged, not_run
+from askgauss.checks.signal import planting
+from askgauss.claims import PrivacyClaim
+from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts
+from askgauss.results import Consequence, Finding, Status
+
+__all__ = ["round_checks"]
+
+_COPY = "an aggregator that can be copied: an object with __call__, or a method of one"
+# Noise of four times as many clients that is this much larger was added by the clients.
+_PER_CLIENT = 1.4
+# A clip norm that moves less than this says nothing of which one the noise is scaled by.
+_MOVED = 1e-6
+# Standard errors that an exponent may be off the one of either norm.
+_EXPLAINED = 4.0
+# Of a probe that met no noise at all, the least error to hold it against.
+_EXACT = 1e-9
+# An update that is clipped in half precision may be off by this.
+_HALF_PRECISION = 0.01
+
+
+def round_checks(
+    facts: RoundFacts, claim: PrivacyClaim | None, context: Context | None
+) -> Iterator[Finding]:
+    """Every check of federated rounds.
+
+    Args:
+        facts: What was seen of their clients.
+        claim: What the run claims.
+        context: What was released; None where its noise hangs together from round to round.
+    """
+    probes = facts.probes
+    yield _client_weight(context, facts)
+    yield _update_norms(context, probes)
+    yield _single_clients(context, probes)
+    if context is not None:
+        yield _honest_updates(context, facts)
+    yield _odd_update("nan update", "an update with one nan", probes.with_nan, probes)
+    yield _odd_update("zero update", "an update of zeros", probes.zero, probes)
+    yield _noise_placement(probes)
+    if facts.adaptive:
+        yield _direction(probes)
+        if context is not None and context.transcript.finite:
+            yield _noise_norm(context, facts)
+    if facts.unreleased:
+        yield Finding(
+            check="rounds without a release",
+            status=Status.INFO,
+            summary=f"{facts.unreleased:,} rounds released nothing, and are not audited.",
+        )
+
+
+def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
+    """Whether a client weighs more than the noise assumes."""
+    name, probes = "client weight", facts.probes
+    remedy = (
+        "The noise is scaled for clients of equal weight, and a client chooses its own: take the "
+        "plain mean, or cap the weights and scale the noise by the largest one."
+    )
+    run = (
+        f" In this run the heaviest client reported {facts.heaviest:.3g} times the mean of its "
+        "round."
+    )
+    if probes.heavy_refused:
+        return fact(
+            name,
+            False,
+            f"a client that reports a million times what others do is refused "
+            f"({probes.heavy_refused}).",
+            consequence=Consequence.BREACH,
+        )
+    if probes.heavy is not None:
+        return _probe(
+            name,
+            probes.heavy,
+            context,
+            f"of {probes.clients:,} clients, one that reports a million times what others do adds "
+            f"{_told(probes.heavy)} to the sum",
+            if_wrong=run.strip(),
+            remedy=remedy,
+            sees="a client that weighs {} times its share",
+        )
+    estimate = None
+    if context is not None and context.transcript.finite:
+        estimate = planting(context)
+    if context is None or estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
+        return not_run(name, f"clients that report different weights; or {_COPY}")
+    mean, error, _ = estimate
+    broken, implied = context.breach(signal=mean - 4.0 * error)
+    return judged(
+        name,
+        float(ndtr(-(mean - 1.0) / error)),
+        f"a canary client adds {mean:.4g} clip norms, where weights as reported would give "
+        f"{facts.reported:.4g} and equal ones 1.",
+        if_wrong=f"{implied}{run}".strip(),
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        measured=mean,
+        interval=around(mean, error),
+        claimed=1.0,
+        remedy=remedy,
+        tolerable=mean - 1.0 < TOLERANCE,
+    )
+
+
+def _told(reading: ProbeReading) -> str:
+    return f"{reading.added:.4g} clip norms, give or take {2 * reading.error:.2g},"
+
+
+def _probe(
+    name: str,
+    reading: ProbeReading,
+    context: Context | None,
+    said: str,
+    *,
+    remedy: str,
+    sees: str,
+    if_wrong: str = "",
+    clients: int = 1,
+    tolerance: float = TOLERANCE,
+) -> Finding:
+    """Whether a client of a probe adds more than the noise of the same release covers.
+
+    A sum that is scaled up together with its noise is as private as it was: what an aggregator
+    divides by, such as the clients that answered, may differ from what was declared.
+    """
+    claimed = None if context is None else context.claimed_noise
+    assumed = 0.0 if claimed is None or not claimed.size else float(claimed[0])
+    allowed = max(1.0, reading.noise / assumed) if assumed > 0.0 else 1.0
+    error = max(reading.error, _EXACT)
+    if allowed > 1.0:
+        error = math.hypot(error, allowed / math.sqrt(2.0 * max(reading.values, 1)))
+    # It stands on a grid as wide as its error: what it may be at least is held against the limit.
+    off = (reading.added - allowed) / error - 0.5
+    covered = f"The noise covers {allowed:.3g}."
+    return judged(
+        name,
+        min(1.0, clients * float(ndtr(-off))),
+        f"{said} where {allowed:.3g} is covered by the noise."
+        if allowed > 1.0 + TOLERANCE
+        else f"{said[:-1] if said.endswith(',') else said}.",
+        if_wrong=f"{covered} {if_wrong}".strip(),
+        consequence=Consequence.BREACH,
+        measured=reading.added,
+        interval=around(reading.added, reading.error),
+        claimed=1.0,
+        remedy=remedy,
+        tolerable=reading.added - allowed < tolerance,
+        sees=sees.format(f"{1.0 + max(NOTICED * error, tolerance):.3g}"),
+    )
+
+
+def _update_norms(context: Context | None, probes: ProbeFacts) -> Finding:
+    """Whether updates are clipped, near the clip norm and far above it, however they are made."""
+    name = "update norms"
+    remedy = (
+        "Clip every update by its norm over all arrays together, in float32 or more: "
+        "update * min(1, clip_norm / norm), and drop updates whose norm is not finite."
+    )
+    if probes.overflowed:
+        return fact(
+            name,
+            True,
+            f"an update of {probes.overflowed} makes the release infinite or nan: one client "
+            "decides it alone.",
+            consequence=Consequence.BREACH,
+            remedy=remedy,
+        )
+    if probes.clipped is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return _probe(
+        name,
+        probes.clipped,
+        context,
+        f"of {probes.clipped_tried:,} kinds of updates above the clip norm, one of "
+        f"{probes.clipped_size:,.4g} clip norms {probes.clipped_way} adds most: "
+        f"{_told(probes.clipped)}",
+        remedy=remedy,
+        sees="an update that adds {} clip norms",
+        tolerance=_HALF_PRECISION,
+    )
+
+
+def _single_clients(context: Context | None, probes: ProbeFacts) -> Finding:
+    """Whether any client counts more than once."""
+    name = "single clients"
+    if probes.counted is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return _probe(
+        name,
+        probes.counted,
+        context,
+        f"of {probes.clients:,} clients that send the same norm, the one that counts most adds "
+        f"{_told(probes.counted)}",
+        remedy="Add every client's update once: look for an update that is also the start of the "
+        "sum, is sent again, or is taken twice from a queue.",
+        sees="a client that counts {} times",
+        clients=max(probes.clients, 1),
+    )
+
+
+def _honest_updates(context: Context, facts: RoundFacts) -> Finding:
+    """Whether honest clients add more than the clip norm, in the rounds themselves."""
+    name, honest = "honest updates", facts.honest
+    if honest is None or not honest.error > 0.0:
+        return not_run(
+            name, "rounds with fresh noise, and honest updates that are taken off (background=True)"
+        )
+    added, error = honest.added, honest.error
+    broken, implied = False, ""
+    if added - 3.0 * error > 1.0:
+        broken, implied = context.breach(signal=added - 3.0 * error)
+    return judged(
+        name,
+        # The largest of so many groups, on a grid as wide as its error.
+        min(1.0, honest.groups * float(ndtr(0.5 - (added - 1.0) / error))),
+        f"of {honest.groups:,} groups of honest clients, {honest.group} add most along their own "
+        f"updates: {added:.3g} clip norms a client, give or take {2.0 * error:.2g}.",
+        if_wrong=implied.strip(),
+        consequence=Consequence.BREACH if broken else Consequence.INFORMS,
+        measured=added,
+        interval=around(added, error),
+        claimed=1.0,
+        remedy="Is every update clipped over all arrays together, and added once? For an "
+        "aggregator that combines clipped updates in another way, give background=False.",
+        tolerable=added - 1.0 < TOLERANCE,
+        sees=f"honest clients that add {1.0 + max(NOTICED * error, TOLERANCE):.3g} clip norms",
+    )
+
+
+def _odd_update(name: str, what: str, outcome: str, probes: ProbeFacts) -> Finding:
+    """Whether one odd update shows in the release, or stops the round."""
+    if not outcome:
+        return not_run(name, probes.unchecked or _COPY)
+    if outcome == "finite":
+        said = f"{what} left the release finite."
+    elif outcome == "nan":
+        said = (
+            f"{what} makes the whole release nan: one client decides it alone, past clipping "
+            "and noise."
+        )
+    else:
+        said = f"{what} raises {outcome}."
+    passes = outcome == "nan"
+    # Refusing a nan is right; that a client that learnt nothing ends the round is not.
+    wrong = passes or (name == "zero update" and outcome != "finite")
+    return fact(
+        name,
+        wrong,
+        said,
+        consequence=Consequence.BREACH if passes else Consequence.INFORMS,
+        remedy="Drop or zero what is not finite before clipping, and divide by "
+        "max(norm, clip_norm), which is never zero.",
+    )
+
+
+def _noise_placement(probes: ProbeFacts) -> Finding:
+    name = "noise at the server"
+    if probes.spread is None:
+        return not_run(name, probes.unchecked or f"noise, and {_COPY}")
+    grows = probes.spread - 4.0 * probes.spread_error > _PER_CLIENT
+    said = f"four times as many clients have {probes.spread:.3g} times the noise on their sum"
+    return fact(
+        name,
+        grows,
+        f"{said}: every client adds its own." if grows else f"{said}: it is added once.",
+        consequence=Consequence.INFORMS,
+        measured=probes.spread,
+        claimed=1.0,
+        remedy="Noise per client is enough only while as many clients stay as it was split over: "
+        "claim it for the fewest that may answer a round.",
+    )
+
+
+def _direction(probes: ProbeFacts) -> Finding:
+    """Whether the clip norm grows where updates are above it.
+
+    Either norm alone may tell the noise that a real round has on its count; their ratio has none.
+    """
+    name, above, below = "clip norm direction", probes.norm_if_above, probes.norm_if_below
+    if above is None or below is None:
+        return not_run(name, probes.unchecked or _COPY)
+    return fact(
+        name,
+        above < below,
+        f"with every update above the clip norm the next one is {digits(above / below):g} times "
+        "what it is with every one below it.",
+        consequence=Consequence.INFORMS,
+        measured=digits(above / below),
+        remedy="The norm bit is turned round: the norm runs away from the quantile it should "
+        "find. Count the updates that are not above the norm.",
+    )
+
+
+def _noise_norm(context: Context, facts: RoundFacts) -> Finding:
+    """Which norm the noise is scaled by: the one updates were clipped to, or the next."""
+    name = "noise norm"
+    ratios = np.log(np.asarray(facts.next_norms))
+    if not context.known or ratios.size != context.transcript.number_of_steps:
+        return not_run(name, "the noise by itself, and the clip norm after every round")
+    squares, counts = context.squares / context.schedule**2, context.others
+    if not (squares > 0.0).all():
+        return not_run(name, "noise in every round")
+    fit = _exponent(ratios, 0.5 * np.log(squares / counts), 2.0 * counts, context.claimed_noise)
+    if fit is None:
+        return not_run(name, "a clip norm that moves")
+    slope, error = fit
+    typical = float(np.exp(ratios.mean()))
+    return judged(
+        name,
+        2.0 * float(ndtr(-abs(slope) / error)),
+        f"noise follows the next clip norm with exponent {slope:.3f}, give or take "
+        f"{2.0 * error:.2g}: 0 is the norm that updates are clipped to, 1 the updated one.",
+        if_wrong=f"The updated norm is {typical:.3f} times the one before it, on average.",
+        consequence=Consequence.BREACH if typical < 1.0 - TOLERANCE else Consequence.INFORMS,
+        measured=slope,
+        interval=around(slope, error),
+        claimed=0.0,
+        remedy="Scale the noise by the norm that this round's updates were clipped to, and update "
+        "the norm afterwards.",
+    )
+
+
+def _exponent(
+    ratios: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    claimed: NDArray[np.float64] | None,
+) -> tuple[float, float] | None:
+    """The exponent with which the noise follows the next norm, and its standard error.
+
+    Against the claimed noise where that explains all of it, with either norm; else from round to
+    round, whatever the noise is.
+    """
+    if claimed is not None and (claimed > 0.0).all() and float(ratios @ ratios) > _MOVED:
+        spread = float(weights @ ratios**2)
+        slope = float((weights * ratios) @ (scales - np.log(claimed))) / spread
+        error = 1.0 / math.sqrt(spread)
+        if min(abs(slope), abs(slope - 1.0)) < _EXPLAINED * error:
+            return slope, error
+    centred = ratios - float(weights @ ratios) / float(weights.sum())
+    if float(centred @ centred) < _MOVED:
+        return None
+    spread = float(weights @ centred**2)
+    return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)

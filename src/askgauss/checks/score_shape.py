@@ -1,0 +1,395 @@
+"""Checks that need only the scores: are they what a Gaussian bound takes them for?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrik, chdtri, ndtri
+
+from askgauss.checks.findings import fact, judged, not_run
+from askgauss.checks.rounding_to_error import coarse_chance, coarse_deviations
+from askgauss.checks.tails import ratio_p_value, ratio_tail
+from askgauss.results import Assumption, Consequence, Finding
+from askgauss.scores import CanaryScores
+from askgauss.stats import duplicates, normality
+from askgauss.stats.binomial import binomial_weights
+from askgauss.stats.score_law import ScoreLaw
+from askgauss.stats.shift import sampling_variance
+
+__all__ = ["score_checks"]
+
+_FEWEST_FOR_SHAPE = 20
+_FEWEST_FOR_SPREAD = 5
+# So many equal scores that lie on no grid are no accident.
+_FEWEST_ALIKE = 3
+_BLOCKS = 20
+# Skewness or kurtosis of the exact law counts as visible from so many standard errors on.
+_VISIBLE = 0.2
+# Where it is not visible, it makes far scores at most so many times as likely.
+_SAMPLED_TAIL = 2.0
+# The shift lies outside its interval with this probability, which is added to the p-values.
+_OUTSIDE = 1e-9
+# Shifts in that interval that the law is tried at, and scores that it is compared with.
+_TRIED = 24
+_COMPARED = 128
+# The largest density of a Gaussian in units of its width, and some more.
+_DENSEST = 0.42
+_LOOK = (
+    "Look at the scores: outliers, several populations, heavy tails. Read the distribution-free "
+    "bound until this is understood."
+)
+_MORE_STEPS = "more sampled steps, or a transcript, to tell noise from sampling"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The law that sampling gives present scores, up to its shift, which lies in an interval."""
+
+    steps: int
+    rate: float
+    shifts: tuple[float, float]
+
+    def added(self, shift: float) -> float:
+        """Variance that sampling adds to present scores, relative to the noise."""
+        return sampling_variance(self.steps, self.rate) * shift**2
+
+    def visible(self, count: int) -> bool:
+        """Whether so many scores could show that they are not Gaussian, at any of the shifts."""
+        shift = self.shifts[1]
+        if shift == 0.0:
+            return False
+        if math.isinf(shift):
+            return True
+        # Skewness and kurtosis grow with the shift.
+        height = self.rate * math.sqrt(self.steps)
+        law = ScoreLaw(steps=self.steps, sampling_rate=self.rate, noise_multiplier=height / shift)
+        return (
+            max(
+                abs(law.skewness) * math.sqrt(count / 6.0),
+                abs(law.excess_kurtosis) * math.sqrt(count / 24.0),
+            )
+            >= _VISIBLE
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Residuals:
+    """What is left of the scores once what is known of their means is taken out.
+
+    Attributes:
+        all: One for each canary, in order.
+        member: True where the canary was present.
+        freedom: Degrees of freedom of the two.
+        sampling: The law of the present ones where these are still a mixture.
+        explained: Whether present residuals are the noise and nothing else.
+    """
+
+    all: NDArray[np.float64]
+    member: NDArray[np.bool_]
+    freedom: tuple[float, float]
+    sampling: _Sampling | None
+    explained: bool
+
+    @property
+    def groups(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Those of present and of absent canaries."""
+        return self.all[self.member], self.all[~self.member]
+
+    @property
+    def variances(self) -> tuple[float, float]:
+        """Their variances."""
+        present, absent = self.groups
+        return float(present @ present) / self.freedom[0], float(absent @ absent) / self.freedom[1]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sampling may show in the shape of the present scores."""
+        count = int(np.count_nonzero(self.member))
+        return self.sampling is not None and self.sampling.visible(count)
+
+
+def score_checks(
+    scores: CanaryScores, planted: NDArray[np.int64] | None = None
+) -> Iterator[Finding]:
+    """Every check that scores alone allow.
+
+    Args:
+        scores: The scores.
+        planted: In how many steps each canary was planted, where a transcript tells: the noise of
+            present scores is then seen by itself.
+    """
+    residuals = _residuals(scores, planted)
+    # A transcript's own extremes are looked at step by step.
+    alone = planted is None and scores.relative_shift is None
+    yield _duplicates(scores)
+    yield _normality("absent", residuals, alone)
+    if residuals.mixed:
+        yield _law(scores, residuals.sampling)
+    else:
+        yield _normality("present", residuals, alone)
+    yield _equal_variance(residuals)
+    yield _drift(residuals)
+
+
+def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Residuals:
+    moments, metadata = scores.moments(), scores.metadata
+    left = np.where(scores.member, scores.score - moments[0].mean, scores.score - moments[1].mean)
+    freedom = moments[0].count - 1.0, moments[1].count - 1.0
+    steps, rate = metadata.steps, metadata.sampling_rate
+    signal = planted if planted is not None else scores.relative_shift
+    sampling, explained = None, signal is not None or rate == 1.0
+    if signal is not None:
+        expected = signal[scores.member].astype(np.float64)
+        expected -= expected.mean()
+        square = float(expected @ expected)
+        if square > 0.0 and freedom[0] >= 3.0:
+            found = left[scores.member]
+            left[scores.member] = found - expected * float(expected @ found) / square
+            freedom = freedom[0] - 1.0, freedom[1]
+    elif not explained and steps is not None and rate is not None:
+        sampling = _Sampling(steps, rate, _plausible_shifts(scores, steps, rate))
+    return _Residuals(left, scores.member, freedom, sampling, explained)
+
+
+def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[float, float]:
+    """An interval of the shift, from the means and the noise of the absent scores alone.
+
+    Three things may be off, each with a third of the error: the noise, how often present canaries
+    were included, and, given both, the difference of the means, which is then Gaussian.
+    """
+    present, absent = scores.moments()
+    if absent.sum_of_squares == 0.0:
+        return 0.0, math.inf
+    error = _OUTSIDE / 3.0
+    freedom, opportunities = absent.count - 1.0, present.count * steps
+    noise = [
+        math.sqrt(absent.sum_of_squares / chdtri(freedom, tail))
+        for tail in (0.5 * error, 1.0 - 0.5 * error)
+    ]
+    reach = -float(ndtri(0.5 * error)) * math.sqrt(1.0 / present.count + 1.0 / absent.count)
+    gap = present.mean - absent.mean
+    low, high = (min(gap / scale for scale in noise), max(gap / scale for scale in noise))
+    expected = opportunities * rate
+    # Of "at most so many", so that the truth is inside with the two tails left out.
+    fewest = float(np.floor(bdtrik(0.5 * error, opportunities, rate)))
+    most = float(np.ceil(bdtrik(1.0 - 0.5 * error, opportunities, rate)))
+    least = max(low - reach, 0.0) * expected / max(most, 1.0)
+    greatest = max(high + reach, 0.0)
+    return least, greatest * expected / fewest if fewest > 0.0 else math.inf
+
+
+def _normality(group: str, residuals: _Residuals, alone: bool) -> Finding:
+    """Whether scores have the shape of Gaussian ones and, where they are alone, their extremes."""
+    name = f"normality of {group} scores"
+    values = residuals.groups[0 if group == "present" else 1]
+    if values.size < _FEWEST_FOR_SHAPE:
+        return not_run(name, f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
+    if float(np.ptp(values)) == 0.0:
+        return not_run(name, "scores that vary")
+    values = duplicates.off_the_grid(values)
+    statistic, p_value = normality.anderson_darling(values)
+    # Where nobody says how canaries were sampled, present scores may be any mixture.
+    sampled = group == "present" and not residuals.explained
+    unknown = sampled and residuals.sampling is None
+    summary = (
+        f"their Anderson-Darling distance from a Gaussian is {statistic:.2f}, and Gaussian scores "
+        f"are as far off in {_share(p_value)} of runs"
+    )
+    lone = ""
+    if alone and not unknown:
+        furthest, chance = normality.outlying(values)
+        chance = min(1.0, chance * (_SAMPLED_TAIL if sampled else 1.0))
+        # One canary's own score: told to half a deviation, and so is its chance.
+        summary += f"; the furthest is about {coarse_deviations(furthest):.1f} deviations off"
+        if chance < p_value:
+            often = _share(coarse_chance(name, chance))
+            lone = f"One of Gaussian scores is so far off in at most {often} of runs."
+        p_value = min(1.0, 2.0 * min(p_value, chance))
+    return judged(
+        name,
+        p_value + (_OUTSIDE if sampled and not unknown else 0.0),
+        f"{summary}.",
+        if_wrong=lone,
+        consequence=Consequence.LOOSENS if unknown else Consequence.INVALIDATES,
+        measured=statistic,
+        remedy="Give the scores steps= and sampling_rate= if they are known: sampling makes "
+        "present scores a mixture."
+        if unknown
+        else _LOOK,
+    )
+
+
+def _share(probability: float) -> str:
+    """A probability as a share of runs."""
+    return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1g}"
+
+
+def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
+    """Whether present scores are absent ones plus sampled contributions, of whatever size.
+
+    Their distribution function is then that of the absent scores, mixed over the binomial number of
+    contributions. Both are known up to a band (Dvoretzky, Kiefer, Wolfowitz; Massart's constant),
+    so at the true shift they are that close; the closest of many shifts is closer still, but for
+    what lies between two of those tried. Nothing is fitted, and no law of the noise is assumed.
+    """
+    assert sampling is not None
+    name, (low, high) = "normality of present scores", sampling.shifts
+    present, absent = np.sort(scores.present), np.sort(scores.absent)
+    if present.size < _FEWEST_FOR_SHAPE or math.isinf(high):
+        return not_run(name, _MORE_STEPS)
+    counts, logs = binomial_weights(sampling.steps, sampling.rate, -math.log(_OUTSIDE))
+    noise = math.sqrt(scores.moments()[1].variance)
+    jumps = noise / (sampling.steps * sampling.rate)
+    at = present[np.linspace(0, present.size - 1, min(present.size, _COMPARED)).astype(np.int64)]
+    below = np.searchsorted(present, at, side="right") / present.size
+    shifts = np.linspace(low, high, _TRIED)
+    distance = min(
+        float(np.abs(_mixed(absent, at, counts * (shift * jumps), np.exp(logs)) - below).max())
+        for shift in shifts
+    )
+    between = 0.5 * (shifts[1] - shifts[0]) * _DENSEST
+    bands = 1.0 / math.sqrt(present.size) + 1.0 / math.sqrt(absent.size)
+    beyond = max(distance - between - 2.0 * _OUTSIDE, 0.0)
+    p_value = 4.0 * math.exp(-2.0 * (beyond / bands) ** 2) + _OUTSIDE
+    return judged(
+        name,
+        p_value,
+        f"their distribution is {distance:.3f} away from that of sampled contributions and the "
+        "noise of absent ones, at the size of contribution that fits best.",
+        consequence=Consequence.INVALIDATES,
+        measured=distance,
+        claimed=0.0,
+        remedy=_LOOK,
+    )
+
+
+def _mixed(
+    absent: NDArray[np.float64],
+    at: NDArray[np.float64],
+    means: NDArray[np.float64],
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Distribution function of absent scores (sorted) moved by random amounts."""
+    below = np.searchsorted(absent, at[:, np.newaxis] - means, side="right")
+    return np.asarray(below @ weights) / absent.size
+
+
+def _equal_variance(residuals: _Residuals) -> Finding:
+    name, (present, absent) = "equal variance", residuals.variances
+    if absent == 0.0 or min(residuals.freedom) < _FEWEST_FOR_SPREAD - 1:
+        return not_run(name, f"{_FEWEST_FOR_SPREAD} canaries of each kind, and scores that vary")
+    if residuals.mixed:
+        return not_run(name, _MORE_STEPS)
+    sampling, ratio, p_value = residuals.sampling, present / absent, 0.0
+    if sampling is None:
+        p_value = ratio_p_value(ratio, *residuals.freedom)
+    else:
+        # What sampling adds is known as well as the shift is; the benefit is the run's.
+        least, most = (ratio / (1.0 + sampling.added(shift)) for shift in sampling.shifts[::-1])
+        ratio = least if least > 1.0 else min(most, 1.0)
+        p_value = ratio_p_value(ratio, *residuals.freedom) + _OUTSIDE
+    above = ratio > 1.0
+    # Sampling at an unknown rate adds variance to present scores, and no harm.
+    unknown = not residuals.explained and sampling is None
+    return judged(
+        name,
+        p_value,
+        f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
+        if_fine=", as they may by chance.",
+        consequence=Consequence.INVALIDATES if above and not unknown else Consequence.LOOSENS,
+        measured=ratio,
+        claimed=1.0,
+        remedy="Check that every present canary is planted with the same norm and sampled at the "
+        "same rate; give the scores steps= and sampling_rate= if they are known.",
+    )
+
+
+def _drift(residuals: _Residuals) -> Finding:
+    """Whether the mean residual changes along the canary index: drift, or bands."""
+    name, (present, absent) = "identical distribution", residuals.variances
+    size = residuals.all.size
+    if size < 10 * _BLOCKS:
+        return not_run(name, f"{10 * _BLOCKS} canaries, got {size}")
+    if min(present, absent) == 0.0:
+        return not_run(name, "scores that vary")
+    standard = residuals.all / np.sqrt(np.where(residuals.member, present, absent))
+    edges = np.linspace(0, size, _BLOCKS + 1).astype(np.int64)
+    sums, counts = np.add.reduceat(standard, edges[:-1]), np.diff(edges)
+    between = float((sums**2 / counts).sum())
+    within = float((standard**2).sum()) - between
+    freedom = _BLOCKS - 1, size - _BLOCKS - 1
+    ratio = (between / freedom[0]) / (within / freedom[1])
+    return judged(
+        name,
+        ratio_tail(ratio, *freedom),
+        f"the mean score varies along the canary index by {ratio:.2f} times what is expected of "
+        "chance.",
+        if_fine=", as it may.",
+        consequence=Consequence.LOOSENS,
+        measured=ratio,
+        claimed=1.0,
+        remedy="Draw canary coordinates at random over all tensors, and subtract the background.",
+    )
+
+
+class _Told(TypedDict):
+    """What a finding of repeated scores says however it was come by."""
+
+    consequence: Consequence
+    measured: float
+    claimed: float
+    remedy: str
+    undermines: Assumption
+
+
+def _duplicates(scores: CanaryScores) -> Finding:
+    """Scores that are exactly equal: one canary counted twice, or noise used twice.
+
+    Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
+    """
+    name, groups = "duplicate scores", (scores.present, scores.absent)
+    number = [np.unique(values, return_counts=True)[1] for values in groups]
+    repeated = sum(int((counts - 1).sum()) for counts in number)
+    # One value of many canaries is not a canary that was counted twice.
+    atoms = [counts[counts >= _FEWEST_ALIKE] for counts in number]
+    held = sum(int(counts.sum()) for counts in atoms)
+    often = max(int(counts.max(initial=0)) for counts in atoms)
+    lone = repeated - sum(int((counts - 1).sum()) for counts in atoms)
+    summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
+    told = _Told(
+        consequence=Consequence.INVALIDATES,
+        measured=float(repeated),
+        claimed=0.0,
+        remedy="A canary counted twice, or one noise for several coordinates, makes the bound "
+        "too high: make canaries distinct and look at how noise is drawn.",
+        undermines=Assumption.INDEPENDENT_CANARIES,
+    )
+    tolerated = 3 + len(scores) // 100
+    if lone <= tolerated and held == 0:
+        return fact(name, False, f"{summary}.", **told)
+    found = [duplicates.tie_excess(values) for values in groups]
+    excesses = [item for item in found if item is not None]
+    if not excesses:
+        return not_run(name, f"scores on a finer grid: {summary}, as those of few values do")
+    excess, p_value = min(excesses, key=lambda item: item[1])
+    if p_value == 0.0 and lone <= tolerated:
+        # Noise has no such values: these scores have none. What clamps its results has them, too.
+        told["remedy"] = "Find the canaries without noise; where results are clamped, say nothing "
+        told["remedy"] += "of Gaussian noise."
+        told["undermines"] = Assumption.GAUSSIAN_SCORES
+        said = f"{held:,} scores have a value that others have, one of them {often:,} times"
+        return fact(name, held > 0, f"{said if held else summary}.", **told)
+    if p_value == 0.0:
+        return fact(name, True, f"{summary}.", **told)
+    return judged(
+        name,
+        min(1.0, len(excesses) * p_value),
+        f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
+        tolerable=excess <= tolerated,
+        **told,
+    )

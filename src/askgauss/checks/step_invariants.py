@@ -1,0 +1,488 @@
+"""What ships, compared with what was audited: exact facts of the steps, no statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from askgauss._rounding import FEW, about, digits
+from askgauss.checks.findings import fact, not_run
+from askgauss.recording.facts import SettingFacts, StepFacts, WeightFacts
+from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.results import Consequence, Finding
+
+__all__ = [
+    "loaded_state",
+    "moved_by_the_release",
+    "recording_checks",
+    "step_checks",
+    "weight_checks",
+]
+
+# A contribution this far above the clip norm is no rounding; one further still breaks the claim.
+_ABOVE = 1.001
+_FAR_ABOVE = 1.01
+# An error of a norm, as a share of the whole gradient's, that cancellation does not explain.
+_NORM_OFF = 0.01
+# A loaded state that changes an update by more than the update itself is no detail.
+_MORE_THAN_THE_RELEASE = 1.0
+# The setting that the divisor is, and the scheduler whose value depends on what it is told.
+_DIVISOR = "expected batch size"
+_BY_METRIC = "ReduceLROnPlateau"
+# The epsilon of a sensitivity of one clip norm, and of so many; None where it is not known.
+Costs = Callable[[float], tuple[float, float] | None]
+
+
+def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
+    """Every comparison of how the weights moved with what was released."""
+    yield moved_by_the_release(facts)
+    if facts.unseen:
+        return
+    yield loaded_state(facts)
+    yield _weights_between_steps(facts)
+    if facts.optimizer:
+        yield _closure(facts)
+        yield _without_canaries(facts)
+    yield _trained(facts)
+
+
+def moved_by_the_release(facts: WeightFacts) -> Finding:
+    """Whether every followed weight moved where the released gradient says, and why not."""
+    name = "weights moved by the release"
+    if facts.unchecked:
+        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+    if facts.steps == 0:
+        return not_run(name, "a step that was followed to its end")
+    if facts.otherwise == 0:
+        said = (
+            f"in {facts.steps:,} steps, {facts.optimizer} moved all {facts.places:,} weights that "
+            "were followed where the released gradient says."
+        )
+        return fact(
+            name,
+            False,
+            said,
+            consequence=Consequence.BREACH,
+            measured=0.0,
+            claimed=0.0,
+            sees=f"another move of any of {facts.places:,} weights",
+        )
+    only_scaled = facts.scaled == facts.otherwise
+    why = "something else wrote to them"
+    if facts.closures and facts.regraded:
+        why = "a closure computed the gradient again, after the noise"
+    elif only_scaled:
+        why = f"the gradient was multiplied by {facts.factor:.4g} after it was released"
+    elif facts.regraded:
+        why = "the gradient was replaced after it was released"
+    return fact(
+        name,
+        True,
+        f"in {facts.otherwise:,} of {facts.steps:,} steps weights moved otherwise, first in step "
+        f"{facts.first:,} in {facts.tensor}, by {facts.excess:.3g} times the move of the release: "
+        f"{why}.",
+        # One factor for all may be postprocessing of the release; anything else is not known to be.
+        consequence=Consequence.INVALIDATES if only_scaled else Consequence.BREACH,
+        measured=float(facts.otherwise),
+        claimed=0.0,
+        remedy="A factor that comes from the released gradient alone is harmless: apply it before "
+        "the optimizer's own step, or through the learning rate."
+        if only_scaled
+        else "Let nothing but the private step write weights and gradients: no closure for the "
+        "wrapped optimizer, no second optimizer, no hook that changes gradients.",
+    )
+
+
+def loaded_state(facts: WeightFacts) -> Finding:
+    """Whether every optimizer state that was loaded is one that this run had released."""
+    name = "loaded optimizer state"
+    if facts.unchecked:
+        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+    if facts.steps == 0:
+        return not_run(name, "a step that was followed to its end")
+    said = "no optimizer state was loaded but what the noisy gradients or a checkpoint explain."
+    if facts.loaded:
+        said = (
+            f"before step {facts.loaded_first:,}"
+            f"{f' and {facts.loaded - 1:,} times more' if facts.loaded > 1 else ''}, "
+            "load_state_dict wrote an optimizer state that neither the noisy gradients nor a "
+            "checkpoint of this run explains; it changed the next update by up to "
+            f"{facts.loaded_excess:.3g} times the update from the noisy gradients."
+        )
+    return fact(
+        name,
+        facts.loaded > 0,
+        said,
+        consequence=Consequence.BREACH
+        if facts.loaded_excess > _MORE_THAN_THE_RELEASE
+        else Consequence.INVALIDATES,
+        measured=float(facts.loaded),
+        claimed=0.0,
+        remedy="Load only what optimizer.state_dict() returned inside this audited run, or load "
+        "before the first step. A state computed from released values alone is loaded inside "
+        f"`with {facts.declare}:`.",
+    )
+
+
+def _weights_between_steps(facts: WeightFacts) -> Finding:
+    declared = (
+        f" {facts.declared:,} changes were declared postprocessing." if facts.declared else ""
+    )
+    said = f"weights stayed as they were from each step to the next.{declared}"
+    if facts.between:
+        last = facts.between_first > facts.steps > 0
+        when = "after the last" if last else f"before step {facts.between_first:,}"
+        said = (
+            f"{facts.between:,} times weights had changed since the step before, first {when} in "
+            f"{facts.between_tensor}.{declared}"
+        )
+    return fact(
+        "weights between steps",
+        facts.between > 0,
+        said,
+        consequence=Consequence.INVALIDATES,
+        measured=float(facts.between),
+        claimed=0.0,
+        remedy="Find the code that writes weights outside optimizer.step(). If it reads released "
+        "weights and no data (clamping, rounding, decay by hand, an average of weights), put it "
+        f"inside `with {facts.declare}:`.",
+    )
+
+
+def _closure(facts: WeightFacts) -> Finding:
+    followed = not facts.unchecked and facts.steps > 0 and facts.otherwise == 0
+    said = "no closure reached the optimizer that moves the weights."
+    if facts.closures:
+        said = (
+            f"in {facts.closures:,} steps a closure reached {facts.optimizer}, which may compute "
+            "gradients again, without noise."
+        )
+    return fact(
+        "closure",
+        facts.closures > 0,
+        said,
+        consequence=Consequence.INFORMS if followed else Consequence.INVALIDATES,
+        measured=float(facts.closures),
+        claimed=0.0,
+        remedy="Call step() without a closure, or use an Opacus that keeps it (1.1 or later).",
+    )
+
+
+def _without_canaries(facts: WeightFacts) -> Finding:
+    shown = ", ".join((facts.bare_moved or facts.bare)[:3])
+    said = "canaries, or watched coordinates, lie in every tensor that trained."
+    if facts.bare_moved:
+        said = f"{len(facts.bare_moved)} tensors without canaries moved: {shown}."
+    elif facts.bare:
+        said = f"{len(facts.bare)} tensors may train, and hold no canaries: {shown}."
+    return fact(
+        "trained parameters without canaries",
+        bool(facts.bare or facts.bare_moved),
+        said,
+        consequence=Consequence.INVALIDATES if facts.bare_moved else Consequence.INFORMS,
+        measured=float(len(facts.bare_moved or facts.bare)),
+        claimed=0.0,
+        remedy="Thaw parameters before the audit is made, so that canaries lie in them too.",
+    )
+
+
+def _trained(facts: WeightFacts) -> Finding:
+    """Whether there is a tensor that the run left as it was, or that noise alone moved."""
+    name = "weights that never train"
+    if facts.steps == 0 or facts.tensors == 0:
+        return not_run(name, "a step that was followed to its end")
+    still, dead = facts.unmoved, facts.unreached
+    nothing = len(still) == facts.tensors
+    said = (
+        f"all {facts.tensors:,} tensors that were followed moved, and a record's gradient reached "
+        "each of them."
+    )
+    if nothing:
+        said = (
+            f"nothing was trained: in {facts.steps:,} steps none of the {facts.places:,} weights "
+            "that were followed moved."
+        )
+    elif still:
+        said = f"{len(still)} of {facts.tensors:,} tensors never moved: {_first(still)}."
+    elif len(dead) == facts.tensors:
+        said = "nothing was learned: noise alone moved every tensor, no record's gradient came."
+    elif dead:
+        said = (
+            f"noise alone moved {len(dead)} of {facts.tensors:,} tensors, where no record's "
+            f"gradient was seen in any step: {_first(dead)}."
+        )
+    return fact(
+        name,
+        bool(still or dead),
+        said,
+        # What ships is then not what this optimizer was audited for.
+        consequence=Consequence.INVALIDATES if nothing else Consequence.INFORMS,
+        measured=float(len(still or dead)),
+        claimed=0.0,
+        remedy="Look whether the optimizer holds the tensors that the model uses: make it after "
+        "adapters are added and weights are cast or moved, and look at the learning rate.",
+    )
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def recording_checks(facts: RunFacts) -> Iterator[Finding]:
+    """Whether the whole training was recorded, and by which settings its steps were taken."""
+    if facts.ended:
+        yield fact(
+            "recording",
+            True,
+            f"the audit stopped recording before the training ended: {facts.ended}",
+            consequence=Consequence.INVALIDATES,
+            remedy="Remove the cause, then train and audit again.",
+        )
+    if facts.frozen:
+        yield _frozen(facts.frozen)
+    for setting in facts.settings:
+        if setting.name != _DIVISOR and (setting.changes or setting.declared):
+            yield _schedule(setting)
+
+
+def _frozen(frozen: tuple[tuple[str, int, int], ...]) -> Finding:
+    shown = ", ".join(
+        f"{name} in {steps:,} steps from step {first:,} on" for name, first, steps in frozen[:3]
+    )
+    more = f" and {len(frozen) - 3} others" if len(frozen) > 3 else ""
+    return fact(
+        "frozen parameters",
+        True,
+        f"{len(frozen)} tensors were frozen during the audit ({shown}{more}): their canaries were "
+        "left out, and their noise was tested only in steps that were looked at exactly.",
+        consequence=Consequence.INFORMS,
+        measured=float(len(frozen)),
+        claimed=0.0,
+        remedy="To test these tensors too, make a new audit whenever the set of trained layers "
+        "changes.",
+    )
+
+
+def _schedule(setting: SettingFacts) -> Finding:
+    """Whether a setting that moved may have followed the data."""
+    name, changes, steps = setting.name, setting.changes, setting.steps
+    declared = (
+        f" {setting.declared:,} changes were declared to be independent of the data, or made by a "
+        "scheduler of the step number."
+        if setting.declared
+        else ""
+    )
+    said = f"the {name} changed in {changes:,} of {steps:,} steps"
+    if setting.erratic:
+        said += (
+            f", up and down, first in step {setting.first:,}, and no schedule of the step number "
+            "explains it. A value computed from the batch (norms, loss, batch size) without noise "
+            "leaks who is in it."
+        )
+    elif setting.adapted:
+        said += ", adapted by the optimizer from a noisy count."
+    elif not changes:
+        said = f"the {name} followed its schedule in all {steps:,} steps."
+    elif setting.scheduler:
+        said += f", set by {setting.scheduler}."
+    else:
+        said += "; no scheduler sets it: that it depends on the step alone is taken on trust."
+    if setting.scheduler == _BY_METRIC:
+        said += " That its metric is public, or was released with noise, is taken on trust."
+    check = f"{name} schedule"
+    return fact(
+        check,
+        setting.erratic,
+        f"{said}{declared}",
+        consequence=Consequence.INVALIDATES,
+        measured=float(changes),
+        claimed=0.0,
+        remedy=f"Keep the {name} constant, or make it a function of the step number. If it is "
+        "computed from released (noisy) values alone, set it inside audit.postprocessing(). "
+        "Otherwise release it with noise, and account for that.",
+    )
+
+
+def step_checks(
+    facts: StepFacts, settings: Sequence[SettingFacts] = (), costs: Costs | None = None
+) -> Iterator[Finding]:
+    """Every exact check of the steps that were looked at.
+
+    Args:
+        facts: What was found in them.
+        settings: How the settings of the steps moved.
+        costs: Says what epsilon a larger sensitivity costs; None where that cannot be computed.
+    """
+    if facts.share > 0.0:
+        yield _contributions(facts, costs)
+        yield _sum_of_records(facts)
+        if facts.recomputed:
+            yield _ghost_norms(facts)
+        yield _coverage(facts)
+    moving = next((item for item in settings if item.name == _DIVISOR), None)
+    yield _divisor(facts, moving)
+
+
+def _not_looked(name: str, facts: StepFacts) -> Finding:
+    return not_run(name, f"a step that can be looked at: {facts.unchecked or 'none was'}")
+
+
+def _contributions(facts: StepFacts, costs: Costs | None) -> Finding:
+    name = "record contributions"
+    if facts.records == 0:
+        return _not_looked(name, facts)
+    rounding = max(_ABOVE - 1.0, facts.coarseness)
+    beyond = facts.largest > 1.0 + rounding
+    if not beyond and not _exercised(facts):
+        return not_run(
+            name,
+            f"records whose gradients are longer than the clip norm, {FEW} of them or most of "
+            "those that were looked at: none or few were",
+        )
+    where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
+    how = "computed again" if facts.recomputed else "all that were in them"
+    # Above the norm by little is told with the digits that show it.
+    largest = digits(facts.largest, 4 if beyond or facts.coarseness else 3)
+    return fact(
+        name,
+        beyond,
+        f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
+        f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped."
+        f"{_rounding(facts, costs)}",
+        consequence=Consequence.BREACH
+        if facts.largest > max(_FAR_ABOVE, 1.0 + rounding)
+        else Consequence.INFORMS,
+        measured=largest,
+        claimed=1.0,
+        remedy="Clipping does not hold: a record may add one clip norm, whatever its gradient is.",
+        sees=f"any of {_some(facts.clipped)} long gradients let through",
+    )
+
+
+def _rounding(facts: StepFacts, costs: Costs | None) -> str:
+    """What norms in a coarse number format cost."""
+    if not facts.coarseness:
+        return ""
+    most = 1.0 + facts.coarseness
+    said = (
+        f" Per-sample gradients are {facts.precision}: their norms are rounded, so that a record "
+        f"may add up to {most:.4g} clip norms"
+    )
+    both = None if costs is None else costs(most)
+    if both is None:
+        return f"{said}."
+    return f"{said}; that raises epsilon from {both[0]:.4g} to {both[1]:.4g}."
+
+
+def _exercised(facts: StepFacts) -> bool:
+    """Whether clipping had to act so often that no single record decides what is said of it.
+
+    One long gradient among short ones is somebody's: few of them are told like none.
+    """
+    return facts.clipped >= FEW or facts.clipped >= max(2, facts.records // 2 + 1)
+
+
+def _some(count: int) -> str:
+    """Records of a fault, which are not none."""
+    return "a few" if count < FEW else about(count)
+
+
+def _sum_of_records(facts: StepFacts) -> Finding:
+    name = "sum of records"
+    if facts.off_step == 0:
+        return _not_looked(name, facts)
+    wrong = facts.off > facts.off_allowed
+    where = f" (step {facts.off_step:,}, mostly in {facts.off_tensor})" if wrong else ""
+    return fact(
+        name,
+        wrong,
+        f"the sum before the noise is up to {facts.off:.3g} clip norms from that of its clipped "
+        f"records, where rounding may give {facts.off_allowed:.2g}{where}.",
+        consequence=Consequence.INVALIDATES,
+        measured=digits(facts.off),
+        claimed=0.0,
+        remedy="Something else than clipped records is in the sum. Is every layer clipped, over "
+        "all tensors together? If so, find what writes to the sum.",
+    )
+
+
+def _ghost_norms(facts: StepFacts) -> Finding:
+    name = "ghost norms"
+    if facts.records == 0:
+        return _not_looked(name, facts)
+    wrong = abs(facts.norm_off) > max(_NORM_OFF, facts.coarseness)
+    said = f"the largest error is {abs(facts.norm_off):.2g} of a record's norm"
+    if wrong:
+        side = "small" if facts.norm_off < 0.0 else "large"
+        said = (
+            f"the norm in {facts.norm_tensor} is too {side} by {abs(facts.norm_off):.2g} of a "
+            f"record's whole norm (step {facts.norm_step:,})"
+        )
+    return fact(
+        name,
+        wrong,
+        f"norms that ghost clipping computed, against {_some(facts.records)} gradients computed "
+        f"again: {said}.",
+        consequence=Consequence.INVALIDATES if facts.norm_off < 0.0 else Consequence.INFORMS,
+        measured=digits(abs(facts.norm_off), 2),
+        claimed=0.0,
+        remedy="Ghost clipping measures this layer wrongly: use grad_sample_mode='hooks', or a "
+        "later Opacus.",
+    )
+
+
+def _coverage(facts: StepFacts) -> Finding:
+    name = "noise coverage"
+    if facts.covered == 0:
+        return not_run(name, "a step with noise that was looked at")
+    shown = ", ".join(facts.uncovered[:3])
+    said = f"every trained tensor got noise in the {facts.covered:,} steps looked at."
+    if facts.uncovered:
+        said = (
+            f"{len(facts.uncovered)} trained tensors, or parts of them, got no noise, first in "
+            f"step {facts.uncovered_step:,}: {shown}."
+        )
+    return fact(
+        name,
+        bool(facts.uncovered),
+        said,
+        consequence=Consequence.BREACH,
+        measured=float(len(facts.uncovered)),
+        claimed=0.0,
+        remedy="Add noise to every coordinate of every trained parameter.",
+    )
+
+
+def _divisor(facts: StepFacts, stated: SettingFacts | None) -> Finding:
+    name = "divisor"
+    if facts.divided == 0:
+        return not_run(name, "a step that was watched at some coordinates")
+    # One that only grows, or only shrinks, is a schedule of batch sizes.
+    moving = stated is not None and stated.turns > 0
+    wrong = facts.divisor_step > 0 or moving
+    said = f"all {facts.divided:,} steps divided by the stated number of records."
+    if stated is not None and stated.changes:
+        said = (
+            f"the stated number of records that a step divides by (expected_batch_size) changed "
+            f"in {stated.changes:,} of {stated.steps:,} steps, first in step {stated.first:,}"
+            f"{', up and down.' if moving else '; that its schedule is public is taken on trust.'}"
+        )
+    if facts.uneven:
+        said = (
+            f"in {facts.uneven:,} of {facts.divided:,} steps, first in step "
+            f"{facts.divisor_step:,}, the noisy sum was not divided by one number."
+        )
+    elif facts.divisor_step:
+        said = (
+            f"steps divided by {facts.least_divisor:.3g} to {facts.most_divisor:.3g} times the "
+            f"stated number, first in step {facts.divisor_step:,}."
+        )
+    return fact(
+        name,
+        wrong,
+        said,
+        consequence=Consequence.INVALIDATES,
+        measured=digits(facts.most_divisor / max(facts.least_divisor, 1e-300)),
+        claimed=1.0,
+        remedy="Divide by one constant, the expected batch size: the size of the batch, or of the "
+        "training set, tells who is in it.",
+    )

@@ -1,0 +1,301 @@
+"""Commands that read what a run left behind: audit, compare, diagnose, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from askgauss.cli.destinations import Html, Json, Junit, Markdown, Outputs, write_text
+from askgauss.cli.options import (
+    ClipNorm,
+    Confidence,
+    Delta,
+    Epsilon,
+    GateError,
+    Lenient,
+    Membership,
+    NoiseMultiplier,
+    SamplingRate,
+    Source,
+    Steps,
+    auditor_named,
+    complete_auditor,
+    make_claim,
+    read_input,
+    standard_input,
+)
+from askgauss.cli.program import ExitCode
+from askgauss.cli.terminal import note, one_line, printable, say, say_result
+
+if TYPE_CHECKING:
+    from askgauss.cli.run_folders import RunFolder
+    from askgauss.results import AuditResult, Finding
+
+__all__ = ["audit", "compare", "diagnose", "read_result", "report"]
+
+
+def audit(
+    source: Source,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    auditor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="Method, chosen before looking; by default the one that suits the data.",
+            autocompletion=complete_auditor,
+        ),
+    ] = None,
+    membership: Membership = None,
+    confidence: Confidence = 0.95,
+    gate_error: GateError = 0.001,
+    noise_multiplier: NoiseMultiplier = None,
+    sampling_rate: SamplingRate = None,
+    steps: Steps = None,
+    clip_norm: ClipNorm = None,
+    lenient: Lenient = False,
+    html: Html = None,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+) -> None:
+    """Audit scores, a transcript or a run against what it claims.
+
+    Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
+    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
+    """
+    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    method = auditor_named(auditor)
+    given = read_input(source, membership)
+    claim = make_claim(
+        epsilon,
+        delta,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        clip_norm=clip_norm,
+        found=given.claim,
+    )
+    from askgauss.auditing import audit as run_audit
+    from askgauss.evidence.provenance import with_provenance
+
+    result = run_audit(
+        given.data,
+        claim=claim,
+        delta=delta if claim is None else None,
+        auditor=method,
+        confidence=confidence,
+        gate_error=gate_error,
+    )
+    result = with_provenance(result, given.provenance())
+    if not outputs.on_stdout:
+        say_result(result)
+    outputs.write(result)
+    raise typer.Exit(ExitCode.of(result, lenient=lenient))
+
+
+def compare(
+    source: Source,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    auditor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="A method to show; repeat for several, leave out for all that apply.",
+            autocompletion=complete_auditor,
+        ),
+    ] = None,
+    membership: Membership = None,
+    confidence: Confidence = 0.95,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Show what several methods say about the same data; it decides nothing."""
+    Outputs(json=json, markdown=markdown)  # at most one of them on standard output
+    methods = [auditor_named(name) for name in auditor or ()]
+    given = read_input(source, membership)
+    claim = make_claim(epsilon, delta, found=given.claim)
+    from askgauss.comparison import compare as run_comparison
+
+    table = run_comparison(
+        given.data,
+        claim=claim,
+        delta=delta if claim is None else None,
+        auditors=[method for method in methods if method is not None] or None,
+        confidence=confidence,
+    )
+    if "-" not in (json, markdown):
+        say(printable(str(table)))
+    if json is not None:
+        write_text(json, table.to_json() + "\n", private=table.private)
+    if markdown is not None:
+        write_text(markdown, printable(table.to_markdown()), private=table.private)
+
+
+def diagnose(
+    source: Source,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    noise_multiplier: NoiseMultiplier = None,
+    sampling_rate: SamplingRate = None,
+    steps: Steps = None,
+    clip_norm: ClipNorm = None,
+    gate_error: GateError = 0.001,
+    json: Json = None,
+) -> None:
+    """Measure every part of the mechanism that can be measured, next to what was claimed.
+
+    Exits with 1 if the mechanism is broken, 3 if an audit would be invalid, 0 otherwise.
+    """
+    given = read_input(source)
+    details = (noise_multiplier, sampling_rate, steps, clip_norm)
+    claimed = any(value is not None for value in (epsilon, delta, given.claim, *details))
+    claim = (
+        make_claim(
+            epsilon,
+            delta,
+            noise_multiplier=noise_multiplier,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            clip_norm=clip_norm,
+            found=given.claim,
+        )
+        if claimed
+        else None
+    )
+    from askgauss.checks import diagnose as run_checks
+    from askgauss.files import codec
+    from askgauss.publish.disclosure import published, tells_of_single
+    from askgauss.report.findings_text import describe
+    from askgauss.results import PRIVATE_NOTE
+
+    private = tells_of_single(given.data)
+    findings = published(run_checks(given.data, claim=claim, gate_error=gate_error))
+    if json != "-":
+        for finding in findings:
+            if finding.status.value == "pass":
+                say(printable(str(finding)))
+        say(printable(describe(findings, data=given.data)))
+        if private:
+            say(PRIVATE_NOTE)
+    if json is not None:
+        content = {"findings": codec.to_plain(findings), "private": private}
+        text = codec.dumps("askgauss-findings", 1, content) + "\n"
+        write_text(json, text, private=private)
+    raise typer.Exit(_findings_code(findings))
+
+
+def _findings_code(findings: tuple[Finding, ...]) -> int:
+    failed = {item.consequence.value for item in findings if item.status.value == "fail"}
+    if "breach" in failed:
+        return ExitCode.VIOLATION
+    return ExitCode.UNDECIDED if "invalidates" in failed else ExitCode.CONSISTENT
+
+
+def report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RESULT|RUN", help="A result as JSON, or a folder of runs; - reads stdin."
+        ),
+    ],
+    html: Html = None,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+) -> None:
+    """Render a result that was saved: as text, or as the documents asked for.
+
+    Of a run it also writes report.html into its folder, unless another document is asked for. Of a
+    folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
+    the table.
+    """
+    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    if source != "-" and Path(source).is_dir():
+        _report_folder(Path(source), outputs)
+        return
+    result = read_result(source)
+    if not outputs.on_stdout:
+        say_result(result)
+    outputs.write(result)
+
+
+def _report_folder(place: Path, outputs: Outputs) -> None:
+    from askgauss.cli.paper_commands import sweep_table
+    from askgauss.cli.run_folders import RunFolder
+    from askgauss.exceptions import FileFormatError, InvalidArgumentError
+
+    run = RunFolder(place)
+    if run.result.is_file() or run.description.is_file():
+        _report_run(run, outputs)
+        return
+    table = sweep_table(place)
+    if table is not None:
+        say(printable(table))
+        return
+    runs = [RunFolder(path.parent) for path in sorted(place.rglob(run.result.name))]
+    if not runs:
+        raise FileFormatError(
+            f"Expected a run with a result in {str(place)!r}, found none. Audit what it holds "
+            "with: askgauss audit FILE --html report.html"
+        )
+    if outputs != Outputs():
+        raise InvalidArgumentError(
+            f"Expected one run for these documents, got {len(runs)} in {str(place)!r}. Name one of "
+            f"them, such as {str(runs[0].path)!r}."
+        )
+    for one in runs:
+        say(one_line(one.path.relative_to(place)))
+        _report_run(one, outputs)
+
+
+def _report_run(run: RunFolder, outputs: Outputs) -> None:
+    from askgauss.exceptions import FileFormatError
+
+    if not run.result.is_file():
+        raise FileFormatError(
+            f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
+            f"askgauss {run.read().command} {run.path} --resume"
+        )
+    result = read_result(str(run.result), regular=True)
+    if not outputs.on_stdout:
+        say_result(result)
+    if outputs == Outputs():
+        with run.lock():
+            Outputs(html=str(run.report)).write(result)
+        note(f"wrote {run.report}")
+    outputs.write(result)
+
+
+def read_result(source: str, *, regular: bool = False) -> AuditResult:
+    """The result behind a path, or on standard input.
+
+    Args:
+        source: The path, or a dash.
+        regular: Whether no pipe is read, since none was named.
+
+    Raises:
+        FileFormatError: It is none.
+    """
+    from askgauss.exceptions import FileFormatError
+    from askgauss.files import atomic
+    from askgauss.results import AuditResult
+
+    name = "the input stream" if source == "-" else repr(source)
+    content = atomic.read_bytes(
+        standard_input("a result") if source == "-" else source, regular=regular
+    )
+    if content.startswith(b"PK"):
+        raise FileFormatError(
+            f"Cannot read {name} as a result: it holds scores or a transcript, which have no "
+            "verdict yet. Audit them with: askgauss audit FILE --html report.html"
+        )
+    try:
+        return AuditResult.from_json(content)
+    except FileFormatError as error:
+        raise FileFormatError(
+            f"Cannot read {name} as a result: {error} Write one with askgauss audit --json."
+        ) from error

@@ -1,0 +1,1 @@
+"""Evidence for others: provenance, commitment, verification, and the evidence pack."""

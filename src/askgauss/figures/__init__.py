@@ -1,0 +1,1 @@
+"""Figures of an audit: their numbers, and how they are drawn."""

@@ -1,0 +1,153 @@
+"""How figures look: few colours, no frames, text that says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from askgauss._text import one_line
+from askgauss.exceptions import MissingExtraError, NotDefinedError
+from askgauss.figures.numbers import Missing
+from askgauss.results import AuditResult, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+__all__ = [
+    "ACCENTS",
+    "CLAIM",
+    "GRID",
+    "INK",
+    "MUTED",
+    "OTHER",
+    "PAPER",
+    "accent",
+    "axes",
+    "count_ticks",
+    "few_ticks",
+    "label",
+    "legend",
+    "numbers",
+    "plain_ticks",
+    "power_ticks",
+    "rate_ticks",
+    "tidy",
+]
+
+Figure = TypeVar("Figure")
+
+INK = "#1b1f24"
+MUTED = "#5c6570"
+GRID = "#dfe3e8"
+PAPER = "#fdfdfc"
+OTHER = "#7c8894"
+CLAIM = "#33415c"
+ACCENTS = {
+    Verdict.VIOLATION: "#b3261e",
+    Verdict.CONSISTENT: "#1b7348",
+    Verdict.INCONCLUSIVE: "#8f5a00",
+    Verdict.INVALID: "#7a3fa8",
+    None: "#2459a8",
+}
+_LONGEST = 40
+
+
+def accent(source: Any) -> str:
+    """The one colour of a verdict."""
+    return ACCENTS[source.verdict] if isinstance(source, AuditResult) else ACCENTS[None]
+
+
+def numbers(source: Any, compute: Callable[[AuditResult], Figure | Missing]) -> Figure:
+    """The numbers of a figure: given as they are, or computed from a result.
+
+    Raises:
+        NotDefinedError: The result does not have what the figure shows.
+    """
+    found = compute(source) if isinstance(source, AuditResult) else source
+    if isinstance(found, Missing):
+        raise NotDefinedError(f"There is nothing to draw: {found.reason}")
+    return found
+
+
+def axes(given: Axes | None, width: float = 5.8, height: float = 3.4) -> Axes:
+    """The axes that were given, or new ones."""
+    if given is not None:
+        return given
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingExtraError(
+            "Figures need matplotlib, which is not installed: pip install matplotlib."
+        ) from error
+    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def tidy(ax: Axes, *, x: str = "", y: str = "", grid: Literal["x", "y", "both", ""] = "y") -> Axes:
+    """No frame, a faint grid along one axis, labels."""
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color(GRID)
+    ax.tick_params(colors=MUTED, length=0, labelsize=9)
+    if grid:
+        ax.grid(axis=grid, color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.set_xlabel(x, color=MUTED, fontsize=9)
+    ax.set_ylabel(y, color=MUTED, fontsize=9)
+    return ax
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend without a frame."""
+    ax.legend(frameon=False, fontsize=9, labelcolor=MUTED, handlelength=1.4, **options)
+
+
+def label(text: str) -> str:
+    """A name on an axis: the end of it, where names of tensors differ."""
+    shown = one_line(text)
+    return shown if len(shown) <= _LONGEST else "…" + shown[1 - _LONGEST :]
+
+
+def count_ticks(ax: Axes) -> None:
+    """Numbers in full on a logarithmic axis that counts things, few enough to stand apart."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=6))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def rate_ticks(ax: Axes) -> None:
+    """Powers of ten as plain numbers on two logarithmic axes."""
+    _powers(ax.xaxis)
+    _powers(ax.yaxis)
+
+
+def few_ticks(ax: Axes) -> None:
+    """Few enough whole numbers below that large ones stand apart."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def plain_ticks(ax: Axes) -> None:
+    """Plain numbers on a logarithmic vertical axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=6))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def power_ticks(ax: Axes) -> None:
+    """Powers of ten as plain numbers on a logarithmic vertical axis."""
+    _powers(ax.yaxis)
+
+
+def _powers(axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base=10, numticks=8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,0 +1,1 @@
+"""Files: archives, the JSON codec, schemas, locks, checkpoints, and what an audit reads."""

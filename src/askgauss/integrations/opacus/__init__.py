@@ -1,0 +1,5 @@
+"""Audit an Opacus run from inside it: ``with CanaryAudit(optimizer, data_loader=loader): ...``."""
+
+from askgauss.integrations.opacus.canary_audit import CanaryAudit
+
+__all__ = ["CanaryAudit"]

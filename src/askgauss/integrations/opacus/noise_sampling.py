@@ -1,0 +1,274 @@
+"""All noise of an Opacus step, sampled by content: what is released less the clipped sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from askgauss.integrations.opacus.run_description import clipped_sum
+from askgauss.integrations.opacus.shards import local
+from askgauss.recording.facts import ReuseFacts
+from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
+
+__all__ = ["SampledNoise"]
+
+# Values that are looked at together: few enough to stay in the processor's cache.
+_TOGETHER = 1 << 18
+_CALIBRATED = 4096
+# Noise in shorter formats has equal values by chance.
+_FORMATS = (torch.float32, torch.float64)
+_SIDE = WIDTH // 2
+_OFFSETS = np.arange(-_SIDE, _SIDE + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of one tensor, and whether it is all of it."""
+
+    tensor: int
+    start: int
+    stop: int
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Ranges that follow each other in the model and are looked at together.
+
+    Attributes:
+        parts: The ranges.
+        place: Where the first of them begins in the noise of a step.
+        sizes: Values of each.
+        size: Values of all.
+        leads: Middles of the windows that lead a tensor.
+    """
+
+    parts: tuple[_Part, ...]
+    place: int
+    sizes: list[int]
+    size: int
+    leads: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where the noise of a group is put, and what is computed of it.
+
+    Attributes:
+        group: The group.
+        noise: All of it.
+        parts: The same by range.
+        sizes: The same for numpy; None where it is on another device.
+        near: Which values are kept.
+        below: Which are not too large.
+    """
+
+    group: _Group
+    noise: torch.Tensor
+    parts: list[torch.Tensor]
+    sizes: NDArray[Any] | None
+    near: NDArray[np.bool_]
+    below: NDArray[np.bool_]
+
+
+class SampledNoise:
+    """Looks at all noise that this process adds, whether any of it was used before.
+
+    Args:
+        optimizer: The private optimizer.
+        parameters: Those that are audited, in order.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self._sample = NoiseSample([item.numel() for item in parameters])
+        self._whole = _grouped(range(len(parameters)), parameters)
+        self._noise_room, self._near = torch.zeros(0), np.zeros((2, 0), np.bool_)
+        self._rooms: dict[int, _Room] = {}
+        # Copies of the sums, where noise is added to the sums themselves.
+        self._in_place = False
+        self._clean: dict[int, torch.Tensor] = {}
+
+    @property
+    def facts(self) -> ReuseFacts | None:
+        """What was found; None where no noise was looked at."""
+        facts = self._sample.facts()
+        return facts if facts.values else None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to resume from."""
+        return self._sample.arrays()
+
+    def load(self, arrays: dict[str, Any]) -> None:
+        """Resume from `arrays`."""
+        self._sample.load(arrays)
+
+    def before(self, indices: Iterable[int] | None = None) -> None:
+        """Noise is about to be added to these sums, or to all."""
+        if not self._in_place:
+            return
+        for index in range(len(self._parameters)) if indices is None else indices:
+            kept = clipped_sum(self._optimizer, self._parameters[index])
+            if kept is not None:
+                self._clean[index] = local(kept).detach().clone()
+
+    def after(self, step: int, deviation: float, indices: Sequence[int] | None = None) -> None:
+        """Noise was added.
+
+        Args:
+            step: Number of the step.
+            deviation: What is stated for the noise.
+            indices: The parameters it was added to; all, if not given.
+        """
+        if not 0.0 < deviation < float("inf"):
+            return
+        groups = self._whole
+        if indices is not None or not all(item.requires_grad for item in self._parameters):
+            given = range(len(self._parameters)) if indices is None else indices
+            # Opacus leaves what a parameter had when it was frozen: an old sum, and no noise.
+            noisy = [index for index in given if self._parameters[index].requires_grad]
+            groups = _grouped(noisy, self._parameters)
+        values, moved = 0, False
+        for group in groups:
+            room = self._noise(group)
+            if room is None:
+                continue
+            if self._sample.scale is None:
+                first = room.noise[:_CALIBRATED].double().cpu().numpy()
+                self._sample.calibrate(np.abs(first) / deviation)
+            values += group.size
+            if self._sample.scale is not None:
+                moved = True
+                self._keep(room, step, deviation)
+        self._sample.saw(values if moved else 0)
+        # A sum that is what was released had its noise added in place: copy it from now on.
+        self._in_place = self._in_place or (values > 0 and not moved)
+        self._clean = {}
+
+    def _noise(self, group: _Group) -> _Room | None:
+        pairs = []
+        for part in group.parts:
+            parameter = self._parameters[part.tensor]
+            grad, kept = parameter.grad, self._clean.get(part.tensor)
+            kept = clipped_sum(self._optimizer, parameter) if kept is None else kept
+            if grad is None or kept is None or grad.dtype not in _FORMATS:
+                return None
+            one, other = local(grad), local(kept)
+            if not part.whole or one.shape != other.shape:
+                one, other = (item.reshape(-1)[part.start : part.stop] for item in (one, other))
+            pairs.append((one, other))
+        room = self._room_for(group, pairs[0][0])
+        with torch.no_grad():
+            for (one, other), here in zip(pairs, room.parts, strict=True):
+                torch.sub(one, other, out=here if here.shape == one.shape else here.view(-1))
+        return room
+
+    def _room_for(self, group: _Group, like: torch.Tensor) -> _Room:
+        """Room that is used again in every step: new memory costs more than what is done in it."""
+        noise = self._noise_room
+        same = noise.is_cpu if like.is_cpu else noise.device == like.device
+        if not same or noise.dtype is not like.dtype or noise.numel() < group.size:
+            size = max(group.size, noise.numel())
+            noise = self._noise_room = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._near = np.empty((2, size), np.bool_)
+            self._rooms = {}
+        room = self._rooms.get(group.place)
+        if room is None or room.group is not group:
+            noise = noise[: group.size]
+            shapes = [self._shape(part) for part in group.parts]
+            room = self._rooms[group.place] = _Room(
+                group,
+                noise,
+                [
+                    item.view(shape)
+                    for item, shape in zip(noise.split_with_sizes(group.sizes), shapes, strict=True)
+                ],
+                noise.numpy() if noise.is_cpu else None,
+                self._near[0, : group.size],
+                self._near[1, : group.size],
+            )
+        return room
+
+    def _shape(self, part: _Part) -> torch.Size:
+        whole = local(self._parameters[part.tensor]).shape
+        return whole if part.whole else torch.Size([part.size])
+
+    def _keep(self, room: _Room, step: int, deviation: float) -> None:
+        group = room.group
+        if group.size < WIDTH:
+            return
+        unit = deviation * (self._sample.scale or 1.0)
+        low, high = ((CENTRE + sign * self._sample.half) * unit for sign in (-1.0, 1.0))
+        windows, middle = (
+            _on_device(room, low, high) if room.sizes is None else _on_host(room, low, high)
+        )
+        place, leads = middle + group.place, group.leads.size
+        self._sample.add(windows, step=step, place=place, leads=leads, unit=deviation)
+
+
+def _on_host(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Windows and their middles, with numpy: torch takes several times as long to find them."""
+    sizes, near = room.sizes, room.near
+    assert sizes is not None
+    np.abs(sizes, out=sizes)
+    np.greater_equal(sizes, low, out=near)
+    near &= np.less_equal(sizes, high, out=room.below)
+    near[:_SIDE] = near[-_SIDE:] = False
+    middle = np.concatenate([room.group.leads, np.flatnonzero(near)])
+    return sizes[middle[:, None] + _OFFSETS], middle
+
+
+def _on_device(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The same where the noise is: only the windows are copied."""
+    sizes = room.noise.abs_()
+    inner = sizes[_SIDE:-_SIDE]
+    found = torch.nonzero((inner >= low) & (inner <= high)).squeeze(1) + _SIDE
+    middle = torch.cat([torch.from_numpy(room.group.leads).to(found.device), found])
+    offsets = torch.from_numpy(_OFFSETS).to(found.device)
+    return sizes[middle[:, None] + offsets].cpu().numpy(), middle.cpu().numpy()
+
+
+def _grouped(indices: Iterable[int], parameters: Sequence[torch.nn.Parameter]) -> list[_Group]:
+    """Ranges of tensors, put together to about the same number of values."""
+    begin = np.cumsum([0, *(item.numel() for item in parameters)]).tolist()
+    groups: list[list[_Part]] = []
+    last: tuple[Any, ...] = ()
+    room = 0
+    for index in indices:
+        tensor = local(parameters[index])
+        for start in range(0, tensor.numel(), _TOGETHER):
+            stop = min(tensor.numel(), start + _TOGETHER)
+            part = _Part(index, start, stop, stop - start == tensor.numel())
+            if last != (begin[index] + start, tensor.device, tensor.dtype) or room < part.size:
+                groups.append([])
+                room = _TOGETHER
+            groups[-1].append(part)
+            room -= part.size
+            last = (begin[index] + part.stop, tensor.device, tensor.dtype)
+    return [_group(parts, begin) for parts in groups]
+
+
+def _group(parts: Sequence[_Part], begin: Sequence[int]) -> _Group:
+    sizes = [part.size for part in parts]
+    starts = np.cumsum([0, *sizes])
+    leads = [
+        start + _SIDE
+        for start, part in zip(starts.tolist(), parts, strict=False)
+        if part.start == 0 and part.stop >= WIDTH
+    ]
+    return _Group(
+        tuple(parts),
+        begin[parts[0].tensor] + parts[0].start,
+        sizes,
+        int(starts[-1]),
+        np.array(leads, dtype=np.int64),
+    )

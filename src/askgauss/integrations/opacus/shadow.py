@@ -1,0 +1,576 @@
+"""A small optimizer beside the real one: where a release should have moved the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.guard import Guard
+from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.integrations.opacus.shards import local
+from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
+
+__all__ = ["Shadow", "acts_elementwise"]
+
+# Classes whose step treats every coordinate by itself, as their documentation defines them.
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+# States that are remembered, and how far the last bits may put two of them apart.
+_MOST_KNOWN = 4096
+_STATE_OFF = 1e-4
+# Entries of a parameter that are compared to tell whether it moved.
+_SAMPLED = 64
+# What a foreign class may keep beside its groups and state, if it is to be copied safely.
+_PLAIN = (int, float, str, bool, type(None))
+_BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
+# What a scheduler hangs on the optimizer it steps.
+_SCHEDULED = frozenset({"step", "_opt_called", "_step_count"})
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that is over, and not compared yet: its numbers may still be on their way."""
+
+    step: int
+    before: Tensor
+    after: Tensor
+    expected: Tensor
+    read: Tensor
+    applied: Tensor
+    loaded: bool
+
+
+@dataclass(slots=True)
+class _Part:
+    """Followed places that lie next to each other and are treated alike, as one small parameter."""
+
+    group: int
+    small: nn.Parameter
+    state: dict[str, Any]
+    idle: bool = False
+
+
+class Shadow:
+    """Follows the weights at some coordinates, and says what moved them otherwise.
+
+    An optimizer that treats every coordinate by itself does to a few of them what it does to all.
+    So the few are kept as small parameters of an optimizer of the same class, with the options the
+    real one has in that step; it is fed the gradient that was observed, and must end where the real
+    weights are. Its state is its own: only the weights are taken from the run before each step.
+
+    A state that is loaded is taken over if it is the one that the releases led to, or one that this
+    run had when it was saved. Of any other nobody knows what it was made from.
+
+    Numbers are compared when the next step begins, so that nothing waits for a device.
+
+    Args:
+        optimizer: The torch optimizer that moves the weights.
+        parameters: Those that are audited, in order.
+        places: Where to look.
+        names: Their names.
+        guard: Keeps what goes wrong here from stopping the training.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        places: CanaryCoordinates,
+        names: Sequence[str],
+        guard: Guard | None = None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = list(parameters)
+        self._places = places
+        looked = places.places
+        tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
+        spacing = {
+            index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
+            for index, _ in looked
+        }
+        self._witness = WeightWitness(
+            optimizer=type(optimizer).__name__,
+            unchecked=acts_elementwise(optimizer),
+            precision=np.array([spacing[index] for index in tensor.tolist()]),
+            tensor=tensor,
+            names=names,
+        )
+        audited = {id(item) for item in self._parameters}
+        self._bare = {
+            f"{tuple(item.shape)} of group {number}": (item, _sample(item))
+            for number, group in enumerate(optimizer.param_groups)
+            for item in group["params"]
+            if id(item) not in audited
+        }
+        self.guard = Guard(active=False) if guard is None else guard
+        self._idle: tuple[bool, ...] = ()
+        self._parts: list[_Part] = []
+        self._twin: torch.optim.Optimizer | None = None
+        self._after: Tensor | None = None
+        self._before: Tensor | None = None
+        self._read: Tensor | None = None
+        # Which of the followed weights ever moved, and which ever had a gradient of a record.
+        self._moved: Tensor | None = None
+        self._reached: Tensor | None = None
+        self._pending: _Pending | None = None
+        # Whether the optimizer's state must be a known one as its next step begins; and the digests
+        # of those it had whenever it was saved, the oldest first.
+        self._doubted = self._loaded = False
+        self._known: dict[str, None] = {}
+        self._steps: Callable[[], int] = int
+
+    @property
+    def facts(self) -> WeightFacts:
+        """What was seen so far."""
+        self._judge()
+        trained = {name: kept for name, kept in self._bare.items() if kept[0].requires_grad}
+        moved = tuple(
+            name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
+        )
+        self._witness.bare(tuple(trained), moved)
+        if self._moved is not None and self._reached is not None:
+            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
+        return self._witness.facts
+
+    @property
+    def moves(self) -> WeightFacts:
+        """What was seen of the followed weights so far."""
+        self._judge()
+        return self._witness.facts
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every step so far moved as expected; cheap enough for every step."""
+        self._judge()
+        return self._witness.all_alike
+
+    def load(self, facts: WeightFacts | None, state: str) -> None:
+        """Go on from the facts of a checkpoint, and from the optimizer's `state` in it."""
+        self._forget()
+        self._after = None
+        if facts is not None:
+            self._witness.load(facts)
+        if state:
+            self._know(state)
+            self._doubted = True
+
+    @property
+    def state(self) -> str:
+        """A digest of the optimizer's state at the followed places; empty where it is not read.
+
+        Ranks that share parameters out could only read it together, and do not.
+        """
+        found = self._kept()
+        return "" if found is None else _digest(found)
+
+    def _kept(self) -> dict[str, Tensor] | None:
+        """What the optimizer keeps at the followed places; None where it is not read."""
+        if self._witness.unchecked or self._places.collective:
+            return None
+        return _state(_joined(self._optimizer, self._parameters, self._places))
+
+    def attach(
+        self, attachment: Attachment, steps: Callable[[], int], *, elsewhere: bool = False
+    ) -> None:
+        """Begin to follow.
+
+        Args:
+            attachment: Where to register what ends it.
+            steps: Says how many steps were released.
+            elsewhere: Whether steps were taken since it was last attached, and moved the weights.
+                Without any, they must be as they were then.
+        """
+        self._steps = steps
+        self._forget()
+        if elsewhere:
+            self._after = None
+        # What was loaded since then is looked at; what was trained elsewhere is not known here.
+        self._doubted = self._doubted or (self._witness.begun and not elsewhere)
+        optimizer = self._optimizer
+        attachment.undo(self._leave)
+        attachment.hook(optimizer.register_step_post_hook, self._guarded)
+        attachment.hook(optimizer.register_state_dict_post_hook, lambda *_: self._saved())
+        attachment.hook(
+            optimizer.register_load_state_dict_post_hook,
+            lambda *_: setattr(self, "_doubted", True),
+        )
+
+    def finish(self) -> None:
+        """At the end of a run, weights must be as its last step left them.
+
+        Ranks that share parameters out could only look together, and do not.
+        """
+        self._judge()
+        if self._after is not None and not self._places.collective:
+            now = self._places.read(self._parameters)
+            self._witness.between(_host(self._after), _host(now), self._steps() + 1)
+
+    def _forget(self) -> None:
+        """Take the optimizer's state anew from the run when its next step begins.
+
+        Where the last step left the weights stays known: to load a state writes none.
+        """
+        self._twin = self._before = self._read = None
+        self._loaded = False
+
+    def _saved(self) -> None:
+        """The optimizer's state is being saved: it may come back, if it is the releases' own."""
+        found = None if self._doubted else self._kept()
+        if found is not None and (self._twin is None or _near(_state(self._parts), found)):
+            self._know(_digest(found))
+
+    def _leave(self) -> None:
+        self._saved()
+        self._forget()
+
+    def _know(self, state: str) -> None:
+        self._known[state] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _look_at_state(self) -> None:
+        """A state was loaded: take it over where it is known, and say so where it is not."""
+        self._doubted, found = False, self._kept()
+        explained = not found or not self._witness.begun or _digest(found) in self._known
+        own = self._twin is not None and found and _near(_state(self._parts), found)
+        if explained or own:
+            self._twin = None
+            return
+        # The twin goes on with what was released for one step more, to tell how far the other goes.
+        self._witness.loaded(self._steps() + 1)
+        self._loaded = self._twin is not None
+
+    @contextlib.contextmanager
+    def declared(self) -> Iterator[None]:
+        """Changes to weights and state in here are postprocessing, by the user's word."""
+        self._judge()
+        yield
+        self._after = self._twin = None
+        self._doubted = False
+        self._witness.declare()
+
+    def begin(
+        self, arguments: Any, options: Any, released: Tensor | None, clean: Tensor | None
+    ) -> None:
+        """As the real optimizer begins its step: what it is about to apply, and from where.
+
+        Args:
+            arguments: Those of the step.
+            options: Those of the step, by name.
+            released: The gradient, read at the places that are followed; None of a step without
+                noise, which is not followed.
+            clean: The clipped sum of the records there, before canaries and noise.
+        """
+        self._judge()
+        if any(callable(item) for item in (*arguments[1:], *options.values())):
+            self._witness.closure()
+        self._before = self._places.read(self._parameters)
+        if self._after is not None and not self._equal(self._after, self._before):
+            self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
+        if clean is not None:
+            self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
+        if self._witness.unchecked:
+            return
+        self._read = released
+        if released is None:
+            self._twin, self._doubted = None, False
+            return
+        idle = tuple(item.grad is None for item in self._parameters)
+        if idle != self._idle:
+            # Optimizers leave alone what has no gradient, such as a layer that was frozen.
+            self._doubted, self._idle = self._doubted or self._twin is not None, idle
+        if self._doubted:
+            self._look_at_state()
+        if self._twin is None:
+            self._make_twin()
+
+    def _make_twin(self) -> None:
+        self._parts = _joined(self._optimizer, self._parameters, self._places)
+        self._twin = _copied(self._optimizer)
+        # Also an empty one, which the twin then fills.
+        self._twin.state.update({part.small: part.state for part in self._parts})
+
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two readings are the same, where that can be told without waiting for a device.
+
+        Where ranks read together, all of them take the second look.
+        """
+        on_host = one.device.type == "cpu" and not self._places.collective
+        return on_host and torch.equal(one, other)
+
+    def _guarded(self, *_: Any) -> None:
+        """As the real optimizer ends its step."""
+        if not self.guard.reason:
+            with self.guard:
+                self._follow()
+
+    def _follow(self) -> None:
+        before, read, self._read = self._before, self._read, None
+        loaded, self._loaded = self._loaded, False
+        self._after = self._places.read(self._parameters)
+        if before is not None:
+            changed = before != self._after
+            self._moved = changed if self._moved is None else self._moved | changed
+        if self._twin is None or read is None or before is None:
+            return
+        with torch.no_grad():
+            self._step_twin(before, read)
+        expected = torch.cat([part.small.detach().to(read) for part in self._parts])
+        if not loaded and self._equal(expected, self._after):
+            self._witness.moved_alike()
+            return
+        self._pending = _Pending(
+            step=self._steps(),
+            before=before,
+            after=self._after,
+            expected=expected,
+            read=read,
+            applied=self._applied(),
+            loaded=loaded,
+        )
+        if loaded:
+            self._twin = None
+
+    def _applied(self) -> Tensor:
+        """The gradient as it stands after the step."""
+        return self._places.read(
+            [
+                torch.zeros_like(item) if item.grad is None else item.grad
+                for item in self._parameters
+            ]
+        )
+
+    def _step_twin(self, before: Tensor, read: Tensor) -> None:
+        assert self._twin is not None
+        sizes = [part.small.numel() for part in self._parts]
+        starts, gradients = before.split_with_sizes(sizes), read.split_with_sizes(sizes)
+        # The options of this step: schedules write them into the groups.
+        self._twin.param_groups = [
+            {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            | {"params": []}
+            for group in self._optimizer.param_groups
+        ]
+        for start, gradient, part in zip(starts, gradients, self._parts, strict=True):
+            small = part.small
+            small.data = start.to(small.device, small.dtype, copy=True)
+            small.grad = None if part.idle else gradient.to(small.device, small.dtype)
+            self._twin.param_groups[part.group]["params"].append(small)
+        _plain_step(self._twin)
+
+    def _judge(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        move = WeightMove(
+            before=_host(pending.before),
+            after=_host(pending.after),
+            expected=_host(pending.expected),
+            read=_host(pending.read),
+            applied=_host(pending.applied),
+        )
+        if pending.loaded:
+            self._witness.loaded_move(move)
+        elif not self._witness.move(move, pending.step):
+            # Its state may be another one now: go on from the real one's.
+            self._twin = None
+
+
+def acts_elementwise(optimizer: torch.optim.Optimizer) -> str:
+    """Why an optimizer's moves cannot be followed at single coordinates; empty where they can.
+
+    Classes that are not known are tried: what they do to a matrix must be what they do to some of
+    its entries alone.
+    """
+    if type(optimizer) in _ELEMENTWISE:
+        return ""
+    name = type(optimizer).__name__
+    if type(optimizer).__module__.partition(".")[0] == "torch":
+        return f"{name} does not treat every coordinate by itself"
+    others = {key: value for key, value in vars(optimizer).items() if key not in _BASE | _SCHEDULED}
+    if not all(isinstance(value, _PLAIN) for value in others.values()):
+        return f"{name} is not known here, and keeps more than groups and state"
+    try:
+        with torch.random.fork_rng():
+            alike = all(_same_apart(optimizer, scale) for scale in (1e-3, 1.0, 1e3))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+        alike = False
+    return "" if alike else f"{name} is not known here, and does not treat coordinates apart"
+
+
+def _same_apart(optimizer: torch.optim.Optimizer, scale: float) -> bool:
+    """Whether a matrix and some of its entries, as a vector, move alike through a few steps."""
+    chance = torch.Generator().manual_seed(0)
+    start = torch.randn(7, 5, generator=chance)
+    chosen = torch.tensor([1, 8, 17, 30])
+    whole, few = nn.Parameter(start.clone()), nn.Parameter(start.take(chosen))
+    twins = [_copied(optimizer) for _ in range(2)]
+    options = optimizer.param_groups[0]
+    for twin, item in zip(twins, (whole, few), strict=True):
+        twin.param_groups = [{**options, "params": [item]}]
+    for _ in range(4):
+        gradient = scale * torch.randn(7, 5, generator=chance)
+        whole.grad, few.grad = gradient, gradient.take(chosen)
+        for twin in twins:
+            _plain_step(twin)
+        moved = (few.detach() - start.take(chosen)).abs()
+        off = (whole.detach().take(chosen) - few.detach()).abs()
+        if not bool((off <= 1e-5 * (moved + few.detach().abs())).all()):
+            return False
+    return True
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of the same class and settings, without parameters, state or hooks."""
+    bare = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    twin = object.__new__(type(optimizer))
+    own = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _BASE | _SCHEDULED and isinstance(value, _PLAIN)
+    }
+    twin.__dict__ = {**vars(bare), **own, "defaults": dict(optimizer.defaults)}
+    twin.param_groups = []
+    twin.state.clear()
+    return twin
+
+
+def _plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """The step of the class by itself: without hooks that others hang on every optimizer."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(optimizer)
+
+
+def _joined(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    places: CanaryCoordinates,
+) -> list[_Part]:
+    """Weights and state at the places that are followed, in as few tensors as treat them alike.
+
+    Classes that are not known here keep one for each of theirs.
+    """
+    known = type(optimizer) in _ELEMENTWISE
+    group_of = {
+        id(item): number
+        for number, group in enumerate(optimizer.param_groups)
+        for item in group["params"]
+    }
+    joined: list[tuple[_Part, Any]] = []
+    for number, (index, _) in enumerate(places.places):
+        real = parameters[places.parameter(index)]
+        kept = optimizer.state.get(real) or {}
+        own = {name for name, value in kept.items() if _by_entry(value, real)}
+        taken = {name: _taken(value, real, places, number) for name, value in kept.items()}
+        weights = places.taken(number, real)
+        part = _Part(
+            group=group_of[id(real)],
+            small=nn.Parameter(weights),
+            state=taken,
+            idle=real.grad is None,
+        )
+        if joined and known:
+            last, entries = joined[-1]
+            if entries == own and _alike(last, part, own):
+                state = {n: torch.cat([last.state[n], taken[n]]) for n in own}
+                last.small = nn.Parameter(torch.cat([last.small.detach(), weights]))
+                last.state = last.state | state
+                continue
+        joined.append((part, own))
+    return [part for part, _ in joined]
+
+
+def _alike(one: _Part, other: _Part, by_entry: set[str]) -> bool:
+    """Whether an optimizer does the same to two parts, apart from what it keeps by entry."""
+    if (one.group, one.idle) != (other.group, other.idle):
+        return False
+    if one.state.keys() != other.state.keys():
+        return False
+    if (one.small.device, one.small.dtype) != (other.small.device, other.small.dtype):
+        return False
+    return all(_same(one.state[n], other.state[n]) for n in one.state if n not in by_entry)
+
+
+def _state(parts: Sequence[_Part]) -> dict[str, Tensor]:
+    """What an optimizer keeps, one number a followed place; empty where it keeps nothing."""
+    names = sorted({name for part in parts for name in part.state})
+    return {name: torch.cat([_column(part, name) for part in parts]) for name in names}
+
+
+def _column(part: _Part, name: str) -> Tensor:
+    value, size = part.state.get(name), part.small.numel()
+    if not isinstance(value, (Tensor, int, float)):
+        return torch.full((size,), torch.nan, dtype=torch.float64)
+    column = torch.as_tensor(value).detach().cpu().double().reshape(-1)
+    return column if column.numel() == size else column[:1].expand(size)
+
+
+def _near(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two states are the same but for the last bits."""
+    return one.keys() == other.keys() and all(
+        torch.allclose(
+            one[name],
+            other[name],
+            rtol=_STATE_OFF,
+            atol=_STATE_OFF * float(other[name].abs().nan_to_num().mean()),
+            equal_nan=True,
+        )
+        for name in one
+    )
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, column in state.items():
+        found.update(name.encode())
+        found.update(column.contiguous().numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and one.shape == other.shape and bool(torch.equal(one, other))
+    return isinstance(one, _PLAIN) and type(one) is type(other) and one == other
+
+
+def _by_entry(value: Any, real: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == real.shape and value.dim() > 0
+
+
+def _taken(value: Any, real: Tensor, places: CanaryCoordinates, number: int) -> Any:
+    """What the state says about some entries of a parameter."""
+    if isinstance(value, Tensor):
+        if value.shape == real.shape:
+            return places.taken(number, value)
+        return value.detach().clone()
+    return value
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    flat = local(parameter).detach().reshape(-1)
+    return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
+
+
+def _host(values: Tensor) -> Any:
+    return values.cpu().double().numpy()

@@ -1,0 +1,1 @@
+"""Releases of correlated noise turned back into steps with independent noise."""

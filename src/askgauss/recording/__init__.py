@@ -1,0 +1,1 @@
+"""Recorders, and what they leave: facts and transcripts."""

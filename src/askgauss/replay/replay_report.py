@@ -1,0 +1,343 @@
+"""What a replay answers: what differed between neighbouring data, and what that means."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_type_hints
+
+from askgauss._text import one_line
+from askgauss._version import __version__
+from askgauss.exceptions import FileFormatError
+from askgauss.files import atomic, codec
+from askgauss.replay.neighbouring_data import LEFT_OUT, REPLACED
+from askgauss.results import Consequence, Finding, Status, Verdict
+
+__all__ = ["ADJACENCIES", "Adjacency", "Difference", "ReplayReport", "after", "decide"]
+
+Adjacency = Literal["add-remove", "replace-one", "zero-out"]
+ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
+
+_KIND = "askgauss-replay"
+_SCHEMA = 1
+_WIDTH = 110
+_MOST = 10**12
+_SHOWN_STEPS = 8
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that differed between neighbouring data, and may not.
+
+    Attributes:
+        name: What it is called.
+        kind: ``"public"`` (a value that goes public as it is), ``"release"`` (a noisy sum moved by
+            more than one record may), ``"noise"``, ``"seed"``, ``"state"`` (weights and buffers),
+            ``"control flow"`` or ``"exception"``.
+        step: The first step it differed in; 0 is before the first.
+        steps: All of them.
+        size: The largest distance: in clip norms for a release, else in the thing's own units;
+            None where there is no number for it.
+        values: With the record and without it (or with another), the first time.
+        worlds: Where it was seen: the record ``"left out"`` or ``"replaced"``.
+        leak_under: The adjacencies that this is a leak under.
+        follows: A difference before it that this one may follow from.
+    """
+
+    name: str
+    kind: str
+    step: int
+    steps: tuple[int, ...]
+    size: float | None
+    values: tuple[str, str]
+    worlds: tuple[str, ...]
+    leak_under: tuple[Adjacency, ...]
+    follows: str = ""
+
+    def again(self, step: int, size: float | None) -> Difference:
+        """The same, seen in another step too."""
+        steps = self.steps if step in self.steps else (*self.steps, step)
+        return replace(self, steps=steps, size=size)
+
+    def also(self, other: Difference) -> Difference:
+        """The same, seen in another world too."""
+        sizes = [item.size for item in (self, other) if item.size is not None]
+        return replace(
+            self,
+            step=min(self.step, other.step),
+            steps=tuple(sorted({*self.steps, *other.steps})),
+            size=max(sizes, default=None),
+            worlds=(*self.worlds, *other.worlds),
+        )
+
+    def leaking(self, under: tuple[Adjacency, ...]) -> Difference:
+        """The same, as a leak under these adjacencies."""
+        return replace(self, leak_under=under)
+
+    def __str__(self) -> str:
+        size = f", by up to {self.size:.4g}" if self.size is not None else ""
+        if self.kind == "release":
+            size = f", by up to {self.size:.4g} clip norms" if self.size is not None else ""
+        clean = [item for item in ADJACENCIES if item not in self.leak_under]
+        under = f"leak under {', '.join(self.leak_under)}"
+        if clean:
+            under += f", not under {' and '.join(clean)}"
+            if self.worlds == ("left out",) and self.kind != "release":
+                under += ": it follows how many records there are"
+        follows = f" (may follow from {self.follows})" if self.follows else ""
+        return one_line(
+            f"{self.name} [{self.kind}, {_steps(self.steps)}{size}]: {self.values[0]} against "
+            f"{self.values[1]}; {under}{follows}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """The answer of one replay.
+
+    Attributes:
+        verdict: VIOLATION where something differed that is a leak under the adjacency claimed,
+            CONSISTENT where nothing did and everything recorded could be compared, INCONCLUSIVE
+            otherwise.
+        reason: Why, in one sentence.
+        adjacency: The one the verdict is about.
+        record: The record in question.
+        records: How many there are.
+        worlds: The neighbours that were tried.
+        source: The record that stood in for it where it was replaced, if one of the data did.
+        steps: Steps taken on the data as given.
+        asked: Steps asked for.
+        present: Steps whose batches had the record; empty where batches are not known.
+        differences: What differed and may not, in the order it was met.
+        moved: The most a release moved in the steps of the record when it was left out, in clip
+            norms; None where nothing was released there.
+        elsewhere: The same in all other steps.
+        compared: How often each thing was compared, by name.
+        not_checked: What this replay could not look at, and why.
+        seed: Where the coins came from.
+        version: The askgauss that made it.
+    """
+
+    verdict: Verdict
+    reason: str
+    adjacency: Adjacency
+    record: int
+    records: int
+    worlds: tuple[str, ...]
+    source: int | None
+    steps: int
+    asked: int
+    present: tuple[int, ...]
+    differences: tuple[Difference, ...]
+    moved: float | None
+    elsewhere: float | None
+    compared: dict[str, int]
+    not_checked: tuple[str, ...]
+    seed: int
+    version: str
+
+    @property
+    def leaks(self) -> tuple[Difference, ...]:
+        """The differences that are leaks under the adjacency of the verdict."""
+        return tuple(item for item in self.differences if self.adjacency in item.leak_under)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The same as findings of an audit: a leak is a breach."""
+        found = [
+            Finding(
+                check=f"replay: {item.name}",
+                status=Status.FAIL if self.adjacency in item.leak_under else Status.INFO,
+                summary=str(item),
+                consequence=Consequence.BREACH
+                if self.adjacency in item.leak_under
+                else Consequence.INFORMS,
+                measured=item.size,
+                # What may differ under this adjacency needs no mending.
+                remedy=_REMEDIES.get(item.kind, "") if self.adjacency in item.leak_under else "",
+            )
+            for item in self.differences
+        ]
+        if not self.leaks:
+            passed = self.verdict is not Verdict.INCONCLUSIVE
+            status = Status.PASS if passed else Status.NOT_RUN
+            found.append(Finding(check="replay", status=status, summary=self.reason))
+        return tuple(found)
+
+    @property
+    def scope(self) -> str:
+        """What was tested, and what was not."""
+        return (
+            "one record, these steps and these coins; what the training did not record was not "
+            "compared, and whether there is enough noise is for an audit to say."
+        )
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """JSON text; also written to ``path``, whole or not at all, if one is given.
+
+        What differs between neighbouring data tells of the record: only the file's owner may read
+        it.
+        """
+        text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(self))
+        if path is not None:
+            atomic.write_text(path, text, private=True)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ReplayReport:
+        """Read what `to_json` wrote.
+
+        Raises:
+            FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
+        """
+        content = codec.loads(text, _KIND, _SCHEMA, protected=1)
+        missing = {item.name for item in fields(cls)} - content.keys()
+        if missing:
+            raise FileFormatError(f"Expected the fields {sorted(missing)} in the report.")
+        hints = get_type_hints(cls)
+        read: dict[str, Any] = {
+            item.name: codec.from_plain(hints[item.name], content[item.name], item.name)
+            for item in fields(cls)
+        }
+        if unknown := {*read["worlds"]} - {LEFT_OUT, REPLACED}:
+            raise FileFormatError(
+                f"Expected worlds of the record left out or replaced, got {min(unknown)[:80]!r}."
+            )
+        report = cls(**read)
+        _check(report)
+        return report
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What was replayed, as pairs of a name and a sentence."""
+        other = "another record" if self.source is None else f"a copy of record {self.source}"
+        pairs = {LEFT_OUT: "left out", REPLACED: f"replaced by {other}"}
+        neighbours = ", then ".join(pairs[item] for item in self.worlds)
+        rows = [("pair", f"record {self.record} of {self.records:,} {neighbours}")]
+        present = (
+            f"the record was in the batches of {_steps(self.present)}"
+            if self.present
+            else "which of them had the record is not known"
+        )
+        rows.append(("steps", f"{self.steps} of {self.asked} asked; {present}"))
+        if self.moved is not None:
+            others = (
+                f", and by {self.elsewhere:.3g} in others" if self.elsewhere is not None else ""
+            )
+            rows.append(
+                ("releases", f"moved by at most {self.moved:.3f} clip norms in its steps{others}")
+            )
+        names = [f"{name} ({count})" for name, count in self.compared.items()]
+        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+        rows.append(("compared", ", ".join(names[:_SHOWN_NAMES]) + more))
+        rows += [("not checked", item) for item in self.not_checked]
+        rows.append(("tested", self.scope))
+        return rows
+
+    def __str__(self) -> str:
+        lines = [one_line(f"{self.verdict.value}: {self.reason}")]
+        for item in self.differences:
+            mark = "leak" if self.adjacency in item.leak_under else "differs"
+            lines += _wrapped(f"  [{mark}] ", str(item))
+        for name, text in self.rows():
+            lines += _wrapped(f"  {name:<11} ", one_line(text))
+        return "\n".join(lines)
+
+
+def decide(
+    adjacency: Adjacency,
+    record: int,
+    differences: tuple[Difference, ...],
+    unsure: Sequence[str],
+) -> tuple[Verdict, str]:
+    """The verdict and why, from what differed and from what could not be compared."""
+    leaks = [item for item in differences if adjacency in item.leak_under]
+    if leaks:
+        most = leaks[0]
+        more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
+        return Verdict.VIOLATION, (
+            f"{most.name} depends on record {record} outside the noisy sum "
+            f"({most.values[0]} against {most.values[1]}), a leak under {adjacency}{more}."
+        )
+    if unsure:
+        return Verdict.INCONCLUSIVE, f"nothing is known to leak, but {unsure[0]}."
+    others = f"; {len(differences)} that other adjacencies forbid" if differences else ""
+    return Verdict.CONSISTENT, (
+        f"with the same coins nothing but the noisy sum depends on record {record} under "
+        f"{adjacency}, and that by no more than it may{others}."
+    )
+
+
+def _check(report: ReplayReport) -> None:
+    """Refuse a report of no replay, or one whose verdict is not what it saw."""
+    ranges: dict[str, tuple[int | None, int, int]] = {
+        "records": (report.records, 1, _MOST),
+        "record": (report.record, 0, report.records - 1),
+        "source": (report.source, 0, report.records - 1),
+        "asked": (report.asked, 1, _MOST),
+        "steps": (report.steps, 0, report.asked),
+        "compared": (min(report.compared.values(), default=0), 0, _MOST),
+    }
+    taken = {step for item in report.differences for step in (item.step, *item.steps)}
+    for name, steps in (("present", set(report.present)), ("differences", taken)):
+        if steps:
+            # A neighbour may go on for longer than the data as given.
+            ranges[f"the first step of {name}"] = (min(steps), 0, _MOST)
+    for name, (value, low, high) in ranges.items():
+        if value is not None and not low <= value <= high:
+            raise FileFormatError(
+                f"Expected {name} in [{low}, {high}], got {value}: it is no report of a replay."
+            )
+    for name in ("moved", "elsewhere"):
+        moved = getattr(report, name)
+        if moved is not None and not moved >= 0.0:
+            raise FileFormatError(f"Expected {name} >= 0, got {moved}: it is no replay.")
+    # What lies after the last step is no doubt about those before it.
+    unsure = [item for item in report.not_checked if item != after(report.steps)]
+    verdict, reason = decide(report.adjacency, report.record, report.differences, unsure)
+    # Of another version the words may differ, but not the verdict.
+    reasons = {reason} | {
+        decide(report.adjacency, report.record, report.differences, [item])[1] for item in unsure
+    }
+    same = report.reason in reasons or report.version != __version__
+    if report.verdict is not verdict or not same:
+        raise FileFormatError(
+            f"Its verdict is {report.verdict.value} ({one_line(report.reason, 80)}) where what it "
+            f"saw gives {verdict.value} ({one_line(reason, 80)}): it was damaged or edited. "
+            "Replay the training again."
+        )
+
+
+def after(steps: int) -> str:
+    """What a replay that was cut off did not look at."""
+    return f"what comes after step {steps}"
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=head, subsequent_indent=" " * max(len(head), 4)
+    )
+
+
+def _steps(steps: tuple[int, ...]) -> str:
+    """Steps in words; the time before the first is no step."""
+    if steps == (0,):
+        return "before the first step"
+    some = [str(item) if item else "set-up" for item in steps[:_SHOWN_STEPS]]
+    more = f" and {len(steps) - _SHOWN_STEPS} more" if len(steps) > _SHOWN_STEPS else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(some)}{more}"
+
+
+_REMEDIES = {
+    "public": "Compute it from public constants, or add noise to it and account for that.",
+    "release": "Clip every record's contribution before the sum, and take its steps from the "
+    "sampler alone.",
+    "noise": "Draw the noise from a generator and by a scale that know nothing of the data.",
+    "seed": "Seed the generator from the system's entropy, never from the data.",
+    "state": "Change weights and buffers only by what was released with noise; take layers whose "
+    "running statistics mix records out.",
+    "control flow": "Decide from public constants or from what was released with noise.",
+    "exception": "Check records before the training by rules that look at one record at a time.",
+}

@@ -1,0 +1,377 @@
+"""Schemes in which every record tosses a coin of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import rel_entr
+
+from askgauss import _validate, accounting
+from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.sampling.scheme import Integers, Mask, Scheme, check_draw
+from askgauss.stats.binomial import binomial_p_value
+from askgauss.stats.pair_composition import Pair
+
+__all__ = ["CyclicPoisson", "MinSeparation", "Poisson"]
+
+
+# Numbers gone through for the law of a separation, and what a step costs beside them.
+_MOST_WORK = 5 * 10**9
+_PER_STEP = 2500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson(Scheme):
+    """Every record joins every batch by an independent coin.
+
+    Args:
+        rate: Probability of each coin, in (0, 1].
+
+    Examples:
+        >>> print(Poisson(rate=0.05))
+        Poisson sampling at rate 0.05
+        >>> round(Poisson(rate=0.05).epsilon_lower(noise_multiplier=1, steps=400, delta=1e-5), 2)
+        6.7
+    """
+
+    tag: ClassVar[str] = "poisson"
+    independent: ClassVar[bool] = True
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _validate.within(0.0, 1.0, closed="right", rate=self.rate)
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:g}"
+
+    @property
+    def share(self) -> float:
+        """The rate."""
+        return self.rate
+
+    def most_coins(self, steps: int) -> int:
+        """One in every step."""
+        return steps
+
+    def at_rate(self, rate: float) -> Poisson:
+        """The same at another rate."""
+        return Poisson(rate=rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """Any number of them; all where the coin leaves no choice."""
+        return (steps if self.rate == 1.0 else 0), steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By one binomial law, exactly."""
+        return binomial_p_value(drawn, records * steps, self.rate)
+
+    def _law(self, signal: float, steps: int, delta: float) -> float:
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=self.rate, steps=steps, delta=delta
+        )
+
+    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """As `Scheme.signal_to_noise`, to seven digits."""
+        return accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=self.rate, steps=steps
+        )
+
+    def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The accountant's claim under add-remove neighbours, from above."""
+        return accounting.dpsgd_epsilon(
+            noise_multiplier=noise_multiplier, sampling_rate=self.rate, steps=steps, delta=delta
+        )
+
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step."""
+        check_draw(records, steps)
+        for _ in range(steps):
+            yield np.flatnonzero(rng.random(records) < self.rate)
+
+    def coin(self, past: SchemeSums) -> float:
+        """The same coin for every record in every step."""
+        return self.rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CyclicPoisson(Scheme):
+    """Records are in one of several groups; steps take turns, Poisson sampling from one group.
+
+    Args:
+        rate: Probability that a record of the group joins, in (0, 1].
+        cycle: Number of groups.
+        groups: Whether the adversary knows the canary's group (by index, say), as accountants
+            assume, or each is as likely and it stays secret. Knowing can add log(cycle) to epsilon.
+
+    Examples:
+        >>> print(CyclicPoisson(rate=0.2, cycle=4))
+        cyclic Poisson sampling at rate 0.2 in every 4th step
+    """
+
+    tag: ClassVar[str] = "cyclic-poisson"
+    independent: ClassVar[bool] = True
+
+    rate: float
+    cycle: int
+    groups: Literal["known", "secret"] = "known"
+
+    def __post_init__(self) -> None:
+        _validate.within(0.0, 1.0, closed="right", rate=self.rate)
+        _validate.count(cycle=self.cycle)
+        _validate.one_of(("known", "secret"), groups=self.groups)
+
+    def __str__(self) -> str:
+        secret = ", groups secret" if self.groups == "secret" else ""
+        return (
+            f"cyclic Poisson sampling at rate {self.rate:g} in every {_ordinal(self.cycle)} step"
+            f"{secret}"
+        )
+
+    @property
+    def share(self) -> float:
+        """The rate, in one step of the cycle."""
+        return self.rate / self.cycle
+
+    def most_coins(self, steps: int) -> int:
+        """One whenever its group has its turn; the first group has the most."""
+        return -(-steps // self.cycle)
+
+    def at_rate(self, rate: float) -> CyclicPoisson:
+        """The same at another rate."""
+        return replace(self, rate=rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """At most those of the first group."""
+        return (steps // self.cycle if self.rate == 1.0 else 0), self.most_coins(steps)
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By one binomial law, exactly: `draw` makes the first groups the larger ones."""
+        size, larger = divmod(records, self.cycle)
+        turns, more = divmod(steps, self.cycle)
+        coins = records * turns + more * size + min(larger, more)
+        return binomial_p_value(drawn, coins, self.rate)
+
+    def _law(self, signal: float, steps: int, delta: float) -> float:
+        if self.groups == "known":
+            # The first group has the most steps, and a claim must hold for its records too.
+            return accounting.dpsgd_epsilon_lower(
+                signal_to_noise=signal,
+                sampling_rate=self.rate,
+                steps=-(-steps // self.cycle),
+                delta=delta,
+            )
+        return _secret_cycle(self.rate, self.cycle, signal, steps, delta)
+
+    def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The claim of an accountant that knows of the groups: Poisson over one group's steps."""
+        return accounting.dpsgd_epsilon(
+            noise_multiplier=noise_multiplier,
+            sampling_rate=self.rate,
+            steps=-(-steps // self.cycle),
+            delta=delta,
+        )
+
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step; groups of nearly equal size, at random."""
+        check_draw(records, steps)
+        groups = np.array_split(rng.permutation(records), self.cycle)
+        for step in range(steps):
+            group = groups[step % self.cycle]
+            yield np.sort(group[rng.random(group.size) < self.rate])
+
+    @property
+    def known_background(self) -> bool:
+        """Not where the group is to stay secret: the other records' groups may give it away."""
+        return self.groups == "known"
+
+    @property
+    def period(self) -> int | None:
+        """One turn of all groups."""
+        return self.cycle if self.cycle > 1 else None
+
+    def pool(self, past: SchemeSums) -> Mask:
+        """Records whose group is known by now, and has its turn."""
+        turn = past.step % self.cycle
+        return np.asarray((past.first >= 0) & (past.first % self.cycle == turn))
+
+    def allowed(self, past: SchemeSums) -> Mask:
+        """Those, and records whose group nothing has shown."""
+        return (past.first < 0) | self.pool(past)
+
+    def coin(self, past: SchemeSums) -> float:
+        """The same coin for every record of the group."""
+        return self.rate
+
+
+@lru_cache(maxsize=256)
+def _secret_cycle(rate: float, cycle: int, signal: float, steps: int, delta: float) -> float:
+    turns, more = divmod(steps, cycle)
+    if signal == math.inf:
+        never = (more * (1 - rate) ** (turns + 1) + (cycle - more) * (1 - rate) ** turns) / cycle
+        return math.inf if delta < 1.0 - never else 0.0
+    step = Pair.gaussian(min(signal, Pair.LARGEST)).sampled(rate)
+    run = step.composed(turns).anywhere(cycle - more)
+    if more:
+        run = step.composed(turns + 1).anywhere(more).either(run, more / cycle)
+    if turns == 0:
+        return run.epsilon(delta)
+    # Whoever knows the group can only be log(cycle) ahead: the test that asks for any of them is
+    # passed as often if the canary is present, and at most so many times as often if it is not.
+    known = accounting.dpsgd_epsilon_lower(
+        signal_to_noise=signal, sampling_rate=rate, steps=turns, delta=delta
+    )
+    return max(run.epsilon(delta), known - math.log(cycle))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinSeparation(Scheme):
+    """Poisson sampling among the records that no recent batch held.
+
+    Args:
+        separation: A record drawn in a step is not drawn in the ``separation - 1`` steps after it.
+        rate: Probability that any other record joins, in (0, 1].
+        warm_start: Whether the first steps are drawn as if others had gone before, so that batches
+            are of one size from the start.
+
+    Examples:
+        >>> print(MinSeparation(separation=4, rate=0.1))
+        Poisson sampling at rate 0.1 with a separation of at least 4 steps
+    """
+
+    tag: ClassVar[str] = "min-separation"
+    independent: ClassVar[bool] = True
+
+    separation: int
+    rate: float
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        _validate.count(separation=self.separation)
+        _validate.within(0.0, 1.0, closed="right", rate=self.rate)
+
+    def __str__(self) -> str:
+        return (
+            f"Poisson sampling at rate {self.rate:g} with a separation of at least "
+            f"{self.separation} steps"
+        )
+
+    @property
+    def share(self) -> float:
+        """That of records which join and wait in turn."""
+        return self._stationary()
+
+    def _law(self, signal: float, steps: int, delta: float) -> float:
+        """By the sum of what was seen of the canary, which tells less than all of it.
+
+        The whole likelihood ratio has no product form; what is given up is little where the noise
+        is large, as for Poisson sampling.
+        """
+        return _separated(self, signal, steps, delta)
+
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step."""
+        check_draw(records, steps)
+        blocked = np.zeros(records, dtype=np.int64)  # steps for which each has to wait
+        if self.warm_start:
+            share = self._stationary()
+            waits = rng.random(records)
+            held = waits < (self.separation - 1) * share
+            blocked[held] = (waits[held] / share).astype(np.int64) + 1
+        for _ in range(steps):
+            drawn = (blocked == 0) & (rng.random(records) < self.rate)
+            blocked = np.maximum(blocked - 1, 0)
+            blocked[drawn] = self.separation - 1
+            yield np.flatnonzero(drawn)
+
+    def _stationary(self) -> float:
+        """The share of records in a batch, in the long run."""
+        return self.rate / (1.0 + (self.separation - 1) * self.rate)
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """No more than the separation leaves room for."""
+        return 0, -(-steps // self.separation)
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """By Hoeffding's bound: counts of records are independent and of one mean, and bounded."""
+        most = self.draws_within(steps)[1]
+        mean = min(self._mean_count(steps) / most, 1.0)
+        found = drawn / (records * most)
+        if not 0.0 <= found <= 1.0:
+            return 0.0
+        divergence = float(rel_entr(found, mean) + rel_entr(1.0 - found, 1.0 - mean))
+        return min(1.0, 2.0 * math.exp(-records * max(divergence, 0.0)))
+
+    def _mean_count(self, steps: int) -> float:
+        """Inclusions of one record to expect."""
+        if self.warm_start:
+            return steps * self._stationary()
+        joins = np.zeros(steps)
+        ready = 1.0
+        for step in range(steps):
+            joins[step] = self.rate * ready
+            ready -= joins[step]
+            if step + 1 >= self.separation:
+                ready += joins[step + 1 - self.separation]
+        return float(joins.sum())
+
+    def pool(self, past: SchemeSums) -> Mask:
+        """Records that have waited long enough."""
+        return (past.last < 0) | (past.step - past.last >= self.separation)
+
+    def coin(self, past: SchemeSums) -> float:
+        """The coin of a record that has waited; at first some wait that nobody has seen."""
+        if self.warm_start and past.step < self.separation:
+            share = self._stationary()
+            return share / (1.0 - past.step * share)
+        return self.rate
+
+    def counts(self, steps: int) -> NDArray[np.float64]:
+        """Probabilities of the number of inclusions of one record."""
+        most = -(-steps // self.separation)
+        # Who waits beyond the last step waits no longer for this.
+        wait = min(self.separation, steps)
+        hint = "The law of so long a run is not computed: ask for fewer steps."
+        work = {"steps * steps / separation": steps * (most + _PER_STEP)}
+        _validate.count(maximum=_MOST_WORK, hint=hint, **work)
+        # Row by row those who are ready now, in the next step and so on, in a ring.
+        rows = wait + 1
+        ready = np.zeros((rows, most + 1))
+        if self.warm_start:
+            share = self._stationary()
+            ready[0, 0] = 1.0 - (self.separation - 1) * share
+            ready[1:wait, 0] += share
+            ready[wait, 0] += (self.separation - wait) * share
+        else:
+            ready[0, 0] = 1.0
+        for step in range(steps):
+            now = ready[step % rows]
+            joins = self.rate * now
+            ready[(step + 1) % rows] += now - joins
+            ready[(step + wait) % rows, 1:] += joins[:-1]
+            now[:] = 0.0
+        # Ready after the last step, or still waiting for then.
+        return np.asarray(ready.sum(axis=0))
+
+
+@lru_cache(maxsize=256)
+def _separated(scheme: MinSeparation, signal: float, steps: int, delta: float) -> float:
+    weights = scheme.counts(steps)
+    if signal == math.inf:
+        return math.inf if delta < 1.0 - float(weights[0]) else 0.0
+    # Epsilon grows with the signal, so what is beyond floating point may be cut off.
+    most = max(int(np.flatnonzero(weights > 1e-15).max()), 1)
+    shift = min(signal / math.sqrt(steps), Pair.LARGEST / most)
+    return Pair.counted(shift, weights).epsilon(delta)
+
+
+def _ordinal(number: int) -> str:
+    teens = 10 <= number % 100 <= 20
+    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

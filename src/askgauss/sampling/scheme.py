@@ -1,0 +1,322 @@
+"""What every sampling scheme offers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from askgauss import _validate, accounting
+from askgauss.exceptions import UnsupportedError
+from askgauss.files import codec
+from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.stats.search import close_bracket
+
+if TYPE_CHECKING:
+    from askgauss.sampling.batch_testing import SchemeTest
+
+__all__ = ["Integers", "Mask", "Scheme"]
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Scheme(ABC):
+    """A way to draw batches of records.
+
+    Subclasses are frozen dataclasses of their parameters.
+
+    Attributes:
+        tag: Name in files.
+        independent: Whether each record is drawn independently of the others.
+    """
+
+    tag: ClassVar[str]
+    independent: ClassVar[bool] = False
+
+    @property
+    def known_background(self) -> bool:
+        """Whether what the others drew says nothing of the canary's draws.
+
+        Then what they add may be subtracted from what was released; otherwise it must stay in.
+        """
+        return self.independent
+
+    @property
+    def period(self) -> int | None:
+        """Steps after which the scheme starts over."""
+        return None
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """The share of steps that draw one record, in the long run."""
+
+    def record_by_record(self) -> Scheme:
+        """A scheme that draws one record alone by the same law, and each by itself.
+
+        By this one canaries are drawn that are no records of the training's sampler.
+        """
+        return self
+
+    def most_coins(self, steps: int) -> int | None:
+        """The most coins of one rate that one record gets; None where it is not drawn by such."""
+        return None
+
+    def at_rate(self, rate: float) -> Scheme:
+        """What one record meets if those coins have this rate."""
+        raise UnsupportedError(f"{self} draws no record by coins of one rate.")
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """The fewest and the most of so many steps, from the first, that draw one record."""
+        return 0, steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """Of "so many draws in all, over records that are each drawn by themselves", two-sided.
+
+        Only schemes that draw record by record have such a law; 1 for all others.
+        """
+        return 1.0
+
+    # ------------------------------------------------------------------------------- its law
+
+    def epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """Epsilon of the canary's pair of worlds over a run, larger direction, from below.
+
+        Args:
+            noise_multiplier: Noise deviation over the canary's contribution; 0 without noise,
+                infinite where nothing was seen of the canary. In an audit: its upper confidence
+                limit.
+            steps: Number of steps.
+            delta: Delta, in (0, 1).
+
+        Returns:
+            A lower bound on the epsilon of any claim that covers this run.
+
+        Assumes:
+            Batches drawn by this scheme; Gaussian noise, independent between steps.
+        """
+        _validate.within(0.0, math.inf, closed="both", noise_multiplier=noise_multiplier)
+        _validate.count(steps=steps)
+        _validate.probability(delta=delta)
+        if noise_multiplier == math.inf:
+            return 0.0
+        signal = 1.0 / noise_multiplier if noise_multiplier > 0.0 else math.inf
+        return self._law(float(signal), int(steps), float(delta))
+
+    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """The contribution over the noise deviation at which a run breaks a claim.
+
+        Args:
+            epsilon: Claimed epsilon, above 0.
+            delta: Claimed delta, in (0, 1).
+            steps: Number of steps.
+
+        Returns:
+            The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
+            Infinite where nothing contradicts the claim.
+        """
+        return _where_broken(self._law, self.share, epsilon, delta, steps, 1e-5)
+
+    def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """`signal_to_noise` to two digits: for power, not for bounds."""
+        return _where_broken(self._quick_law, self.share, epsilon, delta, steps, 5e-3)
+
+    @abstractmethod
+    def _law(self, signal: float, steps: int, delta: float) -> float:
+        """`epsilon_lower` by the signal-to-noise ratio, which may be infinite."""
+
+    def _quick_law(self, signal: float, steps: int, delta: float) -> float:
+        """The same to a few parts in a thousand: for power, not for bounds."""
+        return self._law(signal, steps, delta)
+
+    # ------------------------------------------------------------------------ its accounting
+
+    def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The epsilon an accountant claims for a run, from above.
+
+        Args:
+            noise_multiplier: Noise deviation over clipping norm; 0 or above.
+            steps: Number of steps.
+            delta: Delta, in (0, 1).
+
+        Returns:
+            An upper bound on epsilon.
+
+        Raises:
+            UnsupportedError: No accountant gives a rigorous upper bound for this scheme.
+        """
+        raise UnsupportedError(
+            f"No accountant bounds {self} from above with certainty. Compare with "
+            "epsilon_lower(), or train with Poisson sampling, which has one."
+        )
+
+    # ------------------------------------------------------------------------ its simulation
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step.
+
+        Args:
+            rng: Source of randomness.
+            records: Number of records.
+            steps: Number of steps.
+        """
+
+    # ----------------------------------------------------------------------------- its tests
+
+    def test(
+        self, batches: Sequence[ArrayLike] | Mask, *, records: int | None = None
+    ) -> tuple[SchemeTest, ...]:
+        """Whether batches were drawn by this scheme.
+
+        Args:
+            batches: The record indices of each step; or a boolean matrix, steps by records, which
+                may show a part of the records only: the canaries, say.
+            records: Number of records in all. Needed for index lists; without it a matrix says
+                nothing of how large batches were.
+
+        Returns:
+            Tests with p-values. Each is below any level with at most that probability if batches
+            were drawn by this scheme, so Holm's procedure may combine them.
+        """
+        if isinstance(batches, np.ndarray) and batches.dtype == np.bool_:
+            if batches.ndim != 2:
+                hint = "Pass one row a step and one column a record."
+                raise _validate.fail("batches", batches.shape, "to be two-dimensional", hint)
+            sums = SchemeSums(self, records=records, seen=batches.shape[1])
+            for row in batches:
+                sums.add_inclusions(row)
+        else:
+            sums = SchemeSums(self, records=records)
+            for batch in batches:
+                sums.add(batch)
+        return sums.tests()
+
+    def pool(self, past: SchemeSums) -> Mask:
+        """Records of which the next step draws, any as likely as any other given their number."""
+        return np.ones(past.seen, dtype=np.bool_)
+
+    def allowed(self, past: SchemeSums) -> Mask:
+        """Records that the next step may draw at all."""
+        return self.pool(past)
+
+    def required(self, past: SchemeSums) -> Mask | None:
+        """Records that the next step must draw."""
+        return None
+
+    def coin(self, past: SchemeSums) -> float | None:
+        """The probability of each record of the pool, where they join independently."""
+        return None
+
+    def size_breaks(self, sizes: Integers) -> NDArray[np.bool_]:
+        """Steps whose batch has a size that the scheme never gives."""
+        return np.zeros(sizes.size, dtype=np.bool_)
+
+    def size_limits(
+        self, past: SchemeSums
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """For each step P[fewer] and P[at most] as many of the pool as were drawn; or no law."""
+        coins = past.coins
+        if np.isnan(coins).any():
+            return None
+        return binomial_limits(past.drawn, past.pools, coins)
+
+    # ----------------------------------------------------------------------------- its files
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON values, with a tag that says which scheme it is."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {"scheme": self.tag, **codec.to_plain(values)}
+
+    @staticmethod
+    def from_plain(value: Any, where: str = "sampling") -> Scheme:
+        """The scheme that `to_plain` wrote.
+
+        Raises:
+            FileFormatError: It is not a scheme, or not one that this version knows.
+        """
+        from askgauss.sampling.scheme_codec import from_plain
+
+        return from_plain(value, where)
+
+
+def _where_broken(
+    law: Callable[[float, int, float], float],
+    share: float,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    precision: float,
+) -> float:
+    """The ratio at which a law passes a claim, rounded up."""
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    _validate.integer(1, steps=steps)
+    if law(math.inf, int(steps), float(delta)) <= epsilon:
+        return math.inf
+
+    @cache
+    def excess(signal: float) -> float:
+        return law(signal, int(steps), float(delta)) - epsilon
+
+    # Near where Poisson sampling of as many records is broken, or far from it.
+    start = accounting.quick_signal_to_noise(
+        epsilon=epsilon, delta=delta, sampling_rate=share, steps=steps
+    )
+    low = high = start if 0.0 < start < math.inf else 1.0
+    factor = 1.1
+    while (at_low := excess(low)) > 0.0:
+        low, high, factor = low / factor, low, factor**2
+    while (at_high := excess(high)) <= 0.0:
+        # A law that is cut off where floating point ends never gets there.
+        if high > _validate.LARGEST:
+            return math.inf
+        low, high, at_low, factor = high, high * factor, at_high, factor**2
+    root, tolerance = low, precision * low
+    # An end that meets the claim exactly is the root: a bracket has to have two sides.
+    if at_low < 0.0:
+        root = close_bracket(lambda x: -excess(x), low, -at_low, high, -at_high, tolerance)
+    while excess(root) <= 0.0:
+        root *= 1.0 + precision
+    return root
+
+
+def binomial_limits(
+    values: Integers, trials: Integers, rates: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """P[fewer] and P[at most] under binomial laws."""
+    from scipy.stats import binom
+
+    return binom.cdf(values - 1, trials, rates), binom.cdf(values, trials, rates)
+
+
+def hypergeometric_limits(
+    values: Integers, population: Integers, marked: Integers, drawn: Integers
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """P[fewer] and P[at most] marked ones in draws without replacement."""
+    from scipy.stats import hypergeom
+
+    return (
+        hypergeom.cdf(values - 1, population, marked, drawn),
+        hypergeom.cdf(values, population, marked, drawn),
+    )
+
+
+def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
+    """Arguments of an accountant."""
+    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+    _validate.integer(1, steps=steps)
+    _validate.probability(delta=delta)
+
+
+def check_draw(records: int, steps: int) -> None:
+    """Arguments of a simulation."""
+    _validate.count(records=records)
+    _validate.integer(1, steps=steps)  # of any number: they are drawn one by one

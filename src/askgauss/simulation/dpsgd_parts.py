@@ -1,0 +1,252 @@
+"""DP-SGD taken apart: every part of the mechanism is a field that a fault may replace.
+
+A step samples a batch, forms the gradient of each record in it, clips each, adds them up over
+accumulation steps and ranks, and adds noise. The records of the simulated training set are the
+present canaries themselves; there are no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.canaries import BlockCanaries, DiracCanaries, Stream, random_stream
+from askgauss.recording.recorder import Recorder
+
+__all__ = ["Adding", "Gradients", "Mechanism", "Run"]
+
+# The gradient of a canary before clipping, in clip norms: clipping has something to do.
+_FAR_ABOVE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients of single records: one row each, zero outside a few coordinates.
+
+    Attributes:
+        places: The coordinates, one row a record.
+        values: The gradient there.
+    """
+
+    places: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def norms(self) -> NDArray[np.float64]:
+        """Euclidean norm of every row."""
+        return np.asarray(np.sqrt((self.values**2).sum(axis=1)))
+
+    def scaled(self, factor: NDArray[np.float64]) -> Gradients:
+        """Every row, or every value, times a factor of its own."""
+        return replace(self, values=self.values * factor)
+
+    def part(self, index: int, parts: int) -> Gradients:
+        """Every ``parts``-th row, from ``index`` on."""
+        return Gradients(self.places[index::parts], self.values[index::parts])
+
+
+def _nobody() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run under way: its settings, its random streams, and where it is.
+
+    Attributes:
+        steps: Number of steps planned and accounted for.
+        sampling_rate: Sampling rate accounted for.
+        noise_multiplier: Noise multiplier accounted for.
+        clip_norm: Clip norm accounted for.
+        canaries: Who is planted where; the present ones are the records of the training set.
+        noise: The generator of the noise.
+        sampler: The generator of the training's own sampler.
+        step: Steps released so far.
+        batch: The records in the present step, as indices of canaries.
+        previous: The records in the step before.
+    """
+
+    steps: int
+    sampling_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    canaries: DiracCanaries | BlockCanaries
+    noise: np.random.Generator
+    sampler: np.random.Generator
+    step: int = 0
+    batch: NDArray[np.int64] = field(default_factory=_nobody)
+    previous: NDArray[np.int64] = field(default_factory=_nobody)
+
+    @classmethod
+    def begin(
+        cls,
+        canaries: DiracCanaries | BlockCanaries,
+        *,
+        steps: int,
+        sampling_rate: float,
+        noise_multiplier: float,
+        clip_norm: float,
+    ) -> Run:
+        """A run before its first step."""
+        seed = canaries.root_seed
+        return cls(
+            steps=steps,
+            sampling_rate=sampling_rate,
+            noise_multiplier=noise_multiplier,
+            clip_norm=clip_norm,
+            canaries=canaries,
+            noise=random_stream(seed, Stream.NOISE),
+            sampler=random_stream(seed, Stream.SAMPLER),
+        )
+
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """The training set."""
+        return np.flatnonzero(self.canaries.member)
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise on the sum."""
+        return self.noise_multiplier * self.clip_norm
+
+
+def poisson(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+    """Batches in which every record is by a coin of its own."""
+    records = run.records
+    for _ in range(steps):
+        yield records[run.sampler.random(records.size) < run.sampling_rate]
+
+
+def one_direction_each(run: Run, batch: NDArray[np.int64]) -> Gradients:
+    """The gradients of canaries: each along its own direction, far above the clip norm."""
+    canaries = run.canaries
+    places = canaries.coordinates.reshape(canaries.size, -1)[batch]
+    height = _FAR_ABOVE * run.clip_norm / np.sqrt(places.shape[1])
+    signs = canaries.signs[batch] if isinstance(canaries, BlockCanaries) else 1.0
+    return Gradients(places, np.broadcast_to(height * signs, places.shape))
+
+
+def per_record(run: Run, gradients: Gradients) -> Gradients:
+    """Every record's whole gradient, scaled down to the clip norm."""
+    return gradients.scaled(np.minimum(1.0, run.clip_norm / gradients.norms)[:, None])
+
+
+def gaussian(run: Run) -> NDArray[np.float64]:
+    """Independent Gaussian noise on every coordinate."""
+    noise = run.noise.standard_normal(run.canaries.total_dimension)
+    noise *= run.noise_scale
+    return noise
+
+
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How partial sums become one.
+
+    Attributes:
+        parts: Number of partial sums: accumulation steps, or ranks.
+        noise: Noise every part gets, in units of the whole noise; None where it comes once, last.
+    """
+
+    parts: int = 1
+    noise: float | None = None
+
+
+def restore_everything(run: Run) -> None:
+    """Going on from a checkpoint that holds every state: nothing changes."""
+
+
+def as_planned(steps: int) -> int:
+    """As many steps as were accounted for."""
+    return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """The parts of DP-SGD, each as it should be.
+
+    Attributes:
+        length: Steps taken, from the steps accounted for.
+        sampler: Batches, from a run and its number of steps; canaries with a coin of their own
+            never meet it.
+        gradient: Gradients of the records of a batch; canaries planted in the sum never meet it.
+        clip: Those gradients clipped; canaries planted in the sum never meet it either.
+        accumulation: How accumulation steps are added up.
+        reduction: How ranks are added up.
+        noise: One draw of noise for all coordinates.
+        resume: What happens half way, when the run is stopped and goes on from its checkpoint.
+    """
+
+    length: Callable[[int], int] = as_planned
+    sampler: Callable[[Run, int], Iterator[NDArray[np.int64]]] = poisson
+    gradient: Callable[[Run, NDArray[np.int64]], Gradients] = one_direction_each
+    clip: Callable[[Run, Gradients], Gradients] = per_record
+    accumulation: Adding = Adding()
+    reduction: Adding = Adding()
+    noise: Callable[[Run], NDArray[np.float64]] = gaussian
+    resume: Callable[[Run], None] = restore_everything
+
+    def record(self, run: Run, recorder: Recorder, *, own_coin: bool) -> None:
+        """Run every step, and hand what it releases to the recorder.
+
+        Args:
+            run: The run.
+            recorder: Who records it.
+            own_coin: Plant canaries in the clipped sum, by the recorder's coin; otherwise they are
+                records like any other, and go through the sampler and the clipper.
+        """
+        steps, canaries = self.length(run.steps), run.canaries
+        nothing = np.zeros(canaries.size)
+        batches = (
+            (recorder.sample() for _ in range(steps)) if own_coin else self.sampler(run, steps)
+        )
+        for batch in batches:
+            if run.step == steps // 2:
+                self.resume(run)
+            run.batch, run.previous = batch, run.batch
+            if own_coin:
+                released = self._release(run, None)
+                canaries.plant(released, batch, run.clip_norm)
+            else:
+                released = self._release(run, self.clip(run, self.gradient(run, batch)))
+            recorder.observe(
+                canaries.project(released),
+                background=nothing,
+                planted=None if own_coin else batch,
+                watch=released[canaries.watch],
+            )
+            run.step += 1
+
+    def _release(self, run: Run, gradients: Gradients | None) -> NDArray[np.float64]:
+        """The noisy sum of these gradients, or of none."""
+        levels = (self.reduction, self.accumulation)
+        last = all(level.noise is None for level in levels)
+        total = self.noise(run) if last else np.zeros(run.canaries.total_dimension)
+        if gradients is not None or not last:
+            self._add(run, gradients, levels, total)
+        return total
+
+    def _add(
+        self,
+        run: Run,
+        gradients: Gradients | None,
+        levels: Sequence[Adding],
+        total: NDArray[np.float64],
+    ) -> None:
+        """Add the rows to a total: rank by rank, and in each accumulation step by step."""
+        if not levels:
+            if gradients is not None:
+                # Places may repeat: a record that is in the batch twice counts twice.
+                np.add.at(total, gradients.places.ravel(), gradients.values.ravel())
+            return
+        level, *inner = levels
+        for index in range(level.parts):
+            part = None if gradients is None else gradients.part(index, level.parts)
+            self._add(run, part, inner, total)
+            if level.noise is not None:
+                total += level.noise * self.noise(run)
