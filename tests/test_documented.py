@@ -21,8 +21,16 @@ DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").
 ALL = "\n".join([*DOCS.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
 # Rooms that have a page of their own in words, or are parts of what is documented.
 INSIDE = {
-    "cli", "paper", "stats", "integrations", "mechanisms", "replay", "federated", "files", "publish",
-}  # fmt: skip
+    "cli",
+    "federated",
+    "files",
+    "integrations",
+    "mechanisms",
+    "paper",
+    "publish",
+    "replay",
+    "stats",
+}
 
 
 def script(name):
