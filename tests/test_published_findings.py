@@ -20,19 +20,18 @@ from scipy.special import ndtri, stdtrit
 
 import askgauss as ag
 from askgauss.checks import diagnose
-from askgauss.checks.rounding_to_error import (
-    coarse_chance,
-    coarse_cosine,
-    coarse_deviations,
-    coarse_spread,
-    significant,
-)
 from askgauss.checks.tails import Spread
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.publish.disclosure import published
 from askgauss.recording.facts.run_facts import SeedProbe
 from askgauss.results import Status
+from askgauss.stats.rounding import (
+    round_cosine,
+    round_deviations,
+    round_p_value,
+    significant,
+)
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
@@ -293,25 +292,25 @@ def test_a_lone_far_score_is_told_by_its_deviations():
 @pytest.mark.parametrize(
     "p_value", [1.0, 0.7, 0.3, 0.0999, 0.1, 3e-5, 1.00001e-6, 1e-6, 1e-40, 0.0]
 )
-@pytest.mark.parametrize("check", ["noise scale", "noise extremes"])
-def test_p_values_are_rounded_up_once(check, p_value):
-    once = coarse_chance(check, p_value)
+@pytest.mark.parametrize("of_one", [False, True])
+def test_p_values_are_rounded_up_once(of_one, p_value):
+    once = round_p_value(p_value, of_one=of_one)
     assert once >= p_value
-    assert coarse_chance(check, once) == once
+    assert round_p_value(once, of_one=of_one) == once
 
 
 def test_grids():
     assert significant(0.98996) == 0.99
     assert math.isnan(significant(math.nan))
-    assert [coarse_deviations(value) for value in (4.2, -3.8, math.inf)] == [4.0, -4.0, math.inf]
-    one = [coarse_spread(Spread(1.0, value**2)).scale for value in np.linspace(0.7, 1.5, 50)]
+    assert [round_deviations(value) for value in (4.2, -3.8, math.inf)] == [4.0, -4.0, math.inf]
+    one = [Spread(1.0, value**2).rounded().scale for value in np.linspace(0.7, 1.5, 50)]
     assert len({round(value, 9) for value in one}) == 1
-    assert coarse_spread(Spread(5.0, 0.0)).square == 0.0
-    assert coarse_spread(Spread(1e6, 1e6 * 0.9**2)).scale == pytest.approx(0.9, rel=1e-3)
-    assert coarse_cosine(0.999, 10) == (1.0, "+1.00")
-    assert coarse_cosine(0.3, 100) == (0.0, "less than 0.3")
-    assert coarse_cosine(-0.5, 100) == (pytest.approx(-0.6), "-0.30 to -0.90")
-    assert coarse_cosine(0.512, 400, errors=1.0) == (pytest.approx(0.5), "+0.50")
+    assert Spread(5.0, 0.0).rounded().square == 0.0
+    assert Spread(1e6, 1e6 * 0.9**2).rounded().scale == pytest.approx(0.9, rel=1e-3)
+    assert round_cosine(0.999, 10) == (1.0, "+1.00")
+    assert round_cosine(0.3, 100) == (0.0, "less than 0.3")
+    assert round_cosine(-0.5, 100) == (pytest.approx(-0.6), "-0.30 to -0.90")
+    assert round_cosine(0.512, 400, errors=1.0) == (pytest.approx(0.5), "+0.50")
 
 
 def test_reprs_leave_the_seed_out():

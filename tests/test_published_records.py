@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.checks.batch_tests import drawn_checks
-from askgauss.checks.federated_rounds import round_checks
-from askgauss.checks.step_invariants import step_checks
+from askgauss.checks.context import Context
+from askgauss.checks.federated_rounds import FederatedRounds, client_weight, clip_norm_direction
+from askgauss.checks.registry import made
+from askgauss.checks.sampler import SAMPLER_CHECKS
+from askgauss.checks.step_invariants import ObservedSteps, record_contributions
 from askgauss.federated import AuditedAggregator
 from askgauss.monitor.history import CourseKeeper
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts, StepFacts
@@ -163,7 +165,7 @@ def test_probes_have_other_coins_than_the_run():
 def test_a_weight_on_its_grid_fails_only_beyond_it(weight, status):
     """By the least that it may be before it was put on the grid."""
     facts = RoundFacts(probes=ProbeFacts(clients=9, heavy=ProbeReading(added=weight, error=0.02)))
-    found = next(item for item in round_checks(facts, None, None) if item.check == "client weight")
+    found = client_weight(FederatedRounds(facts=facts, context=None))
     assert found.status is status
     assert found.p_value >= 0.3
 
@@ -174,9 +176,7 @@ def test_the_next_clip_norm_is_told_without_the_noise_of_its_count():
             adaptive=True,
             probes=ProbeFacts(norm_if_above=1.1 * math.exp(noise), norm_if_below=math.exp(noise)),
         )
-        return next(
-            item for item in round_checks(facts, None, None) if item.check == "clip norm direction"
-        )
+        return clip_norm_direction(FederatedRounds(facts=facts, context=None))
 
     assert told(0.0) == told(0.0371)
     assert told(0.0).status is Status.PASS
@@ -238,7 +238,7 @@ def test_a_joined_replay_says_what_differed_and_not_how(train, verdict, tmp_path
 
 def contributions(**facts):
     given = {"share": 1.0, "steps": 10, "largest": 0.9999999, "largest_step": 1}
-    return next(iter(step_checks(StepFacts(**(given | facts)))))
+    return record_contributions(ObservedSteps(facts=StepFacts(**(given | facts))))
 
 
 def test_one_long_gradient_among_short_ones_is_not_told():
@@ -276,17 +276,14 @@ def batches(records, seed, rate=0.1, drawn_at=None, steps=40):
     return sums
 
 
-class NoClaim:
-    """Of a context, what the checks of a sound sampler ask."""
-
-    def breach(self, **parts):
-        return False, ""
-
-
 def test_batches_do_not_tell_how_many_records_there_are():
+    run = ag.simulate_dpsgd(
+        steps=40, sampling_rate=0.1, noise_multiplier=1.0, present=20, absent=20, seed=0
+    )
     for records in (300, 299):
         sums = batches(records, seed=records)
-        found = list(drawn_checks(NoClaim(), DrawnBatches.of(sums)))
+        seen = replace(run.facts, batches=DrawnBatches.of(sums))
+        found = list(made(SAMPLER_CHECKS, Context(run.with_facts(seen), None)))
         drawn = sums.drawn
         exact = {drawn.min(), drawn.max(), drawn.sum(), records}
         text = " ".join(item.summary for item in found)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import askgauss as ag
+from askgauss.checks.registry import PARTS
 from askgauss.checks.scope import (
-    _KINDS,
     AFTER_CLIPPING,
     BEFORE_CLIPPING,
     INPUT_SPACE,
@@ -262,12 +262,12 @@ def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
 def test_the_page_on_limits_names_every_part_and_what_is_outside():
     page = Path(__file__).parents[1].joinpath("docs", "limits.md").read_text(encoding="utf-8")
     words = " ".join(page.lower().split())
-    for name in (*(kind.name for kind in _KINDS), *OUTSIDE):
+    for name in (*(part.name for part in PARTS), *OUTSIDE):
         assert name.lower() in words, name
 
 
 def test_every_path_of_canaries_meets_parts_that_are_listed():
-    passed = {kind.passed for kind in _KINDS}
+    passed = {part.passed for part in PARTS}
     for path in (AFTER_CLIPPING, BEFORE_CLIPPING, INPUT_SPACE, THROUGH_AGGREGATOR):
         assert set(path) <= passed
 

@@ -20,7 +20,7 @@ from askgauss.cli.app import app
 from askgauss.evidence.attestation import evidence_pack
 from askgauss.figures.summary import summarise
 from askgauss.loggers import log_result
-from askgauss.publish.disclosure import publishable, tells_of_single
+from askgauss.publish.disclosure import publishable, reveals_individuals
 from askgauss.scores import ScoreMetadata
 
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -155,7 +155,7 @@ def test_the_smallest_published_results_tell_of_no_canary(rate, steps):
     for seed in range(4):
         recorder, _, _ = recorded(rate=rate, steps=steps, present=30, absent=30, seed=seed)
         transcript = recorder.transcript()
-        left[tells_of_single(transcript)].append(least_left(transcript))
+        left[reveals_individuals(transcript)].append(least_left(transcript))
     assert left[False]
     assert min(left[False]) >= 0.95, left
 
@@ -194,7 +194,7 @@ def test_usual_runs_may_be_published(rate, tmp_path):
         recorder, _, _ = recorded(rate=rate, seed=seed)
         assert not refused(ag.audit(recorder.transcript(), claim=CLAIM), tmp_path)
     alike = ag.simulate_dpftrl(steps=32, noise_multiplier=3.0, present=60, absent=60, seed=0)
-    assert not tells_of_single(alike)
+    assert not reveals_individuals(alike)
 
 
 def test_an_unknown_background_hides_single_ones_itself():
@@ -205,7 +205,7 @@ def test_an_unknown_background_hides_single_ones_itself():
             absent=generator.normal(size=50),
             background=background,
         )
-        assert tells_of_single(scores) is private
+        assert reveals_individuals(scores) is private
 
 
 def test_a_comparison_of_a_handful_stays_with_the_data():

@@ -19,15 +19,16 @@ from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.checks import diagnose
-from askgauss.checks.adjacency import has_opposites, neighbour_checks
+from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours, has_opposites
 from askgauss.checks.causes import named
+from askgauss.checks.registry import made
 from askgauss.checks.scope import exercised_in, scope_of
 from askgauss.checks.stopping import error_share, stopping
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.figures.summary import summarise
 from askgauss.power import smallest_leak
-from askgauss.publish.disclosure import publishable, published, tells_of_single
+from askgauss.publish.disclosure import publishable, published, reveals_individuals
 from askgauss.recording.inputs import check_audit_input
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
@@ -169,7 +170,8 @@ def audited(
     )
     checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
     if diagnostics and claim is not None:
-        checks += (*neighbour_checks(given, claim, replaced=getattr(method, "replaced", False)),)
+        replaced = getattr(method, "replaced", False)
+        checks += (*made(NEIGHBOUR_CHECKS, Neighbours(data=given, claim=claim, replaced=replaced)),)
     gaussian = None
     if not declared and level > 0.0 and policy.membership_gap(findings) != "fixed":
         assert isinstance(data, CanaryScores)
@@ -205,7 +207,7 @@ def audited(
         membership=given.metadata.membership if isinstance(given, CanaryScores) else None,
         run=_run(given),
         commitment=_commitment(given),
-        private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
+        private=reveals_individuals(given, by_counts=getattr(evidence, "counts", None) is not None),
     )
     result = derived(result, lambda: _free_evidence(given, level, confidence))
     end = _watched_end(given, claim)

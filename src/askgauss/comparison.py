@@ -27,7 +27,7 @@ from askgauss.exceptions import (
     ScoreDirectionError,
 )
 from askgauss.files import codec
-from askgauss.publish.disclosure import tells_of_single
+from askgauss.publish.disclosure import reveals_individuals
 from askgauss.recording.inputs import check_audit_input
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
@@ -284,7 +284,7 @@ def compare(
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)
-    private = tells_of_single(data)
+    private = reveals_individuals(data)
     if isinstance(data, LinearTranscript):
         data = data.scores()
     checks = diagnose(data, claim=claim)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from askgauss.checks.signal import contribution, step_count
 from askgauss.results import Consequence, Finding, Part, Status, Verdict
 
 __all__ = [
@@ -158,7 +159,7 @@ def weakness(
 def _small_contribution(finding: Finding) -> bool:
     """Whether canaries add less to the sum than a record may: as they should, or not."""
     measured, expected = finding.measured, finding.claimed
-    if finding.check != "contribution" or measured is None or expected is None:
+    if finding.check != contribution.name or measured is None or expected is None:
         return False
     return expected < _WHOLE or (finding.status is Status.WARN and measured < expected)
 
@@ -166,6 +167,6 @@ def _small_contribution(finding: Finding) -> bool:
 def _missed_steps(finding: Finding) -> bool:
     """Whether steps were accounted for that the audit did not see."""
     measured, accounted = finding.measured, finding.claimed
-    if finding.check != "step count" or measured is None or accounted is None:
+    if finding.check != step_count.name or measured is None or accounted is None:
         return False
     return measured < accounted

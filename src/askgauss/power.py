@@ -12,7 +12,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from askgauss import _validate, accounting, policy
-from askgauss._rounding import FEWEST_TOLD
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import (
@@ -28,6 +27,7 @@ from askgauss.figures.resized import resized
 from askgauss.results import AuditResult, Verdict, number
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
 from askgauss.simulation.dpsgd_runs import simulate_scores
+from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.search import close_bracket
 from askgauss.stats.shift import SlopeTest
 
@@ -89,10 +89,10 @@ class Plan:
 
     def __str__(self) -> str:
         private = ""
-        if min(self.present, self.absent) < FEWEST_TOLD:
+        if min(self.present, self.absent) < FEWEST_SHOWN:
             private = (
-                f" With fewer than {FEWEST_TOLD} of a kind its result must not be published: plant "
-                "as many where it is to be."
+                f" With fewer than {FEWEST_SHOWN} of a kind its result must not be published: "
+                "plant as many where it is to be."
             )
         return (
             f"With {self.present:,} present and {self.absent:,} absent canaries over "

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from askgauss import _validate
-from askgauss._rounding import is_handful
 from askgauss._text import one_line
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import (
@@ -21,6 +20,7 @@ from askgauss.exceptions import (
     NotDefinedError,
 )
 from askgauss.files import atomic, codec
+from askgauss.stats.rounding import is_handful
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,9 +13,10 @@ from tests.calibration.gate import UNBROKEN
 import askgauss as ag
 from askgauss.checks import diagnose
 from askgauss.checks.context import Context
-from askgauss.checks.findings import worded
-from askgauss.checks.noise_scale import noise_checks
-from askgauss.checks.signal import signal_checks
+from askgauss.checks.gate import worded
+from askgauss.checks.registry import made
+from askgauss.checks.running import NOISE_CHECKS
+from askgauss.checks.signal import SIGNAL_CHECKS
 from askgauss.results import Consequence, Status
 from askgauss.sampling import MinSeparation
 from askgauss.simulation import simulate_dpsgd
@@ -32,7 +33,7 @@ RUN = {
 
 def checks(run, claim=None):
     context = Context(run, claim)
-    return {item.check: item for item in (*noise_checks(context), *signal_checks(context))}
+    return {item.check: item for item in made((*NOISE_CHECKS, *SIGNAL_CHECKS), context)}
 
 
 def failing(item):

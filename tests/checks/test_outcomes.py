@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from askgauss.checks import causes
-from askgauss.checks.findings import apply_gate, fact, judged, not_run
+from askgauss.checks.findings import fact, judged, not_run
+from askgauss.checks.gate import apply_gate
 from askgauss.results import Consequence, Finding, Status
 
 
 def checks(*p_values, consequence=Consequence.INVALIDATES):
     return [
-        judged(f"check {index}", value, "found.", consequence=consequence, remedy="Do it.")
+        replace(
+            judged(value, "found.", consequence=consequence, remedy="Do it."),
+            check=f"check {index}",
+        )
         for index, value in enumerate(p_values)
     ]
 
@@ -28,9 +34,9 @@ def test_holm_steps_down():
 
 def test_order_and_checks_without_a_p_value_do_not_matter():
     listed = [
-        not_run("absent", "more"),
+        not_run("more"),
         *checks(0.5, 0.001),
-        fact("fact", False, "ok.", consequence=Consequence.BREACH),
+        fact(False, "ok.", consequence=Consequence.BREACH),
     ]
     assert statuses(listed) == [Status.NOT_RUN, Status.PASS, Status.FAIL, Status.PASS]
 
@@ -40,7 +46,7 @@ def test_consequences():
         serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)
         expected = Status.FAIL if serious else Status.WARN
         assert statuses(checks(0.0, consequence=consequence)) == [expected]
-        assert fact("fact", True, "wrong.", consequence=consequence).status is expected
+        assert fact(True, "wrong.", consequence=consequence).status is expected
 
 
 def test_a_small_p_value_that_the_gate_lets_pass_is_worth_a_look():
@@ -52,7 +58,7 @@ def test_a_small_p_value_that_the_gate_lets_pass_is_worth_a_look():
 
 
 def test_what_is_tolerable_cannot_fail():
-    finding = judged("small", 0.0, "tiny.", consequence=Consequence.BREACH, tolerable=True)
+    finding = judged(0.0, "tiny.", consequence=Consequence.BREACH, tolerable=True)
     assert apply_gate([finding], 0.01)[0].status is Status.PASS
 
 
@@ -65,9 +71,8 @@ def test_the_family_wise_error_is_kept():
 
 
 def test_not_run_says_what_it_needs():
-    assert (
-        str(not_run("shape", "more canaries")) == "[not run] shape: not run: needs more canaries."
-    )
+    finding = replace(not_run("more canaries"), check="shape")
+    assert str(finding) == "[not run] shape: not run: needs more canaries."
 
 
 @pytest.mark.parametrize("value", [-1e-12, 1.0 + 1e-9])
@@ -77,7 +82,10 @@ def test_p_values_stay_within_their_range(value):
 
 def failing(*names):
     return [
-        judged(name, 0.0, "found.", consequence=Consequence.BREACH, remedy=f"Mend {name}.")
+        replace(
+            judged(0.0, "found.", consequence=Consequence.BREACH, remedy=f"Mend {name}."),
+            check=name,
+        )
         for name in names
     ]
 
@@ -93,7 +101,8 @@ def test_what_may_follow_from_another_failure_says_so():
 
 
 def test_a_symptom_alone_is_its_own_cause():
-    passing = judged("repeated noise", 1.0, "ok.", consequence=Consequence.BREACH)
+    passing = judged(1.0, "ok.", consequence=Consequence.BREACH)
+    passing = replace(passing, check="repeated noise")
     items = apply_gate([passing, *failing("serial correlation")], 0.01)
     assert items[1].remedy == "Mend serial correlation."
 

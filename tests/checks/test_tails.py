@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from askgauss.checks import tails
-from askgauss.checks.pairwise_similarity import most_alike, returning, squared_cosines_p_value
+from askgauss.checks.correlation_tests import most_similar, returning, squared_cosines_p_value
 
 
 class TestSpread:
@@ -109,7 +109,7 @@ class TestMostAlike:
         unit = np.delete(rows, 17, axis=0)
         unit /= np.linalg.norm(unit, axis=1, keepdims=True)
         gram = np.abs(unit @ unit.T) - 2 * np.eye(299)
-        correlation, first, second, p_value = most_alike(rows)
+        correlation, first, second, p_value = most_similar(rows)
         assert abs(correlation) == pytest.approx(gram.max(), rel=1e-5)
         cosine = rows[first] @ rows[second]
         cosine /= np.linalg.norm(rows[first]) * np.linalg.norm(rows[second])
@@ -123,14 +123,14 @@ class TestMostAlike:
         """More rows than are compared with all others: every second one is."""
         rows = np.random.default_rng(2).standard_normal((3000, 40))
         rows = np.concatenate([rows, sign * rows])
-        correlation, first, second, p_value = most_alike(rows)
+        correlation, first, second, p_value = most_similar(rows)
         assert correlation == pytest.approx(sign, abs=1e-5)
         assert second - first == 3000
         assert p_value < 1e-12
 
     def test_needs_two_rows_that_are_not_zero(self):
-        assert most_alike(np.zeros((4, 10))) is None
-        assert most_alike(np.ones((1, 10))) is None
+        assert most_similar(np.zeros((4, 10))) is None
+        assert most_similar(np.ones((1, 10))) is None
 
 
 def test_shares_are_scipys_beta():
@@ -211,7 +211,7 @@ class TestSquaredCosines:
     def test_sees_what_no_pair_shows(self):
         rng = np.random.default_rng(2)
         rows = rng.standard_normal((200, 300)) + 0.2 * rng.standard_normal(300)
-        assert most_alike(rows)[3] > 1e-4
+        assert most_similar(rows)[3] > 1e-4
         assert squared_cosines_p_value(rows)[1] < 1e-9
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 import askgauss as ag
-from askgauss.checks.node_correlation import ties_between_nodes
+from askgauss.checks.correlation_tests import node_correlations
 from askgauss.checks.tails import oddest_variance
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.decorrelate.node_releases import released_nodes
@@ -252,7 +252,7 @@ def test_ties_of_independent_nodes_are_uniform_enough():
     below: dict[str, int] = {}
     for _ in range(1000):
         pieces = replace(template.pieces, total=generator.normal(size=shape[0]))
-        for tie in ties_between_nodes(pieces, generator.normal(size=shape)):
+        for tie in node_correlations(pieces, generator.normal(size=shape)):
             # Of sums over all coordinates, the worst distance speaks.
             kind = tie.between.split(",")[0]
             below[kind] = below.get(kind, 0) + (tie.p_value < 0.01)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
-import pkgutil
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +12,14 @@ from tests.replay.runs import records, training
 from tests.report import samples
 
 import askgauss as ag
-from askgauss import checks as checks_module
 from askgauss import report
 from askgauss.auditors import auditor_types
-from askgauss.checks import batch_tests as drawn_checks
-from askgauss.checks.correlated_noise import linear_checks
-from askgauss.checks.findings import SUSPICIOUS, apply_gate, judged
+from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours
+from askgauss.checks.findings import SUSPICIOUS, judged
+from askgauss.checks.gate import apply_gate
+from askgauss.checks.registry import made, registered
+from askgauss.checks.running import correlated_checks, transcript_checks
 from askgauss.checks.score_shape import score_checks
-from askgauss.checks.transcript_checks import transcript_checks
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.recording.commitment import commit
 from askgauss.recording.facts import (
@@ -79,6 +75,10 @@ CLAIM = ag.PrivacyClaim(
 
 # Checks that say something only where something is wrong.
 ONLY_WRONG = {"known background", "watched coordinates", "recording", "frozen parameters"}
+# Checks that say something of the claim or of the run, and are never wrong.
+NEVER_WRONG = {"adjacency", "privacy unit", "rounds without a release"}
+# Findings that auditors and replays make.
+OF_OTHERS = {"noise", "sampling", "replay"}
 
 
 def runs():
@@ -284,8 +284,8 @@ def undecided():
     for run in trees():
         for epsilon in (1.0, 9.0):
             claim = ag.PrivacyClaim(epsilon=epsilon, delta=1e-5, noise_multiplier=4.0)
-            found += linear_checks(run, claim)
-        found += linear_checks(run, None)
+            found += correlated_checks(run, claim)
+        found += correlated_checks(run, None)
     for scores in score_sets():
         found += score_checks(scores)
     sound = next(iter(runs()))
@@ -298,6 +298,11 @@ def undecided():
     sized = {"steps": replace(sound.steps, batch_size=sizes)}
     for changes in (silent, {"gram": gram}, alike, sized):
         found += transcript_checks(replace(sound, **changes), CLAIM)
+    users = sound.with_facts(replace(sound.facts, unit="user"))
+    for changes in ({}, {"adjacency": "replace"}, {"unit": "user"}):
+        for run in (sound, users):
+            seen = Neighbours(data=run, claim=replace(CLAIM, **changes), replaced=True)
+            found += made(NEIGHBOUR_CHECKS, seen)
     return [*found, *methods_own(sound)]
 
 
@@ -317,36 +322,6 @@ def methods_own(run):
 
 def audit_of(data, method):
     return ag.audit(data, delta=1e-5, auditor=method, diagnostics=False).findings
-
-
-def checks_of(*modules):
-    """The names of checks that a module makes, read from its source."""
-    names = set()
-    for module in modules:
-        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for function in (item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef)):
-            said = {}
-            for node in ast.walk(function):
-                if isinstance(node, ast.Assign):
-                    pairs = [(node.targets[0], node.value)]
-                    if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                        pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
-                    said |= {
-                        name.id: value.value
-                        for name, value in pairs
-                        if isinstance(name, ast.Name) and isinstance(value, ast.Constant)
-                    }
-            for node in ast.walk(function):
-                called = node.func.id if _calls_a_name(node) else ""
-                if called in ("judged", "fact", "not_run", "_odd_update"):
-                    name = node.args[0]
-                    given = name.value if isinstance(name, ast.Constant) else said.get(name.id)
-                    names |= {given} if isinstance(given, str) else set()
-    return names
-
-
-def _calls_a_name(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def decided(finding, p_value, error):
@@ -375,19 +350,15 @@ def test_there_are_findings_of_every_status():
 
 
 def test_every_check_is_rendered_as_made_and_as_failed():
-    modules = [
-        importlib.import_module(f"askgauss.checks.{module.name}")
-        for module in pkgutil.iter_modules(checks_module.__path__)
-    ]
-    made = checks_of(*modules) | set(drawn_checks.SAMPLER_CHECKS)
-    assert len(made) > 60
+    names = set(registered()) - OF_OTHERS
+    assert len(names) > 60
     found = {}
     for finding in every_status():
         found.setdefault(finding.check, set()).add(finding.status)
     wrong = {Status.WARN, Status.FAIL}
-    assert not {name for name in made if name not in found}
-    assert not {name for name in made if not found[name] & {Status.PASS, Status.INFO}} - ONLY_WRONG
-    assert not {name for name in made if not found[name] & wrong}
+    assert not {name for name in names if name not in found}
+    assert not {name for name in names if not found[name] & {Status.PASS, Status.INFO}} - ONLY_WRONG
+    assert not {name for name in names if not found[name] & wrong} - NEVER_WRONG
 
 
 @pytest.mark.parametrize("status", [Status.PASS, Status.INFO, Status.WARN, Status.FAIL])
@@ -410,7 +381,6 @@ def test_no_text_contradicts_its_status(status):
 
 def test_a_difference_too_small_to_matter_is_called_so():
     tiny = judged(
-        "a",
         1e-9,
         "it is 1.001.",
         if_fine=", as chance has it.",

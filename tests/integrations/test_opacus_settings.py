@@ -12,7 +12,7 @@ from opacus.schedulers import ExponentialGradClip, ExponentialNoise, LambdaNoise
 from torch.optim import lr_scheduler
 
 import askgauss as ag
-from askgauss.checks.step_invariants import recording_checks
+from askgauss.checks.step_invariants import recording
 from askgauss.exceptions import AskGaussWarning, FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.recording.facts import SettingCourse, SettingFacts
@@ -370,6 +370,6 @@ def test_what_goes_wrong_in_a_step_ends_the_recording_and_not_the_training(monke
             train(run, epochs=1)
     assert torch.equal(plain.weights(), run.weights())
     assert audit.steps == 8
-    found = next(recording_checks(audit.transcript().facts))
+    found = recording(audit.transcript().facts)
     assert found.status is Status.FAIL
     assert "no space left" in found.summary

@@ -484,7 +484,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "gate-multiplicity",
-        "checks/findings.py",
+        "checks/gate.py",
         "item.p_value <= error / (len(order) - rank)",
         "item.p_value <= error",
         "Every check has the error of the whole gate: correct runs fail far too often.",
@@ -501,7 +501,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "too-much-noise-is-a-breach",
-        "checks/noise_scale.py",
+        "checks/noise.py",
         "too_much = ratio > 1.0",
         "too_much = ratio < 1.0",
         "Too little noise is told as too much, and costs accuracy only.",
@@ -509,7 +509,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "noise-by-tensor-multiplicity",
-        "checks/noise_scale.py",
+        "checks/noise.py",
         "p_value = min(1.0, len(p_values) * p_values[worst])",
         "p_value = min(1.0, p_values[worst])",
         "The oddest of many tensors is judged as if it were the only one.",
@@ -517,7 +517,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "drift-error-of-the-variance",
-        "checks/noise_scale.py",
+        "checks/noise.py",
         "return slope, 0.5 / math.sqrt(information)",
         "return slope, 1.0 / math.sqrt(information)",
         "The drift of the noise scale has the standard error of the variance's: half the power.",
@@ -589,7 +589,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "clipping-count-doubled",
-        "checks/adaptive_clipping.py",
+        "checks/accountant.py",
         "(2.0 * deviation) ** -2",
         "deviation**-2",
         "A record is taken to move the clipping count by one where a half is sure.",

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate, accounting
-from askgauss._rounding import FEWEST_TOLD
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
 from askgauss.scores import GroupMoments
+from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.shift import ShiftTest, SlopeTest
 from askgauss.stats.within_canary import within_canaries
 
@@ -256,7 +256,7 @@ def told_tensors(transcript: Transcript) -> list[NDArray[np.intp]]:
     other = steps * canaries - planted
 
     def many(group: NDArray[np.intp]) -> bool:
-        return all(part[group].sum() >= FEWEST_TOLD for part in (present, planted, other))
+        return all(part[group].sum() >= FEWEST_SHOWN for part in (present, planted, other))
 
     groups = [np.array([index]) for index in np.flatnonzero(canaries)]
     told = [group for group in groups if many(group)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from askgauss.checks.findings import not_run
+from askgauss.checks.registry import ADJACENCY, PRIVACY_UNIT, check
 from askgauss.claims import PrivacyClaim
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
@@ -12,7 +13,7 @@ from askgauss.results import Finding, Status
 from askgauss.sampling import FixedSize, ReplaceOne
 from askgauss.scores import CanaryScores
 
-__all__ = ["has_opposites", "neighbour_checks"]
+__all__ = ["NEIGHBOUR_CHECKS", "Neighbours", "has_opposites"]
 
 Data = CanaryScores | Transcript | LinearTranscript
 
@@ -33,41 +34,53 @@ def has_opposites(data: Data) -> bool:
     return data.facts.contribution is None and (rounds is None or rounds.signed)
 
 
-def neighbour_checks(data: Data, claim: PrivacyClaim, *, replaced: bool) -> Iterator[Finding]:
-    """What canaries show of the claim's adjacency and unit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """What was audited and the neighbouring datasets that the claim is about.
 
-    Args:
+    Attributes:
         data: What was audited.
         claim: What the run claims.
         replaced: Whether the bound is that of replace-one neighbours.
     """
-    if claim.adjacency == "replace":
-        yield _replaced(data, replaced)
-    elif not isinstance(data, CanaryScores):  # of scores, presence is all that is known
-        yield _left_out(claim)
-    if claim.unit == "user":
-        yield _user(data)
-    elif not isinstance(data, CanaryScores) and _unit(data) == "user":
-        yield Finding(
-            check="privacy unit",
-            status=Status.INFO,
-            summary="canaries are users: what one user adds over the whole run was measured. The "
-            "claim speaks of one example, of which a user may have many.",
-        )
+
+    data: Data
+    claim: PrivacyClaim
+    replaced: bool
+
+    @property
+    def unit(self) -> str | None:
+        """What a canary is: a record or a user; None where that is not known."""
+        if isinstance(self.data, CanaryScores):
+            return self.data.metadata.unit
+        if self.data.facts.rounds is not None:
+            return "user"
+        return self.data.facts.unit if isinstance(self.data, Transcript) else None
 
 
-def _left_out(claim: PrivacyClaim) -> Finding:
-    said = f"canaries are inserted or held out, as a record is under {claim.adjacency}."
-    if claim.adjacency == "add-remove" and isinstance(claim.scheme, FixedSize):
-        said = (
+@check("adjacency", part=ADJACENCY, decides=True)
+def adjacency(seen: Neighbours) -> Finding | None:
+    """Whether canaries show the neighbouring datasets of the claim."""
+    if seen.claim.adjacency == "replace":
+        return _replaced(seen.data, seen.replaced)
+    if isinstance(seen.data, CanaryScores):  # of scores, presence is all that is known
+        return None
+    if seen.claim.adjacency == "add-remove" and isinstance(seen.claim.scheme, FixedSize):
+        return _stated(
             "with batches of fixed size one record more or less changes which others are drawn; "
-            "the bound is that of a record whose gradient is left out (zero-out)."
+            "the bound is that of a record whose gradient is left out (zero-out).",
+            Status.INFO,
         )
-        return Finding(check="adjacency", status=Status.INFO, summary=said)
-    return Finding(check="adjacency", status=Status.PASS, summary=said)
+    return _stated(
+        f"canaries are inserted or held out, as a record is under {seen.claim.adjacency}."
+    )
 
 
-def _replaced(data: Data, replaced: bool, check: str = "adjacency") -> Finding:
+def _stated(summary: str, status: Status = Status.PASS) -> Finding:
+    return Finding(check="", status=status, summary=summary)
+
+
+def _replaced(data: Data, replaced: bool) -> Finding:
     if not replaced:
         if has_opposites(data):
             needs = "the default method, or auditor=SubsampledGaussian(replaced=True)"
@@ -78,44 +91,42 @@ def _replaced(data: Data, replaced: bool, check: str = "adjacency") -> Finding:
             )
         else:
             needs = "gradient-space canaries, which have an opposite: leave ExampleCanaries out"
-        return not_run(check, needs)
+        return not_run(needs)
     if isinstance(data, Transcript):
         drawn = data.facts.drawn_by
         law = None if drawn is None else ReplaceOne(of=drawn.record_by_record())
         if law is not None and not law.shown:
             needs = "a scheme with a replace-one law (Poisson, fixed size, every step)"
-            return not_run(check, f"{needs}, not {drawn}")
+            return not_run(f"{needs}, not {drawn}")
     rounds = None if isinstance(data, CanaryScores) else data.facts.rounds
     why = (
         "canaries point either way"
         if rounds is not None and rounds.signed
         else "it assumes that a gradient and its opposite are clipped and noised alike"
     )
-    return Finding(
-        check=check,
-        status=Status.PASS,
-        summary="the bound is that of a record exchanged for its opposite, which moves a sum by "
-        f"two clip norms; {why}.",
+    return _stated(
+        "the bound is that of a record exchanged for its opposite, which moves a sum by two clip "
+        f"norms; {why}."
     )
 
 
-def _unit(data: Data) -> str | None:
-    if isinstance(data, CanaryScores):
-        return data.metadata.unit
-    if data.facts.rounds is not None:
-        return "user"
-    return data.facts.unit if isinstance(data, Transcript) else None
-
-
-def _user(data: Data, check: str = "privacy unit") -> Finding:
-    if _unit(data) != "user":
+@check("privacy unit", part=PRIVACY_UNIT, decides=True)
+def privacy_unit(seen: Neighbours) -> Finding | None:
+    """Whether canaries are what the claim protects."""
+    measured = "canaries are users: what one user adds over the whole run was measured."
+    if seen.claim.unit == "user" and seen.unit == "user":
+        return _stated(measured)
+    if seen.claim.unit == "user":
         return not_run(
-            check,
             "canaries that are users: clients of federated rounds, or what one user adds after all "
-            'its examples were clipped together, declared by unit="user"',
+            'its examples were clipped together, declared by unit="user"'
         )
-    return Finding(
-        check=check,
-        status=Status.PASS,
-        summary="canaries are users: what one user adds over the whole run was measured.",
+    if isinstance(seen.data, CanaryScores) or seen.unit != "user":
+        return None
+    return _stated(
+        f"{measured} The claim speaks of one example, of which a user may have many.", Status.INFO
     )
+
+
+NEIGHBOUR_CHECKS = (adjacency, privacy_unit)
+"""Checks of the claim's adjacency and privacy unit."""

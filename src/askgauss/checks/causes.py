@@ -1,4 +1,4 @@
-"""Which failed check may follow from which, and which of them leads a result.
+"""Which failed check explains which, and which of them leads a result.
 
 One thing that is broken shows in several places. The finding that names it comes first; its remedy
 is the one to follow.
@@ -7,201 +7,30 @@ is the one to follow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from typing import Any
 
+from askgauss.checks.correlation import repeated_noise, serial_correlation, shared_noise
+from askgauss.checks.noise import (
+    noise_by_coordinate,
+    noise_by_tensor,
+    noise_shape,
+    values_without_noise,
+)
+from askgauss.checks.noise_reuse import noise_reused
+from askgauss.checks.noise_values import planted_noise
+from askgauss.checks.registry import Check, registered
+from askgauss.checks.signal import even_contribution
 from askgauss.results import Consequence, Finding, Status
 
-__all__ = ["leading", "named", "ordered", "root_causes"]
+__all__ = ["leading", "named", "ordered", "resumed_at", "root_causes"]
 
 _ORDER = (Status.FAIL, Status.WARN, Status.INFO, Status.PASS, Status.NOT_RUN)
-# What a record that adds too much shows in.
-_SENSITIVITY = (
-    "contribution",
-    "single plantings",
-    "planted noise",
-    "even contribution",
-    "equal variance",
-    "normality of present scores",
-    "whole-run correlation",
-)
-_REUSED = "noise reused at other coordinates"
 # Coordinates correlate by so much where they all have one noise.
 _SAME = 0.999
 # Neighbouring steps correlate by as much where all of them have one noise.
 _NEIGHBOURS = 0.9
-_OF_DRAWS = (
-    "sampling rate",
-    "sampling scheme",
-    "sampling of pairs",
-    "sampling in time",
-    "batch sizes",
-    "single records",
-)
-# Checks that fail because another one does, by the cause; no chain of them comes back to itself.
-_FOLLOWS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        cause: frozenset(symptoms)
-        for cause, symptoms in {
-            # Deterministic checks of the steps themselves.
-            "record contributions": (*_SENSITIVITY, "sum of records"),
-            "ghost norms": (*_SENSITIVITY, "sum of records"),
-            "sum of records": _SENSITIVITY,
-            "steps without noise": (
-                "noise scale",
-                "duplicate scores",
-                "noise by step",
-                "values without noise",
-                "noise drift",
-            ),
-            "rows without noise": (
-                "noise by row",
-                "noise by step",
-                "noise extremes",
-                "noise scale",
-                "noise shape",
-                "values without noise",
-            ),
-            "noise by row": ("noise by step", "noise scale", "noise extremes", "noise shape"),
-            _REUSED: (
-                "noise of related nodes",
-                "noise after restarts",
-                "serial correlation",
-                "repeated noise",
-                "whole-run correlation",
-                "noise spectrum",
-                "shared noise",
-                "common noise",
-                "noise by coordinate",
-                "noise by tensor",
-                "noise extremes",
-                "noise scale",
-                "noise shape",
-                "noise by step",
-                "values without noise",
-                "even contribution",
-                "carry-over",
-                "duplicate scores",
-            ),
-            "repeated noise": (
-                "serial correlation",
-                "whole-run correlation",
-                "noise spectrum",
-                "shared noise",
-                "common noise",
-                "noise sums across steps",
-                "noise by coordinate",
-                "noise extremes",
-                "noise scale",
-                "noise shape",
-                "values without noise",
-                "even contribution",
-                "carry-over",
-            ),
-            "serial correlation": (
-                "whole-run correlation",
-                "noise spectrum",
-                "noise sums across steps",
-            ),
-            "whole-run correlation": ("noise spectrum", "equal variance"),
-            "shared noise": (
-                "duplicate scores",
-                "noise by step",
-                "common noise",
-                "noise extremes",
-                "noise shape",
-            ),
-            "noise by tensor": (
-                "noise scale",
-                "duplicate scores",
-                "noise by coordinate",
-                "values without noise",
-                "noise extremes",
-                "noise shape",
-            ),
-            "noise by coordinate": (
-                "noise scale",
-                "duplicate scores",
-                "values without noise",
-                "noise extremes",
-                "noise shape",
-                "normality of absent scores",
-                "normality of present scores",
-            ),
-            "values without noise": ("planted noise", "noise shape", "noise scale"),
-            "divisor by step": (
-                "repeated noise",
-                "shared noise",
-                "common noise",
-                "serial correlation",
-                "whole-run correlation",
-                "noise spectrum",
-                "noise sums across steps",
-                "noise by coordinate",
-                "noise by tensor",
-                "noise drift",
-                "noise by step",
-                "noise and batch size",
-                "noise scale",
-                "noise shape",
-                "noise extremes",
-                "planted noise",
-                "even contribution",
-                "single plantings",
-                "carry-over",
-            ),
-            "noise drift": ("noise by step", "noise scale", "noise sums across steps"),
-            "noise and batch size": ("noise by step", "noise scale", "noise sums across steps"),
-            "noise by step": ("noise extremes", "noise scale", "noise sums across steps"),
-            "noise shape": ("noise by step", "noise extremes", "single plantings", "planted noise"),
-            "contribution": _SENSITIVITY[1:],
-            "single plantings": ("planted noise", "even contribution"),
-            "even contribution": ("planted noise",),
-            "noise after restarts": ("repeated noise", "noise of related nodes"),
-            "carry-over": (
-                "noise scale",
-                "equal variance",
-                "whole-run correlation",
-                "common noise",
-                "noise by coordinate",
-                "noise shape",
-                "noise extremes",
-            ),
-            "update norms": (*_SENSITIVITY, "honest updates", "nan update"),
-            "single clients": (
-                *_SENSITIVITY,
-                "update norms",
-                "honest updates",
-                "client weight",
-            ),
-            "client weight": ("contribution", "honest updates"),
-            "honest updates": (
-                "noise scale",
-                "noise by step",
-                "common noise",
-                "noise by coordinate",
-                "whole-run correlation",
-            ),
-            "noise norm": ("noise scale", "noise by step", "noise drift"),
-            "mixed records": (*_SENSITIVITY, "ghost norms", "sum of records"),
-            "training loader": _OF_DRAWS,
-            "rows per record": (*_OF_DRAWS, "divisor"),
-            "repeated batches": _OF_DRAWS,
-            "unused batches": (*_OF_DRAWS, "step count"),
-            "single records": (
-                # Given how many records a step drew: a wrong rate of all does not show there.
-                "sampling rate",
-                "batch sizes",
-                "sampling scheme",
-                "sampling of pairs",
-                "sampling in time",
-            ),
-            "sampling rate": ("batch sizes",),
-            "sampling scheme": ("sampling of pairs", "sampling in time"),
-            "sampling in time": ("sampling of pairs",),
-            "normality of absent scores": ("normality of present scores", "equal variance"),
-        }.items()
-    }
-)
+# Steps that are named; of more, the last one.
+_NAMED = 3
 
 
 def root_causes(findings: Iterable[Finding]) -> dict[str, str]:
@@ -228,29 +57,29 @@ def root_causes(findings: Iterable[Finding]) -> dict[str, str]:
 
 
 def _directed(wrong: Mapping[str, Finding]) -> dict[str, frozenset[str]]:
-    """What follows from what, the other way round where the findings themselves say so."""
-    follows = dict(_FOLLOWS)
+    """What each check explains, the other way round where the findings themselves say so."""
+    follows = {item.name: frozenset(item.explains) for item in registered().values()}
+    repeated, shared, reused = repeated_noise.name, shared_noise.name, noise_reused.name
     if _one_noise_for_all(wrong):
         # Steps of few different numbers are alike by chance; coordinates of one noise are not.
-        symptoms = follows["shared noise"] | follows["repeated noise"]
-        symptoms |= {"repeated noise", "noise by tensor"}
-        follows["repeated noise"] = frozenset()
-        if _measured(wrong, _REUSED) == 0.0:
+        symptoms = follows[shared] | follows[repeated] | {repeated, noise_by_tensor.name}
+        follows[repeated] = frozenset()
+        if _measured(wrong, noise_reused) == 0.0:
             # No stretch of values was used again: equal ones are those that coordinates share.
-            symptoms |= {_REUSED}
-            follows[_REUSED] = frozenset()
-        follows["shared noise"] = symptoms - {"shared noise"}
-    planted = wrong.get("planted noise")
+            symptoms |= {reused}
+            follows[reused] = frozenset()
+        follows[shared] = symptoms - {shared}
+    planted = wrong.get(planted_noise.name)
     if planted is not None and planted.measured is not None and planted.measured < 1.0:
         # A record that adds unevenly adds to what varies where it is; it takes nothing off.
-        follows = {name: checks - {"planted noise"} for name, checks in follows.items()}
-        follows["planted noise"] = frozenset({"even contribution"})
-    coordinate = wrong.get("noise by coordinate")
+        follows = {name: checks - {planted_noise.name} for name, checks in follows.items()}
+        follows[planted_noise.name] = frozenset({even_contribution.name})
+    coordinate = wrong.get(noise_by_coordinate.name)
     if coordinate is not None and coordinate.consequence is not Consequence.BREACH:
         # Coordinates of heavy-tailed noise differ by more than chance, and by no more than that.
-        for name in ("noise by coordinate", "values without noise"):
-            follows[name] -= {"noise shape"}
-        follows["noise shape"] |= {"noise by coordinate"}
+        for item in (noise_by_coordinate, values_without_noise):
+            follows[item.name] -= {noise_shape.name}
+        follows[noise_shape.name] |= {noise_by_coordinate.name}
     return follows
 
 
@@ -260,14 +89,14 @@ def _one_noise_for_all(wrong: Mapping[str, Finding]) -> bool:
     Where all steps have the same noise, coordinates are alike too, and neighbouring steps as well.
     """
     return (
-        ("repeated noise" in wrong or _REUSED in wrong)
-        and _measured(wrong, "shared noise") >= _SAME
-        and _measured(wrong, "serial correlation") < _NEIGHBOURS
+        (repeated_noise.name in wrong or noise_reused.name in wrong)
+        and _measured(wrong, shared_noise) >= _SAME
+        and _measured(wrong, serial_correlation) < _NEIGHBOURS
     )
 
 
-def _measured(wrong: Mapping[str, Finding], name: str) -> float:
-    found = wrong.get(name)
+def _measured(wrong: Mapping[str, Finding], check: Check[Any]) -> float:
+    found = wrong.get(check.name)
     return 0.0 if found is None or found.measured is None else abs(found.measured)
 
 
@@ -317,3 +146,22 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
         listed,
         key=lambda item: (_ORDER.index(item.status), item is not first, item.check in causes),
     )
+
+
+def resumed_at(resumed: tuple[int, ...]) -> str:
+    """A sentence that asks about the checkpoints a run went on from; empty if there are none.
+
+    Examples:
+        >>> resumed_at((100,))
+        'The run was resumed after step 100: were model and audit checkpoints of the same step?'
+    """
+    if not resumed:
+        return ""
+    steps = [f"{step:,}" for step in resumed]
+    if len(steps) > _NAMED:
+        places = f"{len(steps):,} times, the last time after step {steps[-1]}"
+    elif len(steps) > 1:
+        places = f"after steps {', '.join(steps[:-1])} and {steps[-1]}"
+    else:
+        places = f"after step {steps[0]}"
+    return f"The run was resumed {places}: were model and audit checkpoints of the same step?"

@@ -1,25 +1,39 @@
-"""What the checks of a transcript share: the claim it is held against, and its noise."""
+"""What the checks of a run share: its transcript, the claim it is compared with, and its noise."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from askgauss import accounting
+from askgauss.canaries import DiracCanaries
 from askgauss.checks.adjacency import has_opposites
 from askgauss.checks.findings import SUSPICIOUS
+from askgauss.checks.lattice import lattice_step
 from askgauss.checks.tails import Spread
 from askgauss.claims import PrivacyClaim
 from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import SILENCE, Transcript
 from askgauss.sampling import Poisson, ReplaceOne, Scheme
-from askgauss.stats import normality
+from askgauss.stats import gaussian, normality
 
-__all__ = ["INTERVAL_ERROR", "NOTICED", "TOLERANCE", "Context", "around"]
+__all__ = [
+    "INTERVAL_ERROR",
+    "KNOWN_BACKGROUND",
+    "NOTICED",
+    "TOLERANCE",
+    "Context",
+    "CorrelatedRun",
+    "around",
+    "noise_transcript",
+]
 
 # A measured difference below this is real or not, but does not matter to anybody.
 TOLERANCE = 0.005
@@ -28,10 +42,10 @@ INTERVAL_ERROR = 0.01
 # Standard errors that a fault must measure to be noticed with probability .8: one of some thirty
 # checks that share half of the default gate error rejects from 4.3 on.
 NOTICED = 5.2
+KNOWN_BACKGROUND = "a known background, to tell noise from other records"
+"""What checks of the noise need."""
 # Fewer values than these may all be that small by chance; only exact zeros tell then.
 _FEWEST_TO_HEAR = 5
-# Fewer values than these may seem to lie on a lattice.
-_FEWEST_ON_A_LATTICE = 200
 _FEWEST_FOR_SHAPE = 8
 # Columns of single values that are compared with each other, at most.
 _COLUMNS = 2048
@@ -43,6 +57,13 @@ def around(value: float, error: float) -> tuple[float, float]:
     """The interval of a Gaussian estimate with this standard error."""
     half = float(ndtri(1.0 - 0.5 * INTERVAL_ERROR)) * error
     return value - half, value + half
+
+
+def _above_claim(claim: PrivacyClaim, implied: float) -> tuple[bool, str]:
+    """Whether this epsilon is above the claimed one, and a sentence about it."""
+    if not implied > (1.0 + TOLERANCE) * claim.epsilon:
+        return False, ""
+    return True, f" It implies epsilon {implied:.3g} where {claim.epsilon:g} is claimed."
 
 
 def _may_be_gaussian(rows: NDArray[np.float64]) -> bool:
@@ -77,8 +98,8 @@ class Context:
         return self.known and self.transcript.gram.size == 0
 
     @property
-    def own_coin(self) -> bool:
-        """Whether the recorder planted, so that the training's sampler was never met."""
+    def sampled_by_recorder(self) -> bool:
+        """Whether the recorder drew who is included, and not the training's own sampler."""
         return self.facts.sampling == "own coin"
 
     @functools.cached_property
@@ -243,9 +264,7 @@ class Context:
                 steps=signal_to_noise.size,
                 delta=self.claim.delta,
             )
-        if implied <= (1.0 + TOLERANCE) * self.claim.epsilon:
-            return False, ""
-        return True, f" It implies epsilon {implied:.3g} where {self.claim.epsilon:g} is claimed."
+        return _above_claim(self.claim, implied)
 
     def epsilon_by_sensitivity(self, sensitivity: float) -> tuple[float, float] | None:
         """The epsilon of the claimed steps, for records of one clip norm and of so many.
@@ -328,28 +347,8 @@ class Context:
 
     @functools.cached_property
     def lattice(self) -> float:
-        """The step of an even lattice that all of them lie on, 0 if there is none.
-
-        Any numbers of finite precision lie on some lattice; one that fewer values could fill than
-        there are is no accident.
-        """
-        values = self.absolute
-        if values.size < _FEWEST_ON_A_LATTICE:
-            return 0.0
-        # Around zero, not around their mean: what is always the same has a size, and no spread.
-        largest = float(np.abs(values).max())
-        scale = largest * float(np.sqrt(np.square(values / largest).mean()))
-        if not 0.0 < scale < np.inf:
-            return 0.0
-        size = np.unique(np.round(np.abs(values) / scale, 7))
-        gaps = np.diff(size, prepend=0.0)
-        step = float(gaps[gaps > 0.0].min())
-        if size[-1] > step * values.size:
-            return 0.0
-        # The largest value says the step more exactly than the smallest gap.
-        step = float(size[-1]) / round(float(size[-1]) / step)
-        off = np.abs(size / step - np.rint(size / step))
-        return step * scale if float(off.max()) < 0.01 else 0.0
+        """The step of an even lattice that all of them lie on, 0 if there is none."""
+        return lattice_step(self.absolute)
 
     @property
     def spacing_in_deviations(self) -> float:
@@ -358,3 +357,93 @@ class Context:
             return 0.0
         unit = self.transcript.steps.clip_norm * self.schedule
         return self.lattice / (float(unit.min()) * self.even.scale)
+
+
+@dataclass(frozen=True)
+class CorrelatedRun:
+    """The transcript of a mechanism with correlated noise, and the claim it is compared with."""
+
+    transcript: LinearTranscript
+    claim: PrivacyClaim | None
+
+    @property
+    def known(self) -> bool:
+        """Whether what absent canaries show is noise and nothing else."""
+        return self.transcript.facts.background == "known"
+
+    @property
+    def claimed(self) -> float | None:
+        """The claimed noise of one node, in clip norms."""
+        claimed = self.claim.noise_multiplier if self.claim is not None else None
+        return claimed or self.transcript.facts.noise_multiplier or None
+
+    @property
+    def absent(self) -> int:
+        """Observations of one node."""
+        return int(np.count_nonzero(~self.transcript.member))
+
+    @property
+    def noise(self) -> Spread:
+        """The noise of all nodes together."""
+        scale, count = self.transcript.measured_noise()
+        return Spread(float(count), count * scale**2)
+
+    def most_noise(self) -> float:
+        """The noise of a node at most, taken over all of them."""
+        most = self.noise.interval(INTERVAL_ERROR)[1]
+        return max(most, self.claimed or 0.0)
+
+    def breach(self, shift: float) -> tuple[bool, str]:
+        """Whether a record that moves its score so far breaks the claim, and a sentence on it."""
+        if self.claim is None:
+            return False, ""
+        if self.claim.adjacency == "replace":
+            shift *= 2.0
+        epsilon = float(gaussian.gdp_epsilon(self.claim.delta, shift))
+        return _above_claim(self.claim, epsilon)
+
+    def breach_of_piece(self, piece: int, scale: float) -> tuple[bool, str]:
+        """The same of a piece whose noise is at most ``scale``, all others having their noise."""
+        pieces, largest = self.transcript.pieces, self.transcript.largest_information
+        signal, gain = 1.0, largest**2
+        if pieces.signal is not None and pieces.gain is not None:
+            signal, gain = float(pieces.signal[piece]), float(pieces.gain[piece])
+        if scale <= 0.0:
+            return self.breach(math.inf if signal > 0.0 else 0.0)
+        # A hypotenuse, since squares of such ratios may be beyond all numbers.
+        rest = math.sqrt(max(gain - signal**2, 0.0)) / self.most_noise()
+        return self.breach(math.hypot(rest, signal / scale))
+
+
+def noise_transcript(transcript: Transcript) -> Transcript:
+    """The transcript that checks of the noise read: of watched coordinates, where these are needed.
+
+    Along the gradients of examples, and wherever the background is unknown, other records hide the
+    noise. Watched coordinates may be free of them all the same: what a step released there, less
+    the sum that the noise was added to. They are read like absent canaries.
+    """
+    facts, values = transcript.facts, transcript.watch_values
+    if facts.background == "known" or facts.watch_background != "known" or values.shape[1] < 2:
+        return transcript
+    tensors, sizes = np.unique(transcript.watch_tensor, return_counts=True)
+    places = DiracCanaries(
+        present=0, absent=values.shape[1], tensors=tuple(sizes.tolist()), seed=facts.seed or 0
+    )
+    # Canaries lie at all of these coordinates, and the coordinates come tensor by tensor.
+    columns = np.argsort(transcript.watch_tensor, kind="stable")[places.coordinates]
+    recorder = Recorder(places, sampling_rate=1.0)
+    for row, clip_norm, noise in zip(
+        values, transcript.steps.clip_norm, transcript.steps.noise_multiplier, strict=True
+    ):
+        recorder.sample()
+        recorder.observe(
+            row[columns] * clip_norm,
+            background=0.0,
+            clip_norm=float(clip_norm),
+            noise_multiplier=None if np.isnan(noise) else float(noise),
+        )
+    names = facts.tensors
+    seen = tuple(names[index] if index < len(names) else f"tensor {index}" for index in tensors)
+    return recorder.transcript().with_facts(
+        replace(facts, background="known", sampling="own coin", tensors=seen)
+    )

@@ -1,27 +1,45 @@
-"""Checks of a mechanism with correlated noise: every node's noise, and none of it used twice.
+"""Checks of mechanisms with correlated noise: every node's or row's noise, and none of it twice.
 
-Observations are taken apart by node, by level and by coordinate: a single node without its noise
+Observations are decorrelated by node, by level and by coordinate: a single node without its noise
 gives a record away, however well all others are protected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammainc, ndtr, stdtr
 
-from askgauss.checks.context import INTERVAL_ERROR, TOLERANCE, around
-from askgauss.checks.correlated_run import LinearRun
-from askgauss.checks.federated_rounds import round_checks
-from askgauss.checks.findings import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
-from askgauss.checks.node_correlation import ties_between_nodes
-from askgauss.checks.noise_reuse import repeated_exactly, reused_noise
-from askgauss.checks.pairwise_similarity import most_alike, same_noise
-from askgauss.checks.rounding_to_error import coarse_cosine, coarse_spread, significant
-from askgauss.checks.sensitivity import covered_sensitivity, leaf_noise, participation
+from askgauss.checks.context import (
+    INTERVAL_ERROR,
+    KNOWN_BACKGROUND,
+    TOLERANCE,
+    CorrelatedRun,
+    around,
+)
+from askgauss.checks.correlation import (
+    FEWEST_TO_COMPARE,
+    LARGEST,
+    exactly_repeated,
+    repeated_noise,
+    shared_noise,
+    used_twice,
+)
+from askgauss.checks.correlation_tests import node_correlations, same_noise
+from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
+from askgauss.checks.noise import (
+    gaussian_shape,
+    noise_by_coordinate,
+    noise_scale,
+    noise_shape,
+    values_without_noise,
+)
+from askgauss.checks.noise_reuse import ComparedNoise, noise_reused, repeated_exactly
+from askgauss.checks.registry import ACCOUNTANT, NOISE_FRESHNESS, NOISE_SCALE, SAMPLER, check
+from askgauss.checks.signal import contribution, counted_steps, step_count
 from askgauss.checks.tails import (
     Spread,
     equal_variances_p_value,
@@ -29,18 +47,22 @@ from askgauss.checks.tails import (
     ratio_p_value,
     sums_of_others,
 )
-from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import NotDefinedError
 from askgauss.mechanisms.plans import StrategyPlan, TreePlan
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.facts import NoiseRowFacts
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.stats import normality
+from askgauss.stats import gaussian
+from askgauss.stats.rounding import significant
 
-__all__ = ["linear_checks"]
+__all__ = [
+    "CORRELATED_NOISE_CHECKS",
+    "NOISE_ROW_CHECKS",
+    "participation",
+    "sensitivity",
+    "steps_of_plan",
+]
 
-_KNOWN = "a known background, to tell noise from other records"
 _APART = "nodes, or prefixes of trees that are not filled up"
-_FEWEST_COLUMNS = 32
 _FEWEST_PIECES = 10
 _FEWEST_FOR_SHAPE = 16
 _FEWEST_PLANTINGS = 10
@@ -52,95 +74,121 @@ _FEWEST_TO_POOL = 20
 _SILENCE = 1e-5
 # About the error that is left for one check when all of them share that of the gate.
 _SHARE = 5e-5
-# Standard errors that are noticed at that error, two-sided, with probability .8.
+# Standard errors that are detected at that error, two-sided, with probability .8.
 _FAR = 4.06 + 0.84
 # What to add to the oddest of very many, which is never near what is expected.
-_LARGEST = ", as the largest of so many may by chance."
+_ODDEST = ", as the oddest of so many may by chance."
 
 
-def linear_checks(transcript: LinearTranscript, claim: PrivacyClaim | None) -> Iterator[Finding]:
-    """Every check that the transcript of a tree mechanism allows."""
-    run = LinearRun(transcript, claim)
-    yield fact(
-        "finite gradients",
-        not transcript.finite,
-        "every released number was finite."
-        if transcript.finite
-        else "nan, infinite or larger than 1e140: such values were released.",
-        consequence=Consequence.INVALIDATES,
-        remedy="Find where they come from: nothing can be said of such a run.",
-    )
-    yield _step_count(run)
-    yield covered_sensitivity(run)
-    if (rounds := transcript.facts.rounds) is not None:
-        yield from round_checks(rounds, claim, None)
-        yield participation(run, rounds)
-    if not transcript.finite:
-        return
-    yield _silent_nodes(run)
-    yield _silent_values(run)
-    if transcript.facts.reuse is not None:
-        found = reused_noise(
-            transcript.facts.reuse,
-            lambda found: _place(run, min(found[0], transcript.pieces.tree.size - 1)),
-        )
-        by_prefix = isinstance(transcript.plan, TreePlan) and transcript.plan.release != "nodes"
-        if by_prefix and found.status is Status.PASS:
-            # A node's noise is only in weighted sums with others': by itself it is not compared.
-            found = not_run(
-                "noise reused at other coordinates",
-                "released nodes: sums of several hide where each is used",
-            )
-        yield found
-    if not repeated_exactly(transcript.facts.reuse):
-        yield _repeated(run)
-    yield _shared(run)
-    yield _ties(run)
-    yield _restarts(run)
-    yield leaf_noise(run)
-    yield _by_node(run)
-    yield _by_level(run)
-    yield _by_coordinate(run)
-    yield _where_planted(run)
-    yield _scale(run)
-    yield _shape(run)
-    yield _contribution(run)
-
-
-def _step_count(run: LinearRun) -> Finding:
+@step_count.variant
+def steps_of_plan(run: CorrelatedRun) -> Finding:
+    """Whether as many steps were released as the strategy was accounted for."""
     transcript, claim = run.transcript, run.claim
     accounted = transcript.plan.steps if claim is None else claim.steps or transcript.plan.steps
-    taken = transcript.number_of_steps
     missing = int(np.count_nonzero(transcript.information == 0.0))
-    unseen = f" {missing:,} canaries never entered and have no score." if missing else ""
-    broken, implied = False, ""
-    if taken > accounted and run.claimed:
-        broken, implied = run.breach(transcript.largest_information / run.claimed)
-    return fact(
-        "step count",
-        taken != accounted,
-        f"{taken:,} steps were released and {accounted:,} accounted for.{unseen}{implied}"
-        if taken >= accounted
-        else f"{taken:,} steps were seen of {accounted:,} that were accounted for.{unseen}",
-        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
-        measured=float(taken),
-        claimed=float(accounted),
-        remedy="Account for every leaf of the tree." if taken > accounted else WHOLE_RUN,
-        visible=1.0 if taken < accounted else None,
+
+    def breach(_: int) -> tuple[bool, str]:
+        return (
+            run.breach(transcript.largest_information / run.claimed) if run.claimed else (False, "")
+        )
+
+    return counted_steps(
+        taken=transcript.number_of_steps,
+        accounted=accounted,
+        counted=accounted,
+        breach=breach,
+        note=f" {missing:,} canaries never entered and have no score." if missing else "",
+        remedy="Account for every leaf of the tree.",
     )
 
 
-def _silent_nodes(run: LinearRun) -> Finding:
-    name, square = "nodes without noise", run.transcript.pieces.square
+@check(
+    "sensitivity",
+    part=ACCOUNTANT,
+)
+def sensitivity(run: CorrelatedRun) -> Finding:
+    """How far one record moves what noise is added to, and how far the claim lets it.
+
+    Exact, and never more than the mechanism's sensitivity: it is that of the record whose leaves
+    show most, among all of them or among the canaries'. A claim of epsilon at noise of one row is
+    one of sensitivity: that of the Gaussian mechanism with both.
+    """
+    transcript, claim = run.transcript, run.claim
+    if claim is None or not run.claimed or not 0.0 < claim.delta < 1.0:
+        return not_run("a claim, and the noise_multiplier that was accounted for")
+    if claim.scheme is not None and claim.scheme.share < 1.0:
+        return not_run("a claim without amplification by sampling")
+    noise = run.most_noise()
+    covered = noise * float(gaussian.gdp_mu(float(claim.epsilon), float(claim.delta)))
+    if claim.adjacency == "replace":  # a record that turns into its opposite moves twice as far
+        covered *= 0.5
+    moved = transcript.largest_information
+    strategy = isinstance(transcript.plan, StrategyPlan)
+    moves = f"one record moves {'the rows' if strategy else 'the nodes'} by {moved:.4g} clip norms"
+    if strategy and transcript.plan.participations == 1:
+        moves += ", the norm of the strategy's longest column"
+    broken, implied = run.breach(moved / noise)
+    return fact(
+        broken,
+        f"{moves}; epsilon {claim.epsilon:g} with noise {noise:.4g} covers {covered:.4g}.{implied}",
+        consequence=Consequence.BREACH,
+        measured=moved,
+        claimed=covered,
+        remedy="What one record moves is a column, not a row: scale the noise by the norm of the "
+        "longest one, or the strategy to columns of norm 1."
+        if strategy
+        else "Account for every node that the leaves of one record are in.",
+        sees=f"a record that moves {(1.0 + TOLERANCE) * covered:.4g} clip norms",
+    )
+
+
+@check(
+    "participation",
+    part=SAMPLER,
+)
+def participation(run: CorrelatedRun) -> Finding | None:
+    """Whether clients took part more often, or sooner again, than was accounted for."""
+    rounds = run.transcript.facts.rounds
+    if rounds is None:
+        return None
+    seen = rounds.participation
+    if seen is None or seen.limit is None:
+        return not_run("the names of the clients of every round: participants=")
+    often, soon = seen.most > seen.limit, 0 < seen.closest < seen.separation
+    again = f", the closest {seen.closest:,} apart" if seen.closest else ""
+    broken, implied = False, ""
+    if run.claimed and (often or soon):
+        broken, implied = run.breach(seen.moved / run.most_noise())
+    said = "no client took part more often, or sooner again, than that"
+    if often or soon:
+        said = f"the most frequent client took part in {seen.most:,} rounds{again}"
+    return fact(
+        often or soon,
+        f"{seen.limit:,} rounds are accounted for, at least {seen.separation:,} apart; "
+        f"{said}.{implied}",
+        consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
+        # How often somebody took part who may is nobody's business.
+        measured=float(seen.most) if often or soon else None,
+        claimed=float(seen.limit),
+        remedy="Let the server keep when it last asked each client, and ask it again only as "
+        "accounted; or account for more participations.",
+    )
+
+
+@check(
+    "nodes without noise",
+    part=NOISE_SCALE,
+)
+def nodes_without_noise(run: CorrelatedRun) -> Finding:
+    square = run.transcript.pieces.square
     most = run.absent * (_SILENCE * (run.claimed or 1.0)) ** 2
     # A handful of canaries may all read near zero by chance; exact zeros they may not.
     silent = square <= (most if run.absent >= _FEWEST_PIECES else 0.0)
     count = int(np.count_nonzero(silent))
     if not count and not run.known:
-        return not_run(name, _KNOWN)
+        return not_run(KNOWN_BACKGROUND)
     first = f", the first of them {_place(run, int(np.argmax(silent)))}" if count else ""
     return fact(
-        name,
         count > 0,
         f"{count:,} of {square.size:,} nodes were released without noise{first}."
         if count
@@ -152,11 +200,12 @@ def _silent_nodes(run: LinearRun) -> Finding:
     )
 
 
-def _silent_values(run: LinearRun) -> Finding:
+@values_without_noise.variant
+def _values_without_noise(run: CorrelatedRun) -> Finding:
     """Whether single values have no noise: some coordinates, in some nodes."""
-    name, values = "values without noise", np.abs(run.transcript.kept_values).ravel()
+    values = np.abs(run.transcript.kept_values).ravel()
     if not run.known or not values.size:
-        return not_run(name, _KNOWN if values.size else "absent canaries that are kept")
+        return not_run(KNOWN_BACKGROUND if values.size else "absent canaries that are kept")
     unit = run.claimed or run.noise.scale
     silent = int(np.count_nonzero(values <= _SILENCE * unit))
     heard = values[values > _SILENCE * unit]
@@ -164,11 +213,10 @@ def _silent_values(run: LinearRun) -> Finding:
     _, repeats = np.unique(heard, return_counts=True)
     on_lattice = silent > 0 and int(repeats.max(initial=0)) > max(2, silent // 8)
     if on_lattice:
-        return not_run(name, "noise that is not drawn on a lattice")
+        return not_run("noise that is not drawn on a lattice")
     # Twice the density at zero, for the two sides: many more than chance has near it.
     expected = values.size * _SILENCE * math.sqrt(2.0 / math.pi)
     return judged(
-        name,
         _at_least(silent, expected),
         f"{silent:,} of {values.size:,} values have no noise, where chance gives {expected:.2g}.",
         consequence=Consequence.BREACH,
@@ -191,86 +239,113 @@ def _visible_count(expected: float) -> int:
     return count
 
 
-def _place(run: LinearRun, row: int) -> str:
+def _place(run: CorrelatedRun, row: int) -> str:
     pieces = run.transcript.pieces
     if isinstance(run.transcript.plan, StrategyPlan):
         return f"row {pieces.index[row]} of the strategy"
     return f"tree {pieces.tree[row]}, level {pieces.level[row]}, index {pieces.index[row]}"
 
 
-def _cannot_compare(run: LinearRun, rows: NDArray[np.float64]) -> str | None:
-    """What is missing to compare the noises of nodes."""
-    if rows.shape[0] < 2 or rows.shape[1] < _FEWEST_COLUMNS:
-        return f"two nodes, and {_FEWEST_COLUMNS} absent canaries that are kept"
-    if not run.known:
-        return _KNOWN
-    return None if run.transcript.plan.independent else _APART
+def _compared(run: CorrelatedRun) -> ComparedNoise | None:
+    """The noise of nodes that was compared by content; None where none was."""
+    reuse, last = run.transcript.facts.reuse, run.transcript.pieces.tree.size - 1
+    if reuse is None:
+        return None
+    return ComparedNoise(reuse=reuse, place=lambda found: _place(run, min(found[0], last)))
 
 
-def _repeated(run: LinearRun) -> Finding:
+@noise_reused.variant
+def _reused(run: CorrelatedRun) -> Finding | None:
+    """Whether any noise of a node was used again."""
+    compared = _compared(run)
+    found = None if compared is None else noise_reused(compared)
+    plan = run.transcript.plan
+    by_prefix = isinstance(plan, TreePlan) and plan.release != "nodes"
+    if found is not None and by_prefix and found.status is Status.PASS:
+        # A node's noise is only in weighted sums with others': by itself it is not compared.
+        return not_run("released nodes: sums of several hide where each is used")
+    return found
+
+
+@repeated_noise.variant
+def _repeated_exactly(run: CorrelatedRun) -> Finding | None:
+    compared = _compared(run)
+    return None if compared is None else exactly_repeated(compared)
+
+
+@repeated_noise.variant
+def _repeated(run: CorrelatedRun) -> Finding | None:
     """Whether the noise of one node comes back in another."""
-    name, rows = "repeated noise", run.transcript.kept_values
-    if missing := _cannot_compare(run, rows):
-        return not_run(name, missing)
-    found = most_alike(rows)
-    if found is None:
-        return not_run(name, "noise in two nodes")
-    correlation, first, second, p_value = found
-    told, said = coarse_cosine(correlation, rows.shape[1], errors=1.0)
-    return judged(
-        name,
-        p_value,
-        f"the most alike noise of two nodes ({_place(run, first)}; {_place(run, second)}) "
-        f"correlates by {said}.",
-        if_fine=_LARGEST,
-        consequence=same_noise(correlation),
-        measured=told,
+    rows = run.transcript.kept_values
+    if repeated_exactly(run.transcript.facts.reuse):
+        return None
+    if missing := _cannot_compare(run):
+        return not_run(missing)
+    return used_twice(
+        rows,
+        "two nodes",
+        lambda first, second: (
+            f"noise of two nodes ({_place(run, first)}; {_place(run, second)}) correlates"
+        ),
+        errors=1.0,
         claimed=0.0,
         remedy="Every node needs noise of its own: split the random key, and never seed it again.",
         undermines=Assumption.GAUSSIAN_SCORES,
     )
 
 
-def _shared(run: LinearRun) -> Finding:
+@shared_noise.variant
+def _shared(run: CorrelatedRun) -> Finding:
     """Whether two coordinates get the same noise."""
-    name, rows = "shared noise", run.transcript.kept_values
+    rows = run.transcript.kept_values
     if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < 2:
-        return not_run(name, f"{_FEWEST_PIECES} nodes, and two absent canaries that are kept")
-    if not run.known or not run.transcript.plan.independent:
-        return not_run(name, _APART if run.known else _KNOWN)
-    found = most_alike(np.ascontiguousarray(rows.T))
-    if found is None:
-        return not_run(name, "noise in two coordinates")
-    correlation, _, _, p_value = found
-    # One pair of canaries: nearly orthogonal ones are not told from orthogonal ones.
-    told, said = coarse_cosine(correlation, rows.shape[0])
-    return judged(
-        name,
-        p_value,
-        f"the most alike two coordinates correlate by {said} over all nodes.",
-        if_fine=_LARGEST,
-        consequence=same_noise(correlation),
-        measured=told,
+        return not_run(f"{_FEWEST_PIECES} nodes, and two absent canaries that are kept")
+    if missing := _dependent(run):
+        return not_run(missing)
+    return used_twice(
+        np.ascontiguousarray(rows.T),
+        "two coordinates",
+        lambda first, second: "two coordinates correlate",
+        over=" over all nodes",
         claimed=0.0,
         remedy="Every coordinate needs noise of its own: split the random key between tensors.",
         undermines=Assumption.INDEPENDENT_CANARIES,
     )
 
 
-def _ties(run: LinearRun) -> Finding:
+def _dependent(run: CorrelatedRun) -> str | None:
+    """What is missing to take the noises of nodes for independent."""
+    if not run.known:
+        return KNOWN_BACKGROUND
+    return None if run.transcript.plan.independent else _APART
+
+
+def _cannot_compare(run: CorrelatedRun) -> str | None:
+    """What is missing to compare the noises of nodes."""
+    rows = run.transcript.kept_values
+    if rows.shape[0] < 2 or rows.shape[1] < FEWEST_TO_COMPARE:
+        return f"two nodes, and {FEWEST_TO_COMPARE} absent canaries that are kept"
+    return _dependent(run)
+
+
+@check(
+    "noise of related nodes",
+    part=NOISE_FRESHNESS,
+    after_resume=True,
+)
+def noise_of_related_nodes(run: CorrelatedRun) -> Finding:
     """Whether nodes that are near each other, or all of them together, have noise in common."""
-    name, transcript = "noise of related nodes", run.transcript
-    if missing := _cannot_compare(run, transcript.kept_values):
-        return not_run(name, missing)
-    ties = ties_between_nodes(transcript.pieces, transcript.kept_values)
+    transcript = run.transcript
+    if missing := _cannot_compare(run):
+        return not_run(missing)
+    ties = node_correlations(transcript.pieces, transcript.kept_values)
     if not ties:
-        return not_run(name, "nodes that are related")
+        return not_run("nodes that are related")
     worst = min(ties, key=lambda tie: tie.p_value)
     return judged(
-        name,
         min(1.0, len(ties) * worst.p_value),
         f"the noise of {worst.between} correlates by {worst.correlation:+.4f}.",
-        if_fine=_LARGEST,
+        if_fine=LARGEST,
         consequence=same_noise(worst.correlation),
         measured=worst.correlation,
         claimed=0.0,
@@ -279,18 +354,23 @@ def _ties(run: LinearRun) -> Finding:
     )
 
 
-def _restarts(run: LinearRun) -> Finding:
-    name, transcript = "noise after restarts", run.transcript
+@check(
+    "noise after restarts",
+    part=NOISE_FRESHNESS,
+    explains=("repeated noise", "noise of related nodes"),
+    after_resume=True,
+)
+def noise_after_restarts(run: CorrelatedRun) -> Finding:
+    transcript = run.transcript
     if not transcript.plan.independent:
-        return not_run(name, _APART)
+        return not_run(_APART)
     try:
         correlation, pairs = transcript.restart_correlation()
     except NotDefinedError:
-        return not_run(name, "a tree that is restarted")
+        return not_run("a tree that is restarted")
     if not run.known:
-        return not_run(name, _KNOWN)
+        return not_run(KNOWN_BACKGROUND)
     return judged(
-        name,
         2.0 * float(ndtr(-abs(correlation) * math.sqrt(pairs))),
         f"a node's noise correlates by {correlation:+.3f} with that of the tree before.",
         if_fine=", as it may by chance.",
@@ -303,12 +383,126 @@ def _restarts(run: LinearRun) -> Finding:
     )
 
 
-def _by_node(run: LinearRun) -> Finding:
+@check(
+    "rows without noise",
+    part=NOISE_SCALE,
+    explains=(
+        "noise by row",
+        "noise by step",
+        "noise extremes",
+        "noise scale",
+        "noise shape",
+        "values without noise",
+    ),
+)
+def rows_without_noise(rows: NoiseRowFacts) -> Finding:
+    """Whether every row of the strategy was released with noise."""
+    return fact(
+        rows.silent > 0,
+        f"{rows.silent:,} of {rows.rows:,} rows of the strategy were released without noise, the "
+        f"first of them row {rows.first_silent:,}."
+        if rows.silent
+        else f"all {rows.rows:,} rows of the strategy were released with noise.",
+        consequence=Consequence.BREACH,
+        measured=float(rows.silent),
+        claimed=0.0,
+        remedy="Draw noise for every row of the strategy before it is mixed into a step.",
+    )
+
+
+@check(
+    "noise by row",
+    part=NOISE_SCALE,
+    explains=("noise by step", "noise scale", "noise extremes", "noise shape"),
+)
+def noise_by_row(rows: NoiseRowFacts) -> Finding:
+    """Whether any row of the strategy has more or less noise than the others."""
+    if rows.rows < 2 or rows.absent < _FEWEST_PIECES or not rows.least_square > 0.0:
+        return not_run(f"two rows with noise, at {_FEWEST_PIECES} absent canaries or more")
+    found = []
+    for row, square in ((rows.least, rows.least_square), (rows.most, rows.most_square)):
+        others = Spread(float((rows.rows - 1) * rows.absent), max(rows.square - square, 0.0))
+        one = Spread(float(rows.absent), square)
+        if others.square == 0.0:
+            return not_run("noise in two rows")
+        ratio = (one.scale / others.scale) ** 2
+        found.append((ratio_p_value(ratio, one.freedom, others.freedom), row, one, others))
+    p_value, row, one, others = min(found, key=lambda item: item[0])
+    relative = one.rounded().scale / others.rounded().scale
+    critical = chdtri(one.freedom, 1.0 - 0.5 * _SHARE / rows.rows)
+    visible = 1.0 - math.sqrt(critical / chdtri(one.freedom, 0.2))
+    return judged(
+        min(1.0, rows.rows * p_value),
+        f"row {row:,} of the strategy has about {relative:.3g} times the noise of the others.",
+        if_fine=_ODDEST,
+        consequence=Consequence.INVALIDATES if relative < 1.0 else Consequence.LOOSENS,
+        measured=relative,
+        claimed=1.0,
+        remedy="Every row of the strategy must get noise of the same scale.",
+        tolerable=abs(relative - 1.0) < TOLERANCE,
+        sees=f"noise {visible:.0%} below the claim in one row",
+    )
+
+
+@check(
+    "noise by entry",
+    part=NOISE_SCALE,
+    reveals_individual=True,
+    after_resume=True,
+)
+def noise_by_entry(run: CorrelatedRun) -> Finding:
+    """Whether a record meets the noise that the declared strategy says, step by step.
+
+    Noise of another strategy hangs together otherwise once it is mixed by the declared one, and
+    protects some step less: its covariance, which absent canaries show, says how much.
+    """
+    transcript, claimed = run.transcript, run.claimed
+    squares, gain = transcript.leaf_square, transcript.leaf_gain
+    if squares is None or gain is None or not claimed:
+        return not_run(
+            "a strategy whose noise_multiplier is claimed, a known background, and twice as many "
+            "kept absent canaries as steps",
+        )
+    freedom = np.full(squares.size, float(transcript.leaf_freedom))
+    worst, p_value = oddest_variance(squares, freedom, claimed, less=True)
+    spread = Spread(float(freedom[worst]), float(squares[worst]))
+    ratio = spread.scale / claimed
+    rounded, moved = spread.rounded(), math.sqrt(float(gain[worst]))
+    # The oddest of many: its interval is to hold for each of them.
+    exact, interval = (
+        part.interval(INTERVAL_ERROR / squares.size) if part.square else (0.0, 0.0)
+        for part in (spread, rounded)
+    )
+    broken, _ = run.breach(moved / exact[1] if exact[1] else math.inf)
+    _, implied = run.breach(moved / interval[1] if interval[1] else math.inf)
+    return judged(
+        p_value,
+        f"a record that enters step {worst + 1} of {squares.size:,} meets "
+        f"{rounded.scale / claimed:.3f} times "
+        "the noise that the declared strategy gives it.",
+        if_fine=_ODDEST,
+        if_wrong=implied.strip(),
+        consequence=Consequence.BREACH if broken else Consequence.INVALIDATES,
+        measured=rounded.scale,
+        interval=interval,
+        claimed=claimed,
+        remedy="The noise is not that of the declared strategy: compare the matrix that the noise "
+        "is made with, row by row and column by column.",
+        tolerable=abs(ratio - 1.0) < TOLERANCE,
+    )
+
+
+@check(
+    "noise by node",
+    part=NOISE_SCALE,
+    reveals_individual=True,
+    after_resume=True,
+)
+def noise_by_node(run: CorrelatedRun) -> Finding:
     """Every node's noise: one that lacks it is enough to give a record away."""
     pieces = run.transcript.pieces
     return _by_group(
         run,
-        "noise by node",
         pieces.square,
         np.full(pieces.square.size, float(run.absent)),
         where=lambda worst: f"node ({_place(run, worst)})",
@@ -317,12 +511,18 @@ def _by_node(run: LinearRun) -> Finding:
     )
 
 
-def _by_level(run: LinearRun) -> Finding:
+@check(
+    "noise by level",
+    part=NOISE_SCALE,
+    reveals_individual=True,
+    after_resume=True,
+)
+def noise_by_level(run: CorrelatedRun) -> Finding:
     """The noise of every level: a level counts whatever its nodes are."""
-    name, pieces = "noise by level", run.transcript.pieces
+    pieces = run.transcript.pieces
     levels, owner = np.unique(pieces.level, return_inverse=True)
     if not run.transcript.plan.independent or levels.size < 2:
-        return not_run(name, "independent noise in the nodes of two levels")
+        return not_run("independent noise in the nodes of two levels")
 
     def breach(worst: int, scale: float) -> tuple[bool, str]:
         here = np.flatnonzero(owner == worst)
@@ -331,7 +531,6 @@ def _by_level(run: LinearRun) -> Finding:
 
     return _by_group(
         run,
-        name,
         np.bincount(owner, pieces.square).astype(np.float64),
         run.absent * np.bincount(owner).astype(np.float64),
         where=lambda worst: f"level {int(levels[worst])}",
@@ -340,17 +539,17 @@ def _by_level(run: LinearRun) -> Finding:
     )
 
 
-def _by_coordinate(run: LinearRun) -> Finding:
+@noise_by_coordinate.variant
+def _by_coordinate(run: CorrelatedRun) -> Finding:
     """The noise of every coordinate, over all nodes: present canaries' too, less what they add."""
-    name, transcript = "noise by coordinate", run.transcript
+    transcript = run.transcript
     if transcript.noise_square is None:
-        return not_run(name, _APART)
+        return not_run(_APART)
     if not run.known:
-        return not_run(name, _KNOWN)
+        return not_run(KNOWN_BACKGROUND)
     count = transcript.pieces.square.size
     return _by_group(
         run,
-        name,
         transcript.noise_square,
         np.full(transcript.member.size, float(count)),
         where=lambda _: f"the oddest of {transcript.member.size:,} coordinates",
@@ -363,8 +562,7 @@ def _by_coordinate(run: LinearRun) -> Finding:
 
 
 def _by_group(
-    run: LinearRun,
-    name: str,
+    run: CorrelatedRun,
     square: NDArray[np.float64],
     freedom: NDArray[np.float64],
     *,
@@ -375,16 +573,16 @@ def _by_group(
 ) -> Finding:
     """Groups of observations: the oddest against all others, and all of them against each other.
 
-    Other records that are not taken off only add to the variance: then each group is held against
+    Other records that are not taken off only add to the variance: then each group is compared with
     the claim, and only too little counts. So it is where groups depend on each other.
     """
     apart = run.known and run.transcript.plan.independent
     if square.size < 2:
-        return not_run(name, "two groups of nodes or coordinates to compare")
+        return not_run("two groups of nodes or coordinates to compare")
     if not apart and run.claimed is None:
-        return not_run(name, "a claimed noise_multiplier to compare with")
+        return not_run("a claimed noise_multiplier to compare with")
     if not square.any():
-        return not_run(name, "noise")
+        return not_run("noise")
     worst, p_value = oddest_variance(
         square, freedom, None if apart else run.claimed, less=not run.known
     )
@@ -398,10 +596,9 @@ def _by_group(
     assert against is not None
     ratio = spread.scale / against
     broken, implied, consequence = False, "", Consequence.LOOSENS
-    # A group may be a single canary: what is told of it is no finer than chance moves it.
-    told, shown = coarse_spread(spread), coarse_spread(others).scale if apart else against
-    relative = told.scale / shown if shown else ratio
-    interval = _of_many(told, square.size)
+    rounded, shown = spread.rounded(), others.rounded().scale if apart else against
+    relative = rounded.scale / shown if shown else ratio
+    interval = _of_many(rounded, square.size)
     if ratio < 1.0:
         broken, _ = breach(worst, _of_many(spread, square.size)[1])
         _, implied = breach(worst, interval[1])
@@ -416,16 +613,15 @@ def _by_group(
     critical = chdtri(freedom[worst], 1.0 - 0.5 * _SHARE / square.size)
     visible = 1.0 - math.sqrt(critical / chdtri(freedom[worst], 0.2))
     return judged(
-        name,
         p_value,
         f"{where(worst)} has about {relative:.3g} times the noise of the others."
         if apart
         else f"{where(worst)} has about {relative:.3g} times the noise that is claimed.",
-        if_fine=", as the oddest of so many may by chance.",
-        # Where to look is told only where something is wrong.
+        if_fine=_ODDEST,
+        # Where to look is published only where something is wrong.
         if_wrong=f"{which(worst)}{implied}".strip(),
         consequence=consequence,
-        measured=told.scale,
+        measured=rounded.scale,
         interval=interval,
         claimed=significant(shown),
         remedy="Every node of every level, and every coordinate in it, must get the same noise: "
@@ -440,16 +636,21 @@ def _of_many(spread: Spread, count: int) -> tuple[float, float]:
     return spread.interval(INTERVAL_ERROR / count) if spread.square else (0.0, 0.0)
 
 
-def _where_planted(run: LinearRun) -> Finding:
+@check(
+    "noise where planted",
+    part=NOISE_SCALE,
+    after_resume=True,
+)
+def noise_where_planted(run: CorrelatedRun) -> Finding:
     """Whether values that a canary is in have the noise of all others."""
-    name, pieces = "noise where planted", run.transcript.pieces
+    pieces = run.transcript.pieces
     if not run.known:
-        return not_run(name, _KNOWN)
+        return not_run(KNOWN_BACKGROUND)
     if pieces.planted is None or pieces.planted_square is None:
-        return not_run(name, _APART)
+        return not_run(_APART)
     count = int(pieces.planted.sum())
     if count < _FEWEST_PLANTINGS or not pieces.square.any():
-        return not_run(name, f"{_FEWEST_PLANTINGS} plantings, and noise")
+        return not_run(f"{_FEWEST_PLANTINGS} plantings, and noise")
     planted, noise = Spread(float(count), float(pieces.planted_square.sum())), run.noise
     ratio = planted.scale / noise.scale
     interval = planted.interval(INTERVAL_ERROR) if planted.square else (0.0, 0.0)
@@ -458,7 +659,6 @@ def _where_planted(run: LinearRun) -> Finding:
         shift = run.transcript.largest_information / interval[1] if interval[1] else math.inf
         broken, implied = run.breach(shift)
     return judged(
-        name,
         ratio_p_value(ratio * ratio, planted.freedom, noise.freedom),
         f"where a canary is planted there is {ratio:.3f} times the noise of elsewhere.",
         if_fine=", as there may be by chance.",
@@ -474,16 +674,16 @@ def _where_planted(run: LinearRun) -> Finding:
     )
 
 
-def _scale(run: LinearRun) -> Finding:
-    name, claimed = "noise scale", run.claimed
+@noise_scale.variant
+def _scale(run: CorrelatedRun) -> Finding:
+    claimed = run.claimed
     if not claimed:
-        return not_run(name, "a claimed noise_multiplier to compare with")
+        return not_run("a claimed noise_multiplier to compare with")
     if not run.transcript.plan.independent:
-        return not_run(name, _APART)
+        return not_run(_APART)
     noise = run.noise
     if noise.square == 0.0:
         return fact(
-            name,
             True,
             "there is no noise at all.",
             consequence=Consequence.BREACH,
@@ -493,14 +693,13 @@ def _scale(run: LinearRun) -> Finding:
         )
     ratio = noise.scale / claimed
     if ratio > 1.0 and not run.known:
-        return not_run(name, _KNOWN)
+        return not_run(KNOWN_BACKGROUND)
     interval = noise.interval(INTERVAL_ERROR)
     broken, implied = ratio < 1.0, ""
     if broken and run.claim is not None:
         broken, implied = run.breach(run.transcript.largest_information / interval[1])
     visible = _FAR / math.sqrt(2.0 * noise.freedom)
     return judged(
-        name,
         noise.p_value(claimed),
         f"the noise of a node is {ratio:.3f} times what is claimed.",
         if_wrong=implied.strip(),
@@ -517,42 +716,32 @@ def _scale(run: LinearRun) -> Finding:
     )
 
 
-def _shape(run: LinearRun) -> Finding:
+@noise_shape.variant
+def _shape(run: CorrelatedRun) -> Finding:
     """Whether the noise of a node is Gaussian."""
-    name, rows = "noise shape", run.transcript.kept_values
+    rows = run.transcript.kept_values
     if rows.shape[0] < _FEWEST_PIECES or rows.shape[1] < _FEWEST_FOR_SHAPE:
-        return not_run(name, f"{_FEWEST_PIECES} nodes of {_FEWEST_FOR_SHAPE} absent canaries")
-    if not run.known or not run.transcript.plan.independent:
-        return not_run(name, _APART if run.known else _KNOWN)
+        return not_run(f"{_FEWEST_PIECES} nodes of {_FEWEST_FOR_SHAPE} absent canaries")
+    if missing := _dependent(run):
+        return not_run(missing)
     rows = rows[np.ptp(rows, axis=1) > 0.0]
     if rows.shape[0] < _FEWEST_PIECES:
-        return not_run(name, f"noise in {_FEWEST_PIECES} nodes")
-    skewness, skewness_p, kurtosis, kurtosis_p = normality.average_shape(rows)
-    return judged(
-        name,
-        min(1.0, 2.0 * min(skewness_p, kurtosis_p)),
-        f"the noise of a node has skewness {skewness:+.3f} and excess kurtosis {kurtosis:+.3f}.",
-        if_fine=", as Gaussian noise may.",
-        if_wrong="Gaussian noise has neither: it is drawn from another distribution.",
-        consequence=Consequence.INVALIDATES,
-        measured=kurtosis,
-        claimed=0.0,
-        remedy="The noise is not Gaussian, so neither the accounting nor this bound applies: look "
-        "at the distribution it is drawn from.",
-        tolerable=max(abs(skewness), abs(kurtosis)) < 0.02,
-        undermines=Assumption.GAUSSIAN_SCORES,
+        return not_run(f"noise in {_FEWEST_PIECES} nodes")
+    return gaussian_shape(
+        rows, "node", applies="neither the accounting", undermines=Assumption.GAUSSIAN_SCORES
     )
 
 
-def _contribution(run: LinearRun) -> Finding:
+@contribution.variant
+def _contribution(run: CorrelatedRun) -> Finding:
     """What a planted canary adds to its leaves, in clip norms: over the run, and in parts of it."""
-    name, transcript = "contribution", run.transcript
-    if not run.known or not transcript.plan.independent:
-        return not_run(name, _APART if run.known else _KNOWN)
+    transcript = run.transcript
+    if missing := _dependent(run):
+        return not_run(missing)
     present = transcript.member & (transcript.information > 0.0)
     count = int(np.count_nonzero(present))
     if count < _FEWEST_PLANTINGS:
-        return not_run(name, f"{_FEWEST_PLANTINGS} present canaries that entered")
+        return not_run(f"{_FEWEST_PLANTINGS} present canaries that entered")
     noise, information = run.noise, transcript.information[present]
     products = information * transcript.score[present]
     parts = min(_PARTS, count // _FEWEST_PLANTINGS)
@@ -577,7 +766,6 @@ def _contribution(run: LinearRun) -> Finding:
         )
     where = f" in part {worst} of {parts} of the run" if worst else ""
     return judged(
-        name,
         min(1.0, 2.0 * float(p_values.min())),
         f"a planted canary adds {mean:.4f} clip norms to its leaf{where}.",
         if_wrong=implied.strip(),
@@ -593,3 +781,27 @@ def _contribution(run: LinearRun) -> Finding:
         sees=f"a record that adds {1.0 + _FAR * float(errors[0]):.3f} clip norms",
         visible=_FAR * float(errors[0]),
     )
+
+
+NOISE_ROW_CHECKS = (rows_without_noise, noise_by_row)
+"""Checks of single rows of a strategy, in runs whose steps are audited like those of DP-SGD."""
+
+CORRELATED_NOISE_CHECKS = (
+    nodes_without_noise,
+    _values_without_noise,
+    _reused,
+    _repeated_exactly,
+    _repeated,
+    _shared,
+    noise_of_related_nodes,
+    noise_after_restarts,
+    noise_by_entry,
+    noise_by_node,
+    noise_by_level,
+    _by_coordinate,
+    noise_where_planted,
+    _scale,
+    _shape,
+    _contribution,
+)
+"""Checks of the noise of nodes or rows, and of what a record adds to them."""

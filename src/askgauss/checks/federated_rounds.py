@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from askgauss._rounding import digits
 from askgauss.checks.context import NOTICED, TOLERANCE, Context, around
 from askgauss.checks.findings import fact, judged, not_run
+from askgauss.checks.registry import (
+    CLIPPING,
+    NOISE_SCALE,
+    SENSITIVITY,
+    WEIGHTING,
+    check,
+)
 from askgauss.checks.signal import planting
-from askgauss.claims import PrivacyClaim
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts
 from askgauss.results import Consequence, Finding, Status
+from askgauss.stats.rounding import digits
 
-__all__ = ["round_checks"]
+__all__ = ["ROUND_CHECKS", "FederatedRounds"]
 
 _COPY = "an aggregator that can be copied: an object with __call__, or a method of one"
 # Noise of four times as many clients that is this much larger was added by the clients.
@@ -26,46 +32,39 @@ _PER_CLIENT = 1.4
 _MOVED = 1e-6
 # Standard errors that an exponent may be off the one of either norm.
 _EXPLAINED = 4.0
-# Of a probe that met no noise at all, the least error to hold it against.
+# Of a probe that met no noise at all, the least error to compare it with.
 _EXACT = 1e-9
 # An update that is clipped in half precision may be off by this.
 _HALF_PRECISION = 0.01
 
 
-def round_checks(
-    facts: RoundFacts, claim: PrivacyClaim | None, context: Context | None
-) -> Iterator[Finding]:
-    """Every check of federated rounds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederatedRounds:
+    """What was seen of federated rounds.
 
-    Args:
+    Attributes:
         facts: What was seen of their clients.
-        claim: What the run claims.
-        context: What was released; None where its noise hangs together from round to round.
+        context: What was released; None where the noise correlates from round to round.
     """
-    probes = facts.probes
-    yield _client_weight(context, facts)
-    yield _update_norms(context, probes)
-    yield _single_clients(context, probes)
-    if context is not None:
-        yield _honest_updates(context, facts)
-    yield _odd_update("nan update", "an update with one nan", probes.with_nan, probes)
-    yield _odd_update("zero update", "an update of zeros", probes.zero, probes)
-    yield _noise_placement(probes)
-    if facts.adaptive:
-        yield _direction(probes)
-        if context is not None and context.transcript.finite:
-            yield _noise_norm(context, facts)
-    if facts.unreleased:
-        yield Finding(
-            check="rounds without a release",
-            status=Status.INFO,
-            summary=f"{facts.unreleased:,} rounds released nothing, and are not audited.",
-        )
+
+    facts: RoundFacts
+    context: Context | None
+
+    @property
+    def probes(self) -> ProbeFacts:
+        """What copies of the aggregator answered."""
+        return self.facts.probes
 
 
-def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
+@check(
+    "client weight",
+    part=WEIGHTING,
+    decides=True,
+    explains=("contribution", "honest updates"),
+)
+def client_weight(rounds: FederatedRounds) -> Finding:
     """Whether a client weighs more than the noise assumes."""
-    name, probes = "client weight", facts.probes
+    facts, context, probes = rounds.facts, rounds.context, rounds.probes
     remedy = (
         "The noise is scaled for clients of equal weight, and a client chooses its own: take the "
         "plain mean, or cap the weights and scale the noise by the largest one."
@@ -76,7 +75,6 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
     )
     if probes.heavy_refused:
         return fact(
-            name,
             False,
             f"a client that reports a million times what others do is refused "
             f"({probes.heavy_refused}).",
@@ -84,11 +82,10 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
         )
     if probes.heavy is not None:
         return _probe(
-            name,
+            rounds,
             probes.heavy,
-            context,
             f"of {probes.clients:,} clients, one that reports a million times what others do adds "
-            f"{_told(probes.heavy)} to the sum",
+            f"{_in_words(probes.heavy)} to the sum",
             if_wrong=run.strip(),
             remedy=remedy,
             sees="a client that weighs {} times its share",
@@ -97,11 +94,10 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
     if context is not None and context.transcript.finite:
         estimate = planting(context)
     if context is None or estimate is None or abs(facts.reported - 1.0) < TOLERANCE:
-        return not_run(name, f"clients that report different weights; or {_COPY}")
+        return not_run(f"clients that report different weights; or {_COPY}")
     mean, error, _ = estimate
     broken, implied = context.breach(signal=mean - 4.0 * error)
     return judged(
-        name,
         float(ndtr(-(mean - 1.0) / error)),
         f"a canary client adds {mean:.4g} clip norms, where weights as reported would give "
         f"{facts.reported:.4g} and equal ones 1.",
@@ -115,14 +111,13 @@ def _client_weight(context: Context | None, facts: RoundFacts) -> Finding:
     )
 
 
-def _told(reading: ProbeReading) -> str:
+def _in_words(reading: ProbeReading) -> str:
     return f"{reading.added:.4g} clip norms, give or take {2 * reading.error:.2g},"
 
 
 def _probe(
-    name: str,
+    rounds: FederatedRounds,
     reading: ProbeReading,
-    context: Context | None,
     said: str,
     *,
     remedy: str,
@@ -136,17 +131,16 @@ def _probe(
     A sum that is scaled up together with its noise is as private as it was: what an aggregator
     divides by, such as the clients that answered, may differ from what was declared.
     """
-    claimed = None if context is None else context.claimed_noise
+    claimed = None if rounds.context is None else rounds.context.claimed_noise
     assumed = 0.0 if claimed is None or not claimed.size else float(claimed[0])
     allowed = max(1.0, reading.noise / assumed) if assumed > 0.0 else 1.0
     error = max(reading.error, _EXACT)
     if allowed > 1.0:
         error = math.hypot(error, allowed / math.sqrt(2.0 * max(reading.values, 1)))
-    # It stands on a grid as wide as its error: what it may be at least is held against the limit.
+    # It stands on a grid as wide as its error: what it may be at least is compared with the limit.
     off = (reading.added - allowed) / error - 0.5
     covered = f"The noise covers {allowed:.3g}."
     return judged(
-        name,
         min(1.0, clients * float(ndtr(-off))),
         f"{said} where {allowed:.3g} is covered by the noise."
         if allowed > 1.0 + TOLERANCE
@@ -162,16 +156,20 @@ def _probe(
     )
 
 
-def _update_norms(context: Context | None, probes: ProbeFacts) -> Finding:
+@check(
+    "update norms",
+    part=CLIPPING,
+    explains=(*SENSITIVITY, "honest updates", "nan update"),
+)
+def update_norms(rounds: FederatedRounds) -> Finding:
     """Whether updates are clipped, near the clip norm and far above it, however they are made."""
-    name = "update norms"
+    probes = rounds.probes
     remedy = (
         "Clip every update by its norm over all arrays together, in float32 or more: "
         "update * min(1, clip_norm / norm), and drop updates whose norm is not finite."
     )
     if probes.overflowed:
         return fact(
-            name,
             True,
             f"an update of {probes.overflowed} makes the release infinite or nan: one client "
             "decides it alone.",
@@ -179,31 +177,39 @@ def _update_norms(context: Context | None, probes: ProbeFacts) -> Finding:
             remedy=remedy,
         )
     if probes.clipped is None:
-        return not_run(name, probes.unchecked or _COPY)
+        return not_run(probes.unchecked or _COPY)
     return _probe(
-        name,
+        rounds,
         probes.clipped,
-        context,
         f"of {probes.clipped_tried:,} kinds of updates above the clip norm, one of "
         f"{probes.clipped_size:,.4g} clip norms {probes.clipped_way} adds most: "
-        f"{_told(probes.clipped)}",
+        f"{_in_words(probes.clipped)}",
         remedy=remedy,
         sees="an update that adds {} clip norms",
         tolerance=_HALF_PRECISION,
     )
 
 
-def _single_clients(context: Context | None, probes: ProbeFacts) -> Finding:
+@check(
+    "single clients",
+    part=CLIPPING,
+    explains=(
+        *SENSITIVITY,
+        "update norms",
+        "honest updates",
+        "client weight",
+    ),
+)
+def single_clients(rounds: FederatedRounds) -> Finding:
     """Whether any client counts more than once."""
-    name = "single clients"
+    probes = rounds.probes
     if probes.counted is None:
-        return not_run(name, probes.unchecked or _COPY)
+        return not_run(probes.unchecked or _COPY)
     return _probe(
-        name,
+        rounds,
         probes.counted,
-        context,
         f"of {probes.clients:,} clients that send the same norm, the one that counts most adds "
-        f"{_told(probes.counted)}",
+        f"{_in_words(probes.counted)}",
         remedy="Add every client's update once: look for an update that is also the start of the "
         "sum, is sent again, or is taken twice from a queue.",
         sees="a client that counts {} times",
@@ -211,19 +217,32 @@ def _single_clients(context: Context | None, probes: ProbeFacts) -> Finding:
     )
 
 
-def _honest_updates(context: Context, facts: RoundFacts) -> Finding:
+@check(
+    "honest updates",
+    part=CLIPPING,
+    explains=(
+        "noise scale",
+        "noise by step",
+        "common noise",
+        "noise by coordinate",
+        "whole-run correlation",
+    ),
+    reveals_individual=True,
+)
+def honest_updates(rounds: FederatedRounds) -> Finding | None:
     """Whether honest clients add more than the clip norm, in the rounds themselves."""
-    name, honest = "honest updates", facts.honest
+    honest, context = rounds.facts.honest, rounds.context
+    if context is None:
+        return None
     if honest is None or not honest.error > 0.0:
         return not_run(
-            name, "rounds with fresh noise, and honest updates that are taken off (background=True)"
+            "rounds with fresh noise, and honest updates that are taken off (background=True)"
         )
     added, error = honest.added, honest.error
     broken, implied = False, ""
     if added - 3.0 * error > 1.0:
         broken, implied = context.breach(signal=added - 3.0 * error)
     return judged(
-        name,
         # The largest of so many groups, on a grid as wide as its error.
         min(1.0, honest.groups * float(ndtr(0.5 - (added - 1.0) / error))),
         f"of {honest.groups:,} groups of honest clients, {honest.group} add most along their own "
@@ -240,10 +259,23 @@ def _honest_updates(context: Context, facts: RoundFacts) -> Finding:
     )
 
 
-def _odd_update(name: str, what: str, outcome: str, probes: ProbeFacts) -> Finding:
+@check("nan update", part=CLIPPING)
+def nan_update(rounds: FederatedRounds) -> Finding:
+    """Whether a nan in one update shows in the release; refusing it is right."""
+    probes = rounds.probes
+    return _odd_update("an update with one nan", probes.with_nan, probes, raises=False)
+
+
+@check("zero update", part=CLIPPING)
+def zero_update(rounds: FederatedRounds) -> Finding:
+    """Whether a client that learnt nothing shows in the release, or ends the round."""
+    return _odd_update("an update of zeros", rounds.probes.zero, rounds.probes, raises=True)
+
+
+def _odd_update(what: str, outcome: str, probes: ProbeFacts, *, raises: bool) -> Finding:
     """Whether one odd update shows in the release, or stops the round."""
     if not outcome:
-        return not_run(name, probes.unchecked or _COPY)
+        return not_run(probes.unchecked or _COPY)
     if outcome == "finite":
         said = f"{what} left the release finite."
     elif outcome == "nan":
@@ -254,11 +286,8 @@ def _odd_update(name: str, what: str, outcome: str, probes: ProbeFacts) -> Findi
     else:
         said = f"{what} raises {outcome}."
     passes = outcome == "nan"
-    # Refusing a nan is right; that a client that learnt nothing ends the round is not.
-    wrong = passes or (name == "zero update" and outcome != "finite")
     return fact(
-        name,
-        wrong,
+        passes or (raises and outcome != "finite"),
         said,
         consequence=Consequence.BREACH if passes else Consequence.INFORMS,
         remedy="Drop or zero what is not finite before clipping, and divide by "
@@ -266,14 +295,17 @@ def _odd_update(name: str, what: str, outcome: str, probes: ProbeFacts) -> Findi
     )
 
 
-def _noise_placement(probes: ProbeFacts) -> Finding:
-    name = "noise at the server"
+@check(
+    "noise at the server",
+)
+def noise_at_the_server(rounds: FederatedRounds) -> Finding:
+    """Whether the server adds the noise once, however many clients answer."""
+    probes = rounds.probes
     if probes.spread is None:
-        return not_run(name, probes.unchecked or f"noise, and {_COPY}")
+        return not_run(probes.unchecked or f"noise, and {_COPY}")
     grows = probes.spread - 4.0 * probes.spread_error > _PER_CLIENT
     said = f"four times as many clients have {probes.spread:.3g} times the noise on their sum"
     return fact(
-        name,
         grows,
         f"{said}: every client adds its own." if grows else f"{said}: it is added once.",
         consequence=Consequence.INFORMS,
@@ -284,16 +316,22 @@ def _noise_placement(probes: ProbeFacts) -> Finding:
     )
 
 
-def _direction(probes: ProbeFacts) -> Finding:
+@check(
+    "clip norm direction",
+    part=CLIPPING,
+)
+def clip_norm_direction(rounds: FederatedRounds) -> Finding | None:
     """Whether the clip norm grows where updates are above it.
 
     Either norm alone may tell the noise that a real round has on its count; their ratio has none.
     """
-    name, above, below = "clip norm direction", probes.norm_if_above, probes.norm_if_below
+    if not rounds.facts.adaptive:
+        return None
+    probes = rounds.probes
+    above, below = probes.norm_if_above, probes.norm_if_below
     if above is None or below is None:
-        return not_run(name, probes.unchecked or _COPY)
+        return not_run(probes.unchecked or _COPY)
     return fact(
-        name,
         above < below,
         f"with every update above the clip norm the next one is {digits(above / below):g} times "
         "what it is with every one below it.",
@@ -304,22 +342,28 @@ def _direction(probes: ProbeFacts) -> Finding:
     )
 
 
-def _noise_norm(context: Context, facts: RoundFacts) -> Finding:
+@check(
+    "noise norm",
+    part=NOISE_SCALE,
+    explains=("noise scale", "noise by step", "noise drift"),
+)
+def noise_norm(rounds: FederatedRounds) -> Finding | None:
     """Which norm the noise is scaled by: the one updates were clipped to, or the next."""
-    name = "noise norm"
+    facts, context = rounds.facts, rounds.context
+    if not facts.adaptive or context is None or not context.transcript.finite:
+        return None
     ratios = np.log(np.asarray(facts.next_norms))
     if not context.known or ratios.size != context.transcript.number_of_steps:
-        return not_run(name, "the noise by itself, and the clip norm after every round")
+        return not_run("the noise by itself, and the clip norm after every round")
     squares, counts = context.squares / context.schedule**2, context.others
     if not (squares > 0.0).all():
-        return not_run(name, "noise in every round")
+        return not_run("noise in every round")
     fit = _exponent(ratios, 0.5 * np.log(squares / counts), 2.0 * counts, context.claimed_noise)
     if fit is None:
-        return not_run(name, "a clip norm that moves")
+        return not_run("a clip norm that moves")
     slope, error = fit
     typical = float(np.exp(ratios.mean()))
     return judged(
-        name,
         2.0 * float(ndtr(-abs(slope) / error)),
         f"noise follows the next clip norm with exponent {slope:.3f}, give or take "
         f"{2.0 * error:.2g}: 0 is the norm that updates are clipped to, 1 the updated one.",
@@ -355,3 +399,31 @@ def _exponent(
         return None
     spread = float(weights @ centred**2)
     return float((weights * centred) @ scales) / spread, 1.0 / math.sqrt(spread)
+
+
+@check("rounds without a release")
+def rounds_without_a_release(rounds: FederatedRounds) -> Finding | None:
+    """How many rounds released nothing."""
+    unreleased = rounds.facts.unreleased
+    if not unreleased:
+        return None
+    return Finding(
+        check="",
+        status=Status.INFO,
+        summary=f"{unreleased:,} rounds released nothing, and are not audited.",
+    )
+
+
+ROUND_CHECKS = (
+    client_weight,
+    update_norms,
+    single_clients,
+    honest_updates,
+    nan_update,
+    zero_update,
+    noise_at_the_server,
+    clip_norm_direction,
+    noise_norm,
+    rounds_without_a_release,
+)
+"""Checks of federated rounds."""

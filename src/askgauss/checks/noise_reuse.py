@@ -1,40 +1,37 @@
-"""Whether any noise of the run was used again, wherever the run uses it."""
+"""Reuse of noise: whether any noise of the run occurs again, wherever the run uses it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
+from askgauss.checks.registry import NOISE_FRESHNESS, check
 from askgauss.recording.facts import ReuseFacts
 from askgauss.recording.facts.noise_sample import WIDTH, NoiseSample
 from askgauss.results import Consequence, Finding
 
 __all__ = [
+    "ComparedNoise",
     "compared_by_content",
+    "found_again",
     "in_row",
     "in_step",
+    "noise_reused",
     "repeated_exactly",
-    "reused_noise",
     "reused_where_seen",
 ]
 
-_NAME = "noise reused at other coordinates"
-_REPEATED = "repeated noise"
 # Values used again of which three are kept, with all their neighbours, nearly always.
 _SURELY = 16
 _FEWEST = 64
 # Steps that are compared where only some coordinates are seen; a few tenths of a second.
 _MOST_STEPS = 4096
-# Noise that is used twice at the same coordinates, or twice in a step, has checks of its own,
-# which fail at such a p-value whatever else was tested.
-_CERTAIN = 1e-9
-_OTHER_REUSE = (_REPEATED, "shared noise")
 _SHORT = ("bfloat16", "float16")
 _REMEDY = (
     "Draw new noise for every coordinate of every step: one generator that is never seeded again, "
@@ -52,57 +49,89 @@ def repeated_exactly(reuse: ReuseFacts | None) -> bool:
     return reuse is not None and reuse.in_runs and not reuse.elsewhere
 
 
-def reused_noise(reuse: ReuseFacts, place: Callable[[Sequence[int]], str]) -> Finding:
-    """The finding, of values that were sampled by their content.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedNoise:
+    """Noise values that were sampled by their content and compared with each other.
 
-    Args:
+    Attributes:
         reuse: What was found.
         place: Step, tensor and position in words.
     """
+
+    reuse: ReuseFacts
+    place: Callable[[Sequence[int]], str]
+
+
+@check(
+    "noise reused at other coordinates",
+    part=NOISE_FRESHNESS,
+    decides=True,
+    explains=(
+        "noise of related nodes",
+        "noise after restarts",
+        "serial correlation",
+        "repeated noise",
+        "whole-run correlation",
+        "noise spectrum",
+        "shared noise",
+        "common noise",
+        "noise by coordinate",
+        "noise by tensor",
+        "noise extremes",
+        "noise scale",
+        "noise shape",
+        "noise by step",
+        "values without noise",
+        "even contribution",
+        "carry-over",
+        "duplicate scores",
+    ),
+    after_resume=True,
+)
+def noise_reused(compared: ComparedNoise) -> Finding | None:
+    """Whether any noise was used again; at the same coordinates it is repeated noise."""
+    reuse = compared.reuse
     if reuse.coarse:
-        return not_run(_NAME, "noise of full float precision, in which no two values are equal")
+        return not_run("noise of full float precision, in which no two values are equal")
     if not reuse.kept:
-        return not_run(_NAME, "float32 or float64 noise that is added to the clipped sum")
+        return not_run("float32 or float64 noise that is added to the clipped sum")
     if repeated_exactly(reuse):
-        return fact(
-            _REPEATED,
-            True,
-            _found(reuse, place),
-            consequence=Consequence.BREACH,
-            measured=float(reuse.matches),
-            claimed=0.0,
-            remedy=_REMEDY,
-        )
+        return None
     smallest = max(_FEWEST, math.ceil(_SURELY * reuse.values / reuse.kept))
-    return fact(
-        _NAME,
-        reuse.in_runs or reuse.by_value,
-        _found(reuse, place),
-        consequence=Consequence.BREACH,
-        measured=float(reuse.matches),
-        claimed=0.0,
-        remedy=_REMEDY,
+    return found_again(
+        compared,
         sees=f"{smallest:,} of {reuse.values:,} noise values used again anywhere in "
         f"{_percent(reuse.share)} of the model; values read singly from a table of up to "
         f"{_rounded_down(reuse.table):,} entries",
     )
 
 
-def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | None:
-    """The finding, where only watched coordinates and held-out canaries show the noise.
+def found_again(
+    compared: ComparedNoise, *, sees: str = "", visible: float | None = None
+) -> Finding:
+    """Whether noise values occur again, and where."""
+    reuse = compared.reuse
+    return fact(
+        reuse.in_runs or reuse.by_value,
+        _found(reuse, compared.place),
+        consequence=Consequence.BREACH,
+        measured=float(reuse.matches),
+        claimed=0.0,
+        remedy=_REMEDY,
+        sees=sees,
+        visible=visible,
+    )
+
+
+@noise_reused.variant
+def reused_where_seen(context: Context) -> Finding | None:
+    """The same where only watched coordinates and held-out canaries show the noise.
 
     Tensors of one size are watched at equal positions, so that noise of one that is used again in
     another, in whatever step, is the same row of numbers. Values that occur again at other places
     than these show where both places are seen.
-
-    Args:
-        context: The run.
-        others: The other checks of its noise, before the gate.
     """
-    if not context.exact or any(
-        item.check in _OTHER_REUSE and item.p_value is not None and item.p_value < _CERTAIN
-        for item in others
-    ):
+    if not context.exact:
         return None
     reuse, columns = _compared_where_seen(context)
     if repeated_exactly(reuse):
@@ -111,16 +140,11 @@ def reused_where_seen(context: Context, others: Iterable[Finding]) -> Finding | 
     # Equal values are no news on a grid, as of sums of whole numbers, or in a short format.
     short = any(name in _SHORT for name in context.facts.precision)
     reuse = replace(reuse, share=share, coarse=reuse.coarse or short or context.lattice > 0.0)
+    compared = ComparedNoise(reuse=reuse, place=in_step(context.facts.tensors))
     if reuse.coarse or not reuse.kept:
-        return reused_noise(reuse, in_step(context.facts.tensors))
-    return fact(
-        _NAME,
-        reuse.in_runs or reuse.by_value,
-        _found(reuse, in_step(context.facts.tensors)),
-        consequence=Consequence.BREACH,
-        measured=float(reuse.matches),
-        claimed=0.0,
-        remedy=_REMEDY,
+        return noise_reused(compared)
+    return found_again(
+        compared,
         sees=f"noise used again among the {columns:,} observed coordinates"
         f"{_of_first(context.transcript.number_of_steps)}, {_percent(share)} of the model",
         visible=1.0 - share,

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.checks.findings import fact, not_run
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.checks.registry import NOISE_FRESHNESS, check
+from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
 from askgauss.results import Consequence, Finding
 
 __all__ = [
@@ -39,23 +40,7 @@ _ALIKE = 0.995
 _PLAIN = 1024
 _WITH_SEED = re.compile(r"\(\d+\)")
 _CUSTOMARY = (
-    *(
-        1234,
-        1337,
-        2000,
-        2020,
-        2021,
-        2022,
-        2023,
-        2024,
-        2025,
-        2026,
-        3407,
-        4242,
-        12345,
-        31337,
-        42424242,
-    ),
+    *(1234, 1337, 2000, *range(2020, 2027), 3407, 4242, 12345, 31337, 42424242),
     *(99999, 123456, 1234567, 12345678, 123456789, 1234567890, 20240101),
     *(0xC0FFEE, 0xDEADBEEF & 0x7FFFFFFF, 2**31 - 1, 2**32 - 1),
 )
@@ -139,18 +124,20 @@ def try_seeds(noise: NDArray[np.float64], candidates: Iterable[Candidates]) -> S
     return SeedProbe(tried=tried, ways=tuple(ways))
 
 
-def predictable_noise(probe: SeedProbe | None) -> Iterator[Finding]:
-    """Whether the first noise is one that a likely seed gives; nothing where nobody looked."""
-    name = "predictable noise"
+@check(
+    "predictable noise",
+    part=NOISE_FRESHNESS,
+)
+def predictable_noise(facts: RunFacts) -> Finding | None:
+    """Whether the first noise is one that a likely seed gives."""
+    probe = facts.seed_probe
     if probe is None:
-        return
+        return None
     if not probe.tried:
-        yield not_run(name, f"the first noise of a tensor at {FEWEST} places or more")
-        return
+        return not_run(f"the first noise of a tensor at {FEWEST} places or more")
     # The way, not the seed: whoever reads a result would know all noise by it.
     way = _WITH_SEED.sub("", probe.found, count=1)
-    yield fact(
-        name,
+    return fact(
         bool(probe.found),
         f"the first noise is that of one of {probe.tried:,} likely seeds of {way}: whoever tries "
         "them knows all noise to come."

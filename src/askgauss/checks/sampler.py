@@ -1,39 +1,48 @@
-"""Checks of the sampler: how often a record is drawn, with whom, and when it comes back."""
+"""Checks of the sampler: how often a record is drawn, with whom, and when it comes back.
+
+Where batches were recorded, the tests of `askgauss.sampling` compare them with the scheme that was
+declared; elsewhere canaries that went through the training's own sampler show how it draws.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtr, chdtrc, ndtr
+from scipy.special import bdtrc, chdtr, chdtrc, ndtr
 
-from askgauss._rounding import about, digits
-from askgauss.checks.batch_tests import (
-    SAMPLER_CHECKS,
-    accounted_sampling,
-    drawn_checks,
-    smallest_rate,
-)
 from askgauss.checks.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
+from askgauss.checks.registry import SAMPLER, check
 from askgauss.checks.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling import Poisson
+from askgauss.sampling import DrawnBatches, Poisson, mismatch
 from askgauss.sampling.impossible_draws import NEVER
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.rounding import about, digits, widened
 
-__all__ = ["sampler_checks"]
+__all__ = ["SAMPLER_CHECKS"]
 
 _FEWEST_CANARIES = 20
 _FEWEST_STEPS = 20
-# Counts of inclusions are compared with their law where they are at least this large on average.
+# Counts of inclusions are compared with their distribution where they are at least this large on
+# average.
 _FEWEST_INCLUSIONS = 5
-# By how much the odds of plantings by our own coin are raised before the gate hears of them.
+# By how much the p-value of inclusions that the recorder drew is raised before the gate reads it.
 _PAID = 100.0
+# How the tests of single records share their error: a pair that comes together has the least power.
+_SHARES = {"most drawn": 0.2, "least drawn": 0.1, "inseparable records": 0.7}
+# The p-value of one record that the gate rejects: a fifth of the error of one of thirty checks.
+_NOTICED_BY_ONE = 5e-6
+_CERTAIN = 1e-7
 _SAMPLER = "canaries that go through the training's own sampler"
+_BATCH_REMEDY = (
+    "Draw batches by the scheme that was declared, or declare the one that draws them, and account "
+    "for it."
+)
 _RATE_REMEDY = (
     "The accountant must be told the rate the sampler really uses: batch size over records, not "
     "one over the number of batches; and no step may be left out for being empty."
@@ -44,91 +53,155 @@ _SCHEME_REMEDY = (
 )
 
 
-def sampler_checks(context: Context) -> Iterator[Finding]:
-    """Every check of the sampler."""
-    yield from accounted_sampling(context)
-    odd = _odd_plantings(context)
-    for item in _sampler_checks(context):
-        known = item.status is Status.FAIL or (item.p_value is not None and item.p_value < NEVER)
-        yield odd if odd is not None and item.check == odd.check and not known else item
+@check(
+    "accounted sampling",
+)
+def accounted_sampling(context: Context) -> Finding | None:
+    """Whether batches are drawn by the scheme that was accounted for, where one was named."""
+    claim, facts = context.claim, context.facts
+    claimed = None if claim is None else claim.sampling
+    if not any((facts.scheme, facts.accounted_scheme, facts.found_scheme, claimed)):
+        return None
+    found_scheme, accounted = facts.found_scheme, context.claimed_scheme
+    used = found_scheme or facts.drawn_by
+    if used is None or accounted is None:
+        return not_run("a scheme, declared to the Recorder and in the claim (sampling=)")
+    if used == accounted or (isinstance(used, Poisson) and isinstance(accounted, Poisson)):
+        # How often a record is drawn is the check of the sampling rate.
+        return fact(
+            False,
+            f"{used} is in use, and accounted for.",
+            consequence=Consequence.INFORMS,
+        )
+    said, beyond, true = "", False, None
+    noise = context.noise_level
+    if claim is not None and noise > 0.0 and claim.delta > 0.0:
+        steps = context.claimed_steps or context.transcript.number_of_steps
+        found = mismatch(accounted, used, noise, steps, claim.delta)
+        true = found.true_at_least
+        beyond = true > (1.0 + TOLERANCE) * claim.epsilon
+        said = (
+            f"; at noise multiplier {noise:.3g} over {steps:,} steps that gives epsilon at least "
+            f"{true:.3g}, and what was accounted for {found.claimed:.3g}"
+        )
+    return fact(
+        True,
+        f"batches {'show' if found_scheme else 'are drawn by'} {used}, and {accounted} was "
+        f"accounted for{said}.",
+        consequence=Consequence.BREACH if beyond else Consequence.INFORMS,
+        measured=true,
+        claimed=None if claim is None else float(claim.epsilon),
+        remedy="Account for the scheme that draws the batches, or draw them by the other.",
+    )
 
 
-def _odd_plantings(context: Context) -> Finding | None:
-    """Where the recorder's own coin planted and its numbers are odd: what they say.
+@check(
+    "sampling rate",
+    part=SAMPLER,
+    decides=True,
+    explains=("batch sizes",),
+)
+def sampling_rate(context: Context) -> Finding | None:
+    """How often a record is drawn."""
+    found = _by_source(context, lambda drawn: _drawn_rate(context, drawn), _canary_rate)
+    p_value = None if found is None else found.p_value
+    failed = found is not None and found.status is Status.FAIL
+    certain = failed or (p_value is not None and p_value < NEVER)
+    return found if certain else _odd_inclusions(context) or found
 
-    A coin of ours is as it was declared, so this is about the file. Told only where odd, which
-    other checks' share of the gate does not know of: it pays by a share a hundredth of theirs.
+
+def _by_source(
+    context: Context,
+    of_batches: Callable[[DrawnBatches], Finding],
+    of_canaries: Callable[[Context], Finding | None],
+) -> Finding | None:
+    """The finding from recorded batches where there are any, else from canaries of Poisson runs."""
+    facts = context.facts
+    drawn = facts.batches or facts.plantings
+    if drawn is not None:
+        return of_batches(drawn)
+    if not isinstance(facts.scheme, (Poisson, type(None))):
+        return not_run("the training's batches: observe(..., batch=)")
+    return of_canaries(context)
+
+
+def _odd_inclusions(context: Context) -> Finding | None:
+    """Inclusions that the recorder cannot have drawn; None where they are as declared.
+
+    The recorder draws as declared, so this is about the file. It is a finding only where it is
+    improbable, which the multiplicity of the gate does not count: it pays by a share a hundredth
+    of that of other checks.
     """
-    law, transcript = context.facts.own_law, context.transcript
+    scheme, transcript = context.facts.own_law, context.transcript
     planted, steps = transcript.canaries.planted[transcript.member], transcript.number_of_steps
-    if law is None or planted.size == 0:
+    if scheme is None or planted.size == 0:
         return None
     drawn = int(planted.sum())
-    p_value = law.count_p_value(drawn, records=planted.size, steps=steps)
+    p_value = scheme.count_p_value(drawn, records=planted.size, steps=steps)
     if p_value >= SUSPICIOUS / _PAID:
         return None
     return judged(
-        "sampling rate",
         _PAID * p_value,
-        f"canaries were planted at rate {drawn / (planted.size * steps):.5f}, where {law} is "
+        f"canaries were planted at rate {drawn / (planted.size * steps):.5f}, where {scheme} is "
         "declared for them.",
         if_wrong="The recorder draws by what is declared: the transcript was damaged or edited.",
         consequence=Consequence.INVALIDATES,
         measured=drawn / (planted.size * steps),
-        claimed=law.share,
+        claimed=scheme.share,
         remedy="Audit the transcript that the run wrote.",
     )
 
 
-def _sampler_checks(context: Context) -> Iterator[Finding]:
-    facts = context.facts
-    drawn = facts.batches or facts.plantings
-    if drawn is not None:
-        yield from drawn_checks(context, drawn)
-        return
-    if not isinstance(facts.scheme, (Poisson, type(None))):
-        broken = _rule_broken(context)
-        for name in SAMPLER_CHECKS:
-            if name == "sampling scheme" and broken is not None:
-                yield broken
-            else:
-                yield not_run(name, "the training's batches: observe(..., batch=)")
-        return
-    yield _sampling_rate(context)
-    yield _sampling_scheme(context)
-    yield _sampling_of_pairs(context)
-    yield _sampling_in_time(context)
-    yield _batch_sizes(context)
-
-
-def _rule_broken(context: Context) -> Finding | None:
-    """Without a step by step look at batches: canaries that the scheme cannot have drawn."""
-    transcript, scheme = context.transcript, context.facts.scheme
-    planted = transcript.canaries.planted[transcript.member]
-    if scheme is None or planted.size == 0:
-        return None
-    fewest, most = scheme.draws_within(transcript.number_of_steps)
-    if fewest <= planted.min() and planted.max() <= most:
-        return None
-    return fact(
-        "sampling scheme",
-        True,
-        f"a canary was in more or fewer of the steps than {scheme} allows ({fewest} to {most}).",
-        consequence=Consequence.INVALIDATES,
-        remedy="Declare the scheme that draws the batches, and account for it.",
+def _drawn_rate(context: Context, drawn: DrawnBatches) -> Finding:
+    """How often a record is drawn; where the scheme leaves no chance, whether it kept its rule."""
+    share = drawn.scheme.share
+    tests = drawn.named("rate", "mean batch", "rate over time") or drawn.named("scheme")
+    worst = min(tests, key=lambda test: test.p_value)
+    p_value = min(1.0, len(tests) * worst.p_value)
+    rate = drawn.drawn / drawn.chances
+    interval = (
+        clopper_pearson_lower(drawn.drawn, drawn.chances, 0.5 * INTERVAL_ERROR),
+        clopper_pearson_upper(drawn.drawn, drawn.chances, 0.5 * INTERVAL_ERROR),
+    )
+    consequence, implied = Consequence.INVALIDATES, ""
+    visible = _smallest_rate(share, drawn.chances)
+    if isinstance(drawn.scheme, Poisson):
+        consequence = Consequence.LOOSENS
+        if rate > share and p_value < SUSPICIOUS:
+            broken, implied = context.breach(rate=interval[0])
+            consequence = Consequence.BREACH if broken else Consequence.LOOSENS
+    return judged(
+        p_value,
+        f"a record is in a batch with probability {rate:.3g}, where {drawn.scheme} has "
+        f"{share:.5f}.",
+        if_wrong=implied.strip(),
+        consequence=consequence,
+        # The exact rate is a count of inclusions, and says how many records there are.
+        measured=digits(rate),
+        interval=widened(interval),
+        claimed=share,
+        remedy=_BATCH_REMEDY,
+        tolerable=abs(rate / share - 1.0) < TOLERANCE and worst.name != "scheme",
+        sees=f"a sampling rate {digits(visible, 1):.1%} above the claim" if visible < 1.0 else "",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )
 
 
-def _sampling_rate(context: Context) -> Finding:
-    name, transcript, claimed = "sampling rate", context.transcript, context.claimed_rate
-    if context.own_coin:
+def _smallest_rate(rate: float, chances: float) -> float:
+    """The relative difference of rates that is noticed from so many draws."""
+    return max(NOTICED * math.sqrt((1.0 - rate) / (rate * chances)), TOLERANCE)
+
+
+def _canary_rate(context: Context) -> Finding:
+    transcript, claimed = context.transcript, context.claimed_rate
+    if context.sampled_by_recorder:
         return _declared_rate(context)
     if claimed is None:
-        return not_run(name, "a claimed sampling_rate to compare with")
+        return not_run("a claimed sampling_rate to compare with")
     plantings = int(transcript.canaries.planted.sum())
     chances = int(np.count_nonzero(transcript.member)) * transcript.number_of_steps
     if chances == 0:
-        return not_run(name, "present canaries")
+        return not_run("present canaries")
     rate = plantings / chances
     interval = (
         clopper_pearson_lower(plantings, chances, 0.5 * INTERVAL_ERROR),
@@ -138,7 +211,6 @@ def _sampling_rate(context: Context) -> Finding:
     above = rate > claimed and p_value < SUSPICIOUS
     broken, implied = context.breach(rate=interval[0]) if above else (False, "")
     return judged(
-        name,
         p_value,
         f"a record is in a batch with probability {rate:.5f}, where {claimed:.5f} is claimed.",
         if_wrong=implied.strip(),
@@ -148,19 +220,18 @@ def _sampling_rate(context: Context) -> Finding:
         claimed=claimed,
         remedy=_RATE_REMEDY,
         tolerable=abs(rate / claimed - 1.0) < TOLERANCE,
-        sees=f"a sampling rate {smallest_rate(claimed, chances):.1%} above the claim",
-        visible=smallest_rate(claimed, chances),
+        sees=f"a sampling rate {_smallest_rate(claimed, chances):.1%} above the claim",
+        visible=_smallest_rate(claimed, chances),
     )
 
 
 def _declared_rate(context: Context) -> Finding:
     """Without a look at the sampler: whether the rate it declares is the one accounted for."""
-    name, claimed, declared = "sampling rate", context.claimed_rate, context.facts.sampling_rate
+    claimed, declared = context.claimed_rate, context.facts.sampling_rate
     if claimed is None or declared is None or abs(declared / claimed - 1.0) < TOLERANCE:
-        return not_run(name, _SAMPLER)
+        return not_run(_SAMPLER)
     broken = declared > claimed and context.breach(rate=declared)[0]
     return fact(
-        name,
         True,
         f"records are sampled at rate {declared:.5f}, and {claimed:.5f} is accounted for.",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
@@ -170,27 +241,56 @@ def _declared_rate(context: Context) -> Finding:
     )
 
 
-def _declared_scheme(context: Context) -> Finding:
-    """Without a look at the sampler: whether it is of the kind that the canaries stand for."""
-    name, facts = "sampling scheme", context.facts
-    if facts.loader_poisson is not False or context.claimed_rate == 1.0:
-        return not_run(name, _SAMPLER)
-    return fact(
-        name,
-        True,
-        "the training's loader does not give every record a coin of its own: what the canaries "
-        "show is a run with Poisson sampling, and this one's records were drawn otherwise.",
+@check(
+    "sampling scheme",
+    part=SAMPLER,
+    explains=("sampling of pairs", "sampling in time"),
+)
+def sampling_scheme(context: Context) -> Finding | None:
+    """Whether records are drawn independently of each other, as often in every step."""
+    found = _by_source(
+        context, lambda drawn: _worst_test(drawn, "scheme", "counts"), _canary_scheme
+    )
+    unseen = not (context.facts.batches or context.facts.plantings)
+    return (_rule_broken(context) if unseen else None) or found
+
+
+def _worst_test(drawn: DrawnBatches, *names: str) -> Finding:
+    """The least likely of these tests of recorded batches."""
+    tests = drawn.named(*names)
+    if not tests:
+        return not_run(f"batches whose number of records {drawn.scheme} leaves to chance")
+    worst = min(tests, key=lambda test: test.p_value)
+    return judged(
+        min(1.0, len(tests) * worst.p_value),
+        f"{worst.summary[0].lower()}{worst.summary[1:]}",
         consequence=Consequence.INVALIDATES,
-        remedy="Use a Poisson sampler (Opacus: poisson_sampling=True); or ExampleCanaries, which "
-        "go through the loader, with GaussianShift().",
-        undermines=Assumption.GAUSSIAN_SCORES,
+        remedy=_BATCH_REMEDY,
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
     )
 
 
-def _sampling_scheme(context: Context) -> Finding:
+def _rule_broken(context: Context) -> Finding | None:
+    """Without a step by step look at batches: canaries that the scheme cannot have drawn."""
+    transcript, scheme = context.transcript, context.facts.scheme
+    planted = transcript.canaries.planted[transcript.member]
+    if isinstance(scheme, (Poisson, type(None))) or planted.size == 0:
+        return None
+    fewest, most = scheme.draws_within(transcript.number_of_steps)
+    if fewest <= planted.min() and planted.max() <= most:
+        return None
+    return fact(
+        True,
+        f"a canary was in more or fewer of the steps than {scheme} allows ({fewest} to {most}).",
+        consequence=Consequence.INVALIDATES,
+        remedy="Declare the scheme that draws the batches, and account for it.",
+    )
+
+
+def _canary_scheme(context: Context) -> Finding:
     """Whether inclusions are independent: counts by canary and by step as Poisson has them."""
-    name, transcript = "sampling scheme", context.transcript
-    if context.own_coin:
+    transcript = context.transcript
+    if context.sampled_by_recorder:
         return _declared_scheme(context)
     by_canary = transcript.canaries.planted[transcript.member]
     by_step = transcript.steps.planted.sum(axis=1)
@@ -198,21 +298,18 @@ def _sampling_scheme(context: Context) -> Finding:
     rate = by_canary.sum() / max(steps * canaries, 1)
     enough = min(canaries, steps) >= _FEWEST_STEPS
     if not enough or not 0.0 < rate < 1.0:
-        return not_run(
-            name, f"{_FEWEST_CANARIES} canaries, sampled in some of {_FEWEST_STEPS} steps"
-        )
+        return not_run(f"{_FEWEST_CANARIES} canaries, sampled in some of {_FEWEST_STEPS} steps")
     tests = [
         (along, *_dispersion(counts, trials, rate))
         for along, counts, trials in (("canary", by_canary, steps), ("step", by_step, canaries))
         if min(rate, 1.0 - rate) * trials >= _FEWEST_INCLUSIONS
     ]
     if not tests:
-        return not_run(name, f"{_FEWEST_INCLUSIONS} inclusions of a canary, or in a step")
+        return not_run(f"{_FEWEST_INCLUSIONS} inclusions of a canary, or in a step")
     along, ratio, p_value = min(tests, key=lambda test: test[2])
     p_value = min(1.0, len(tests) * p_value)
     looks = "shuffled or fixed batches" if ratio < 1.0 else "one coin for several records or steps"
     return judged(
-        name,
         p_value,
         f"counts of inclusions by {along} vary {ratio:.2f} times as much as Poisson sampling "
         "gives.",
@@ -226,6 +323,22 @@ def _sampling_scheme(context: Context) -> Finding:
     )
 
 
+def _declared_scheme(context: Context) -> Finding:
+    """Without a look at the sampler: whether it is of the kind that the canaries stand for."""
+    facts = context.facts
+    if facts.loader_poisson is not False or context.claimed_rate == 1.0:
+        return not_run(_SAMPLER)
+    return fact(
+        True,
+        "the training's loader does not give every record a coin of its own: what the canaries "
+        "show is a run with Poisson sampling, and this one's records were drawn otherwise.",
+        consequence=Consequence.INVALIDATES,
+        remedy="Use a Poisson sampler (Opacus: poisson_sampling=True); or ExampleCanaries, which "
+        "go through the loader, with GaussianShift().",
+        undermines=Assumption.GAUSSIAN_SCORES,
+    )
+
+
 def _dispersion(counts: NDArray[Any], trials: int, rate: float) -> tuple[float, float]:
     """The variance of binomial counts over what it should be, and its two-sided p-value."""
     freedom = counts.size - 1
@@ -235,18 +348,27 @@ def _dispersion(counts: NDArray[Any], trials: int, rate: float) -> tuple[float, 
     return statistic / freedom, min(1.0, p_value)
 
 
-def _sampling_of_pairs(context: Context) -> Finding:
+@check(
+    "sampling of pairs",
+    part=SAMPLER,
+)
+def sampling_of_pairs(context: Context) -> Finding | None:
+    """Whether any two records are drawn together more or less often than chance has it."""
+    return _by_source(context, lambda drawn: _worst_test(drawn, "pairs", "order"), _canary_pairs)
+
+
+def _canary_pairs(context: Context) -> Finding:
     """Whether any two records are sampled together more or less often than chance has it."""
-    name, transcript = "sampling of pairs", context.transcript
-    if context.own_coin:
-        return not_run(name, _SAMPLER)
+    transcript = context.transcript
+    if context.sampled_by_recorder:
+        return not_run(_SAMPLER)
     present = transcript.member[transcript.kept]
     planted = transcript.kept_planted[:, present].astype(np.float32)
     counts = planted.sum(axis=0).astype(np.int64)
     steps, canaries = planted.shape
     sometimes = (counts > 0) & (counts < steps)
     if steps < _FEWEST_STEPS or np.count_nonzero(sometimes) < 2:
-        return not_run(name, f"two canaries that are in some of {_FEWEST_STEPS} steps")
+        return not_run(f"two canaries that are in some of {_FEWEST_STEPS} steps")
     planted, counts = planted[:, sometimes], counts[sometimes]
     canaries = counts.size
     together = planted.T @ planted
@@ -258,7 +380,6 @@ def _sampling_of_pairs(context: Context) -> Finding:
     expected = counts[first] * counts[second] / steps
     p_value = overlap_p_value(overlap, int(counts[first]), int(counts[second]), steps)
     return judged(
-        name,
         min(1.0, 0.5 * canaries * (canaries - 1) * p_value),
         f"of all pairs, the oddest is together in {overlap} steps where {expected:.1f} are "
         "expected.",
@@ -271,54 +392,65 @@ def _sampling_of_pairs(context: Context) -> Finding:
     )
 
 
-def _sampling_in_time(context: Context) -> Finding:
+@check(
+    "sampling in time",
+    part=SAMPLER,
+    explains=("sampling of pairs",),
+)
+def sampling_in_time(context: Context) -> Finding | None:
+    """Whether a record that was drawn comes back as if nothing had been drawn before."""
+    return _by_source(context, lambda drawn: _worst_test(drawn, "lags", "places"), _canary_times)
+
+
+def _canary_times(context: Context) -> Finding:
     """Whether a record that was drawn comes back as if nothing had been drawn before.
 
-    However long ago a record was drawn last, its next coin has the same rate. At every gap the
+    However long ago a record was drawn last, its next draw has the same rate. At every gap the
     canaries that were so far from their last step are counted, and those that came back; cyclic
     or shuffled batches have gaps at which nobody does.
     """
-    name, transcript = "sampling in time", context.transcript
-    if context.own_coin:
-        return not_run(name, _SAMPLER)
+    transcript = context.transcript
+    if context.sampled_by_recorder:
+        return not_run(_SAMPLER)
     sums, gaps, steps = transcript.canaries, transcript.steps.gaps, transcript.number_of_steps
     drawn = sums.planted > 0
     returns = int(gaps.sum())
     if sums.last_planted.size == 0 or returns != int((sums.planted[drawn] - 1).sum()):
-        return not_run(name, "steps that were all recorded by a version that counts returns")
+        return not_run("steps that were all recorded by a version that counts returns")
     rate = float(sums.planted.sum()) / (np.count_nonzero(transcript.member) * steps or 1)
     if not 0.0 < rate < 1.0 or returns < 2 * _FEWEST_INCLUSIONS:
-        return not_run(name, f"{2 * _FEWEST_INCLUSIONS} returns of a canary to a batch")
+        return not_run(f"{2 * _FEWEST_INCLUSIONS} returns of a canary to a batch")
     waited = np.bincount(steps - sums.last_planted[drawn], minlength=steps + 1)[1:]
-    # So many were that far from their last step, and got a coin there.
-    coins = np.cumsum((gaps + waited[:steps])[::-1])[::-1].astype(np.float64)
+    # So many were that far from their last step, and might be drawn there.
+    chances = np.cumsum((gaps + waited[:steps])[::-1])[::-1].astype(np.float64)
     # Long gaps are rare: those are taken together until chance has something to say of them.
-    group = np.floor(np.cumsum(coins) * min(rate, 1.0 - rate) / _FEWEST_INCLUSIONS).astype(np.int64)
+    group = np.floor(np.cumsum(chances) * min(rate, 1.0 - rate) / _FEWEST_INCLUSIONS).astype(
+        np.int64
+    )
     group = np.unique(np.concatenate([[0], group[:-1]]), return_inverse=True)[1]
     returned: NDArray[np.float64] = np.bincount(group, gaps).astype(np.float64)
-    coins = np.bincount(group, coins).astype(np.float64)
+    chances = np.bincount(group, chances).astype(np.float64)
     first = np.flatnonzero(np.diff(group, prepend=-1)) + 1
-    use = coins > 0
-    returned, coins, first = returned[use], coins[use], first[use]
+    use = chances > 0
+    returned, chances, first = returned[use], chances[use], first[use]
     p_values = [
         binomial_p_value(int(found), int(of), rate)
-        for found, of in zip(returned, coins, strict=True)
+        for found, of in zip(returned, chances, strict=True)
     ]
     worst = int(np.argmin(p_values))
-    statistic = float(((returned - rate * coins) ** 2 / (coins * rate * (1.0 - rate))).sum())
-    tests = [coins.size * p_values[worst], _chi_square_tail(statistic, coins, rate)]
+    statistic = float(((returned - rate * chances) ** 2 / (chances * rate * (1.0 - rate))).sum())
+    tests = [chances.size * p_values[worst], _chi_square_tail(statistic, chances, rate)]
     return judged(
-        name,
         min(1.0, 2.0 * min(tests)),
-        f"{int(returned[worst]):,} of {int(coins[worst]):,} coins at {int(first[worst])} steps "
-        f"from a record's last one drew it again, where {rate * coins[worst]:,.1f} are expected.",
+        f"{int(returned[worst]):,} of {int(chances[worst]):,} coins at {int(first[worst])} steps "
+        f"from a record's last one drew it again, where {rate * chances[worst]:,.1f} are expected.",
         if_fine=", as the oddest of so many may be by chance.",
         consequence=Consequence.INVALIDATES,
         measured=float(returned[worst]),
-        claimed=rate * float(coins[worst]),
+        claimed=rate * float(chances[worst]),
         remedy=f"A record's coin must not know of its earlier ones. {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"a rate {NOTICED * math.sqrt((1.0 - rate) / (rate * float(coins[0]))):.0%} off in "
+        sees=f"a rate {NOTICED * math.sqrt((1.0 - rate) / (rate * float(chances[0]))):.0%} off in "
         f"the step{'s' if len(first) > 1 and first[1] > 2 else ''} after a record was drawn",
     )
 
@@ -336,19 +468,29 @@ def _chi_square_tail(statistic: float, trials: NDArray[np.float64], rate: float)
     return float(chdtrc(freedom / scale, statistic / scale))
 
 
-def _batch_sizes(context: Context) -> Finding:
-    """Whether batches are as large, and as uneven, as a coin for every record makes them."""
-    name, sizes, records = "batch sizes", context.transcript.steps.batch_size, context.facts.records
+@check(
+    "batch sizes",
+    part=SAMPLER,
+)
+def batch_sizes(context: Context) -> Finding | None:
+    """Whether batches are as large, and as uneven, as the scheme makes them."""
+    return _by_source(
+        context, lambda drawn: _worst_test(drawn, "batch sizes", "largest batch"), _poisson_sizes
+    )
+
+
+def _poisson_sizes(context: Context) -> Finding:
+    """Whether batches are as large, and as uneven, as Poisson sampling makes them."""
+    sizes, records = context.transcript.steps.batch_size, context.facts.records
     sizes = sizes[np.isfinite(sizes)]
     claimed = context.claimed_rate
     if sizes.size == 0 or records is None:
-        return not_run(name, "batch_size= in observe() and records= of the Recorder")
+        return not_run("batch_size= in observe() and records= of the Recorder")
     if claimed is None or not 0.0 < claimed < 1.0:
-        return not_run(name, "a claimed sampling_rate below 1 to compare with")
+        return not_run("a claimed sampling_rate below 1 to compare with")
     drawn, chances = int(sizes.sum()), records * sizes.size
     if sizes.max() > records:
         return fact(
-            name,
             True,
             f"a batch has {digits(sizes.max() / records):g} times the records that there are.",
             consequence=Consequence.INVALIDATES,
@@ -374,7 +516,6 @@ def _batch_sizes(context: Context) -> Finding:
         broken, implied = context.breach(rate=low)
     costly = Consequence.BREACH if broken else Consequence.LOOSENS
     return judged(
-        name,
         p_value,
         f"batches have {digits(sizes.mean()):,g} of {about(records)} records on average, where "
         f"{digits(claimed * records):,g} are expected, and vary {ratio:.2f} times as much as "
@@ -386,7 +527,7 @@ def _batch_sizes(context: Context) -> Finding:
         claimed=claimed,
         remedy=f"{_RATE_REMEDY} {_SCHEME_REMEDY}",
         undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
-        sees=f"batches {smallest_rate(claimed, chances):.1%} larger than accounted for",
+        sees=f"batches {_smallest_rate(claimed, chances):.1%} larger than accounted for",
     )
 
 
@@ -400,3 +541,78 @@ def _neighbours(sizes: NDArray[np.float64]) -> float:
     # Exact mean and nearly the variance of a serial correlation about an estimated mean.
     score = (correlation + 1.0 / count) * math.sqrt(count)
     return 2.0 * float(ndtr(-abs(score)))
+
+
+@check(
+    "single records",
+    part=SAMPLER,
+    # Given how many records a step drew: a wrong rate of all does not show there.
+    explains=(
+        "sampling rate",
+        "batch sizes",
+        "sampling scheme",
+        "sampling of pairs",
+        "sampling in time",
+    ),
+    reveals_individual=True,
+)
+def single_records(context: Context) -> Finding | None:
+    """Whether one record is drawn more or less often than all others, or always with another."""
+    return _by_source(context, lambda drawn: _drawn_records(context, drawn), lambda _: None)
+
+
+def _drawn_records(context: Context, drawn: DrawnBatches) -> Finding:
+    """Whether one record is drawn more or less often than all others, or always with another."""
+    tests = drawn.named(*_SHARES)
+    if not tests:
+        return not_run(f"batches that may hold any record, which {drawn.scheme} does not give")
+    worst = min(tests, key=lambda test: test.p_value / _SHARES[test.name])
+    often = drawn.named("most drawn")
+    if often and often[0].p_value < _CERTAIN:
+        # Records that are in every batch also come together: that is the lesser fault.
+        worst = often[0]
+    p_value = min(1.0, worst.p_value / _SHARES[worst.name])
+    consequence, implied = Consequence.INVALIDATES, ""
+    if worst.name == "most drawn" and p_value < SUSPICIOUS and drawn.most is not None:
+        # Of all records the most often drawn: the interval is to hold for each of them.
+        low = clopper_pearson_lower(drawn.most, drawn.steps, INTERVAL_ERROR / drawn.records)
+        if low > drawn.scheme.share:
+            broken, implied = context.breach(rate=low)
+            consequence = Consequence.BREACH if broken else Consequence.INVALIDATES
+    share = drawn.scheme.share
+    least = int(_rare_count(drawn.steps, share, _NOTICED_BY_ONE / drawn.records))
+    sees = ""
+    if least <= drawn.steps:
+        sees = (
+            f"any record in {least:,} of {drawn.steps:,} batches, where {drawn.steps * share:.3g} "
+            "are expected"
+        )
+    return judged(
+        p_value,
+        f"{worst.summary[0].lower()}{worst.summary[1:]}",
+        if_wrong=implied.strip(),
+        consequence=consequence,
+        remedy="Draw every record with the same probability, independently of all others: no "
+        "record may be in every batch, and no two may come as one.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=sees,
+    )
+
+
+def _rare_count(steps: int, rate: float, chance: float) -> int:
+    """The smallest count of one record that has at most this probability; above it if none has."""
+    counts = np.arange(1, steps + 1)
+    rare = bdtrc(counts - 1, steps, rate) <= chance
+    return int(counts[rare][0]) if rare.any() else steps + 1
+
+
+SAMPLER_CHECKS = (
+    accounted_sampling,
+    sampling_rate,
+    sampling_scheme,
+    sampling_of_pairs,
+    sampling_in_time,
+    batch_sizes,
+    single_records,
+)
+"""Checks of how records are drawn."""

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from scipy.special import bdtrik, chdtri, ndtri
 
 from askgauss.checks.findings import fact, judged, not_run
-from askgauss.checks.rounding_to_error import coarse_chance, coarse_deviations
+from askgauss.checks.registry import NOISE_FRESHNESS, check, made
 from askgauss.checks.tails import ratio_p_value, ratio_tail
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.scores import CanaryScores
 from askgauss.stats import duplicates, normality
 from askgauss.stats.binomial import binomial_weights
+from askgauss.stats.rounding import round_deviations, round_p_value
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.stats.shift import sampling_variance
 
@@ -78,17 +79,22 @@ class _Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Residuals:
+class ScoreResiduals:
     """What is left of the scores once what is known of their means is taken out.
 
     Attributes:
+        scores: The scores.
+        alone: Whether scores are all that is known; a transcript's own extremes are tested step by
+            step.
         all: One for each canary, in order.
         member: True where the canary was present.
         freedom: Degrees of freedom of the two.
-        sampling: The law of the present ones where these are still a mixture.
+        sampling: The distribution of the present ones where these are still a mixture.
         explained: Whether present residuals are the noise and nothing else.
     """
 
+    scores: CanaryScores
+    alone: bool
     all: NDArray[np.float64]
     member: NDArray[np.bool_]
     freedom: tuple[float, float]
@@ -123,20 +129,10 @@ def score_checks(
         planted: In how many steps each canary was planted, where a transcript tells: the noise of
             present scores is then seen by itself.
     """
-    residuals = _residuals(scores, planted)
-    # A transcript's own extremes are looked at step by step.
-    alone = planted is None and scores.relative_shift is None
-    yield _duplicates(scores)
-    yield _normality("absent", residuals, alone)
-    if residuals.mixed:
-        yield _law(scores, residuals.sampling)
-    else:
-        yield _normality("present", residuals, alone)
-    yield _equal_variance(residuals)
-    yield _drift(residuals)
+    yield from made(_SCORE_CHECKS, _residuals(scores, planted))
 
 
-def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Residuals:
+def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> ScoreResiduals:
     moments, metadata = scores.moments(), scores.metadata
     left = np.where(scores.member, scores.score - moments[0].mean, scores.score - moments[1].mean)
     freedom = moments[0].count - 1.0, moments[1].count - 1.0
@@ -153,7 +149,8 @@ def _residuals(scores: CanaryScores, planted: NDArray[np.int64] | None) -> _Resi
             freedom = freedom[0] - 1.0, freedom[1]
     elif not explained and steps is not None and rate is not None:
         sampling = _Sampling(steps, rate, _plausible_shifts(scores, steps, rate))
-    return _Residuals(left, scores.member, freedom, sampling, explained)
+    alone = planted is None and scores.relative_shift is None
+    return ScoreResiduals(scores, alone, left, scores.member, freedom, sampling, explained)
 
 
 def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[float, float]:
@@ -183,14 +180,31 @@ def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[fl
     return least, greatest * expected / fewest if fewest > 0.0 else math.inf
 
 
-def _normality(group: str, residuals: _Residuals, alone: bool) -> Finding:
+@check(
+    "normality of absent scores",
+    explains=("normality of present scores", "equal variance"),
+    reveals_individual=True,
+)
+def normality_of_absent_scores(residuals: ScoreResiduals) -> Finding:
+    """Whether the scores of held-out canaries are Gaussian."""
+    return _normality("absent", residuals)
+
+
+@check("normality of present scores", reveals_individual=True)
+def normality_of_present_scores(residuals: ScoreResiduals) -> Finding:
+    """Whether those of inserted canaries are, or what sampling makes of them."""
+    if residuals.mixed:
+        return _sampled(residuals.scores, residuals.sampling)
+    return _normality("present", residuals)
+
+
+def _normality(group: str, residuals: ScoreResiduals) -> Finding:
     """Whether scores have the shape of Gaussian ones and, where they are alone, their extremes."""
-    name = f"normality of {group} scores"
     values = residuals.groups[0 if group == "present" else 1]
     if values.size < _FEWEST_FOR_SHAPE:
-        return not_run(name, f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
+        return not_run(f"{_FEWEST_FOR_SHAPE} {group} canaries, got {values.size}")
     if float(np.ptp(values)) == 0.0:
-        return not_run(name, "scores that vary")
+        return not_run("scores that vary")
     values = duplicates.off_the_grid(values)
     statistic, p_value = normality.anderson_darling(values)
     # Where nobody says how canaries were sampled, present scores may be any mixture.
@@ -201,17 +215,16 @@ def _normality(group: str, residuals: _Residuals, alone: bool) -> Finding:
         f"are as far off in {_share(p_value)} of runs"
     )
     lone = ""
-    if alone and not unknown:
+    if residuals.alone and not unknown:
         furthest, chance = normality.outlying(values)
         chance = min(1.0, chance * (_SAMPLED_TAIL if sampled else 1.0))
-        # One canary's own score: told to half a deviation, and so is its chance.
-        summary += f"; the furthest is about {coarse_deviations(furthest):.1f} deviations off"
+        # One canary's own score: published to half a deviation, and so is its chance.
+        summary += f"; the furthest is about {round_deviations(furthest):.1f} deviations off"
         if chance < p_value:
-            often = _share(coarse_chance(name, chance))
+            often = _share(round_p_value(chance, of_one=True))
             lone = f"One of Gaussian scores is so far off in at most {often} of runs."
         p_value = min(1.0, 2.0 * min(p_value, chance))
     return judged(
-        name,
         p_value + (_OUTSIDE if sampled and not unknown else 0.0),
         f"{summary}.",
         if_wrong=lone,
@@ -229,19 +242,20 @@ def _share(probability: float) -> str:
     return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1g}"
 
 
-def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
+def _sampled(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
     """Whether present scores are absent ones plus sampled contributions, of whatever size.
 
     Their distribution function is then that of the absent scores, mixed over the binomial number of
     contributions. Both are known up to a band (Dvoretzky, Kiefer, Wolfowitz; Massart's constant),
     so at the true shift they are that close; the closest of many shifts is closer still, but for
-    what lies between two of those tried. Nothing is fitted, and no law of the noise is assumed.
+    what lies between two of those tried. Nothing is fitted, and noise of any
+    distribution is allowed.
     """
     assert sampling is not None
-    name, (low, high) = "normality of present scores", sampling.shifts
+    low, high = sampling.shifts
     present, absent = np.sort(scores.present), np.sort(scores.absent)
     if present.size < _FEWEST_FOR_SHAPE or math.isinf(high):
-        return not_run(name, _MORE_STEPS)
+        return not_run(_MORE_STEPS)
     counts, logs = binomial_weights(sampling.steps, sampling.rate, -math.log(_OUTSIDE))
     noise = math.sqrt(scores.moments()[1].variance)
     jumps = noise / (sampling.steps * sampling.rate)
@@ -257,7 +271,6 @@ def _law(scores: CanaryScores, sampling: _Sampling | None) -> Finding:
     beyond = max(distance - between - 2.0 * _OUTSIDE, 0.0)
     p_value = 4.0 * math.exp(-2.0 * (beyond / bands) ** 2) + _OUTSIDE
     return judged(
-        name,
         p_value,
         f"their distribution is {distance:.3f} away from that of sampled contributions and the "
         "noise of absent ones, at the size of contribution that fits best.",
@@ -279,12 +292,16 @@ def _mixed(
     return np.asarray(below @ weights) / absent.size
 
 
-def _equal_variance(residuals: _Residuals) -> Finding:
-    name, (present, absent) = "equal variance", residuals.variances
+@check(
+    "equal variance",
+)
+def equal_variance(residuals: ScoreResiduals) -> Finding:
+    """Whether the scores of inserted canaries vary as the noise of held-out ones explains."""
+    present, absent = residuals.variances
     if absent == 0.0 or min(residuals.freedom) < _FEWEST_FOR_SPREAD - 1:
-        return not_run(name, f"{_FEWEST_FOR_SPREAD} canaries of each kind, and scores that vary")
+        return not_run(f"{_FEWEST_FOR_SPREAD} canaries of each kind, and scores that vary")
     if residuals.mixed:
-        return not_run(name, _MORE_STEPS)
+        return not_run(_MORE_STEPS)
     sampling, ratio, p_value = residuals.sampling, present / absent, 0.0
     if sampling is None:
         p_value = ratio_p_value(ratio, *residuals.freedom)
@@ -297,7 +314,6 @@ def _equal_variance(residuals: _Residuals) -> Finding:
     # Sampling at an unknown rate adds variance to present scores, and no harm.
     unknown = not residuals.explained and sampling is None
     return judged(
-        name,
         p_value,
         f"present scores vary {ratio:.3f} times as much as the noise of absent ones explains.",
         if_fine=", as they may by chance.",
@@ -309,14 +325,17 @@ def _equal_variance(residuals: _Residuals) -> Finding:
     )
 
 
-def _drift(residuals: _Residuals) -> Finding:
+@check(
+    "identical distribution",
+)
+def identical_distribution(residuals: ScoreResiduals) -> Finding:
     """Whether the mean residual changes along the canary index: drift, or bands."""
-    name, (present, absent) = "identical distribution", residuals.variances
+    present, absent = residuals.variances
     size = residuals.all.size
     if size < 10 * _BLOCKS:
-        return not_run(name, f"{10 * _BLOCKS} canaries, got {size}")
+        return not_run(f"{10 * _BLOCKS} canaries, got {size}")
     if min(present, absent) == 0.0:
-        return not_run(name, "scores that vary")
+        return not_run("scores that vary")
     standard = residuals.all / np.sqrt(np.where(residuals.member, present, absent))
     edges = np.linspace(0, size, _BLOCKS + 1).astype(np.int64)
     sums, counts = np.add.reduceat(standard, edges[:-1]), np.diff(edges)
@@ -325,7 +344,6 @@ def _drift(residuals: _Residuals) -> Finding:
     freedom = _BLOCKS - 1, size - _BLOCKS - 1
     ratio = (between / freedom[0]) / (within / freedom[1])
     return judged(
-        name,
         ratio_tail(ratio, *freedom),
         f"the mean score varies along the canary index by {ratio:.2f} times what is expected of "
         "chance.",
@@ -337,7 +355,7 @@ def _drift(residuals: _Residuals) -> Finding:
     )
 
 
-class _Told(TypedDict):
+class _Stated(TypedDict):
     """What a finding of repeated scores says however it was come by."""
 
     consequence: Consequence
@@ -347,12 +365,17 @@ class _Told(TypedDict):
     undermines: Assumption
 
 
-def _duplicates(scores: CanaryScores) -> Finding:
+@check(
+    "duplicate scores",
+    part=NOISE_FRESHNESS,
+)
+def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     """Scores that are exactly equal: one canary counted twice, or noise used twice.
 
     Rounded and discrete scores repeat by themselves; only what their grid does not explain counts.
     """
-    name, groups = "duplicate scores", (scores.present, scores.absent)
+    scores = residuals.scores
+    groups = scores.present, scores.absent
     number = [np.unique(values, return_counts=True)[1] for values in groups]
     repeated = sum(int((counts - 1).sum()) for counts in number)
     # One value of many canaries is not a canary that was counted twice.
@@ -361,7 +384,7 @@ def _duplicates(scores: CanaryScores) -> Finding:
     often = max(int(counts.max(initial=0)) for counts in atoms)
     lone = repeated - sum(int((counts - 1).sum()) for counts in atoms)
     summary = f"{repeated:,} of {len(scores):,} scores repeat another one exactly"
-    told = _Told(
+    stated = _Stated(
         consequence=Consequence.INVALIDATES,
         measured=float(repeated),
         claimed=0.0,
@@ -371,25 +394,35 @@ def _duplicates(scores: CanaryScores) -> Finding:
     )
     tolerated = 3 + len(scores) // 100
     if lone <= tolerated and held == 0:
-        return fact(name, False, f"{summary}.", **told)
+        return fact(False, f"{summary}.", **stated)
     found = [duplicates.tie_excess(values) for values in groups]
     excesses = [item for item in found if item is not None]
     if not excesses:
-        return not_run(name, f"scores on a finer grid: {summary}, as those of few values do")
+        return not_run(f"scores on a finer grid: {summary}, as those of few values do")
     excess, p_value = min(excesses, key=lambda item: item[1])
     if p_value == 0.0 and lone <= tolerated:
         # Noise has no such values: these scores have none. What clamps its results has them, too.
-        told["remedy"] = "Find the canaries without noise; where results are clamped, say nothing "
-        told["remedy"] += "of Gaussian noise."
-        told["undermines"] = Assumption.GAUSSIAN_SCORES
+        stated["remedy"] = (
+            "Find the canaries without noise; where results are clamped, say nothing "
+        )
+        stated["remedy"] += "of Gaussian noise."
+        stated["undermines"] = Assumption.GAUSSIAN_SCORES
         said = f"{held:,} scores have a value that others have, one of them {often:,} times"
-        return fact(name, held > 0, f"{said if held else summary}.", **told)
+        return fact(held > 0, f"{said if held else summary}.", **stated)
     if p_value == 0.0:
-        return fact(name, True, f"{summary}.", **told)
+        return fact(True, f"{summary}.", **stated)
     return judged(
-        name,
         min(1.0, len(excesses) * p_value),
         f"{summary}; the grid they lie on explains all but {max(excess, 0.0):,.0f} pairs.",
         tolerable=excess <= tolerated,
-        **told,
+        **stated,
     )
+
+
+_SCORE_CHECKS = (
+    duplicate_scores,
+    normality_of_absent_scores,
+    normality_of_present_scores,
+    equal_variance,
+    identical_distribution,
+)

@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from askgauss.checks.context import NOTICED, TOLERANCE, Context, around
-from askgauss.checks.findings import SUSPICIOUS, WHOLE_RUN, fact, judged, not_run
-from askgauss.checks.sampler import sampler_checks
+from askgauss.checks.context import NOTICED, TOLERANCE, Context, CorrelatedRun, around
+from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
+from askgauss.checks.noise import no_single_values
+from askgauss.checks.registry import CLIPPING, SENSITIVITY, STEPS, check
+from askgauss.checks.sampler import SAMPLER_CHECKS
 from askgauss.checks.tails import ratio_p_value
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding
+from askgauss.stats.rounding import round_deviations
 from askgauss.stats.within_canary import within_canaries
 
-__all__ = ["planting", "signal_checks"]
+__all__ = [
+    "SIGNAL_CHECKS",
+    "contribution",
+    "counted_steps",
+    "even_contribution",
+    "finite_gradients",
+    "planting",
+    "single_plantings",
+    "step_count",
+]
 
 _FEWEST_PLANTINGS = 10
 _FEWEST_CANARIES = 20
 # Cosines of either sign cancel in sums over many canaries (0.16 on average left 0.016 of the noise
 # in common on mislabelled digits), but not where most canaries are copies of a few.
 _MOST_OVERLAP = 0.5
+# What to do where steps were accounted for that the audit did not see.
+_WHOLE_RUN = "Attach the audit to the whole run, or claim the steps that it saw."
 
 
-def signal_checks(context: Context) -> Iterator[Finding]:
-    """Every check of the signal."""
-    if context.known and not context.facts.known_background:
-        yield _background()
-    yield _overlap(context)
-    yield _contribution(context)
-    yield _even_contribution(context)
-    yield _carry_over(context)
-    yield from sampler_checks(context)
-    yield _step_count(context)
-
-
-def _background() -> Finding:
-    """What other records add may be taken off only where it does not give a canary's coin away."""
+@check("finite gradients", part=CLIPPING)
+def finite_gradients(run: Context | CorrelatedRun) -> Finding:
+    """Whether every released number was finite."""
+    finite = run.transcript.finite
     return fact(
-        "known background",
+        not finite,
+        "every released number was finite."
+        if finite
+        else "nan, infinite or larger than 1e140: such values were released.",
+        consequence=Consequence.INVALIDATES,
+        remedy="Find where they come from: nothing can be said of such a run.",
+    )
+
+
+@check(
+    "known background",
+)
+def known_background(context: Context) -> Finding | None:
+    """Whether batches without the other records' sum give away which canaries are in them."""
+    if not context.known or context.facts.known_background:
+        return None
+    return fact(
         True,
         "the other records' sum was subtracted, and their batches say which ones a canary is in.",
         consequence=Consequence.INVALIDATES,
@@ -50,12 +70,14 @@ def _background() -> Finding:
     )
 
 
-def _overlap(context: Context) -> Finding:
+@check(
+    "canary overlap",
+)
+def canary_overlap(context: Context) -> Finding:
     """Whether canaries that are gradients of examples are nearly orthogonal to each other."""
-    name, cosines = "canary overlap", context.transcript.gram
+    cosines = context.transcript.gram
     if cosines.shape[0] < 2:
         return fact(
-            name,
             False,
             "canaries are orthogonal by construction.",
             consequence=Consequence.INVALIDATES,
@@ -64,7 +86,6 @@ def _overlap(context: Context) -> Finding:
     pairs = cosines.shape[0] * (cosines.shape[0] - 1)
     mean = float(cosines.sum() - np.trace(cosines)) / pairs
     return fact(
-        name,
         mean > _MOST_OVERLAP,
         f"the gradients of two canaries have a cosine of {mean:.3f} on average.",
         consequence=Consequence.INVALIDATES,
@@ -76,15 +97,21 @@ def _overlap(context: Context) -> Finding:
     )
 
 
-def _contribution(context: Context) -> Finding:
+@check(
+    "contribution",
+    part=CLIPPING,
+    decides=True,
+    explains=SENSITIVITY[1:],
+)
+def contribution(context: Context) -> Finding:
     """What a planting adds on average, in clip norms: more than it should, and a record may too."""
-    name, transcript = "contribution", context.transcript
+    transcript = context.transcript
     planted = int(transcript.canaries.planted.sum())
     if planted < _FEWEST_PLANTINGS:
-        return not_run(name, f"{_FEWEST_PLANTINGS} plantings, got {planted}")
+        return not_run(f"{_FEWEST_PLANTINGS} plantings, got {planted}")
     estimate = planting(context)
     if estimate is None:
-        return not_run(name, "canaries that are planted in some steps and not in others")
+        return not_run("canaries that are planted in some steps and not in others")
     mean, error, freedom = estimate
     # Examples have gradients of their own, some below the clip norm.
     expected = context.facts.contribution or 1.0
@@ -93,7 +120,6 @@ def _contribution(context: Context) -> Finding:
     if more and p_value < SUSPICIOUS:
         broken, implied = context.breach(signal=(mean - 4 * error) / expected)
     return judged(
-        name,
         p_value,
         f"a planted canary adds {mean:.4f} clip norms to the sum, give or take {2.0 * error:.2g}.",
         if_wrong=implied.strip(),
@@ -159,21 +185,27 @@ def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | No
     return fit.slope, error, float(fit.degrees_of_freedom)
 
 
-def _even_contribution(context: Context) -> Finding:
+@check(
+    "even contribution",
+    part=CLIPPING,
+    explains=("planted noise",),
+    reveals_individual=True,
+)
+def even_contribution(context: Context) -> Finding:
     """Whether plantings add the same in all steps and for all canaries."""
-    name, transcript = "even contribution", context.transcript
+    transcript = context.transcript
     if not context.exact:
-        return not_run(name, "a known background and canaries that are orthogonal by construction")
+        return not_run("a known background and canaries that are orthogonal by construction")
     if context.facts.contribution is not None:
-        return not_run(name, "canaries that are planted with the whole clip norm")
+        return not_run("canaries that are planted with the whole clip norm")
     if context.noise.square == 0.0:
-        return not_run(name, "noise")
+        return not_run("noise")
     scale, freedom = context.even.scale, context.even.freedom
     steps, sums = transcript.steps, transcript.canaries
     counts = steps.planted.sum(axis=1).astype(np.float64)
     weights = counts / context.schedule**2
     if np.count_nonzero(counts) < 2 or counts.sum() < _FEWEST_PLANTINGS:
-        return not_run(name, f"{_FEWEST_PLANTINGS} plantings in two steps")
+        return not_run(f"{_FEWEST_PLANTINGS} plantings in two steps")
     total = steps.planted_total.sum(axis=1) / context.schedule**2
     mean = float(total.sum() / weights.sum())
     left = total - mean * weights
@@ -194,7 +226,6 @@ def _even_contribution(context: Context) -> Finding:
     p_value = min(1.0, len(tests) * min(tests))
     worst = int(np.argmin(tests))
     return judged(
-        name,
         p_value,
         f"what a planting adds changes by {trend:+.3f} clip norms along the run.",
         if_fine=", as it may by chance, and differs no more between steps and canaries.",
@@ -236,18 +267,78 @@ def _oddest(
     return min(1.0, float(np.count_nonzero(use)) * _t_p_value(farthest, scale, freedom))
 
 
-def _carry_over(context: Context) -> Finding:
+@check(
+    "single plantings",
+    part=CLIPPING,
+    explains=("planted noise", "even contribution"),
+    reveals_individual=True,
+)
+def single_plantings(context: Context) -> Finding:
+    """Whether any single planting adds more or less than noise around a clip norm explains."""
+    missing, steps = no_single_values(context), context.transcript.steps
+    if missing:
+        return not_run(missing)
+    if context.facts.contribution is not None:
+        return not_run("canaries that are planted with the whole clip norm")
+    seen = np.isfinite(steps.planted_most)
+    count = int(steps.planted.sum(axis=1)[: seen.size][seen].sum())
+    if count == 0:
+        return not_run("plantings")
+    most, least = float(steps.planted_most[seen].max()), float(steps.planted_least[seen].min())
+    scale, freedom = context.even.scale, context.even.freedom
+    half = context.spacing_in_deviations / 2.0
+    above = max(most / scale - half, 0.0), max(-least / scale - half, 0.0)
+    tails = [min(1.0, count * float(stdtr(freedom, -value))) for value in above]
+    p_value = min(1.0, 2.0 * min(tails))
+    upwards = tails[0] <= tails[1]
+    unit = float(context.schedule.max())
+    # One planting's own noise: published to half a deviation.
+    deviations = round_deviations((most if upwards else least) / scale)
+    # The step is not recorded with it: in units of the noisiest step it is at most this far.
+    furthest = 1.0 + unit * scale * deviations
+    return judged(
+        p_value,
+        f"of {count:,} plantings the one furthest off reads about {furthest:+.3g} clip norms, "
+        f"{abs(deviations):.1f} deviations of the noise from one.",
+        if_fine=", as the furthest of so many may by chance.",
+        consequence=Consequence.BREACH if upwards else Consequence.INVALIDATES,
+        measured=furthest,
+        claimed=1.0,
+        remedy="Some records add more than the clip norm in some steps: look for a branch that "
+        "does not clip (empty, padded or nan gradients, another device, another tensor)."
+        if upwards
+        else "Some plantings add far less than the clip norm, or something else besides.",
+        undermines=Assumption.SUBSAMPLED_GAUSSIAN_STEPS,
+        sees=f"a single planting of {1.0 + unit * scale * 6.5:.3g} clip norms",
+    )
+
+
+@check(
+    "carry-over",
+    part=CLIPPING,
+    explains=(
+        "noise scale",
+        "equal variance",
+        "whole-run correlation",
+        "common noise",
+        "noise by coordinate",
+        "noise shape",
+        "noise extremes",
+    ),
+    after_resume=True,
+)
+def carry_over(context: Context) -> Finding:
     """Whether a present canary shows in steps that it was not sampled in."""
-    name, transcript = "carry-over", context.transcript
+    transcript = context.transcript
     if not context.known:
-        return not_run(name, "a known background: other records answer to earlier plantings")
+        return not_run("a known background: other records answer to earlier plantings")
     if context.by_canary is None:
-        return not_run(name, "sums of every canary in units of the declared noise")
+        return not_run("sums of every canary in units of the declared noise")
     rest, total, _ = context.by_canary
     member, use = transcript.member, rest >= 1
     present, absent = use & member, use & ~member
     if min(np.count_nonzero(present), np.count_nonzero(absent)) < _FEWEST_CANARIES:
-        return not_run(name, f"{_FEWEST_CANARIES} present canaries that are not in every step")
+        return not_run(f"{_FEWEST_CANARIES} present canaries that are not in every step")
     counts = float(rest[present].sum()), float(rest[absent].sum())
     # Back to clip norms: the same in every step is more of the noise where that is less.
     unit = 1.0 / float((1.0 / context.schedule).mean())
@@ -255,7 +346,6 @@ def _carry_over(context: Context) -> Finding:
     mean *= unit
     error = unit * context.even.scale * math.sqrt(1.0 / counts[0] + 1.0 / counts[1])
     return judged(
-        name,
         _t_p_value(mean, error, context.even.freedom),
         f"in steps it is not in, a present canary adds {mean:+.4f} clip norms to the sum.",
         if_fine=", as it may by chance.",
@@ -270,34 +360,78 @@ def _carry_over(context: Context) -> Finding:
     )
 
 
-def _step_count(context: Context) -> Finding:
-    name, accounted = "step count", context.claimed_steps
+@check(
+    "step count",
+    part=STEPS,
+    decides=True,
+    after_resume=True,
+)
+def step_count(context: Context) -> Finding:
+    """Whether as many steps were released as were accounted for."""
+    accounted = context.claimed_steps
     if accounted is None:
-        return not_run(name, "the number of steps the accountant counted")
+        return not_run("the number of steps the accountant counted")
     skipped = context.facts.skipped_steps
-    taken = context.transcript.number_of_steps + skipped
-    # A claim of the steps that were seen must not hide those that the accountant saw beside them.
-    counted = max(accounted, context.facts.accounted_steps or 0)
+    return counted_steps(
+        taken=context.transcript.number_of_steps + skipped,
+        accounted=accounted,
+        # A claim of the steps that were seen must not hide those that the accountant saw as well.
+        counted=max(accounted, context.facts.accounted_steps or 0),
+        breach=lambda most: context.breach(steps=most),
+        unseen=f", {skipped:,} of them not observed," if skipped else "",
+        remedy="Every noisy release must be counted, those before going back to a checkpoint too: "
+        "attach the accountant before the first step.",
+    )
+
+
+def counted_steps(
+    *,
+    taken: int,
+    accounted: int,
+    counted: int,
+    breach: Callable[[int], tuple[bool, str]],
+    remedy: str,
+    unseen: str = "",
+    note: str = "",
+) -> Finding:
+    """Whether as many steps were released as were accounted for.
+
+    Args:
+        taken: Steps that were released.
+        accounted: Steps that the claim is about.
+        counted: Steps that the accountant counted.
+        breach: Whether so many steps break the claim, and a sentence about it.
+        remedy: What to do where there were more than accounted for.
+        unseen: How many of them were not observed, in words.
+        note: What else to say of the steps.
+    """
     most = max(taken, counted)
     more = most > accounted
-    broken, implied = context.breach(steps=most) if more else (False, "")
-    unseen = f", {skipped:,} of them not observed," if skipped else ""
-    summary = f"{taken:,} steps were released{unseen} and {accounted:,} accounted for.{implied}"
+    broken, implied = breach(most) if more else (False, "")
+    summary = f"{taken:,} steps were released{unseen} and {accounted:,} accounted for."
     if taken < counted:
         claimed = f", and {accounted:,} are claimed" if more else ""
-        seen = f"{taken:,} steps were seen{unseen} of {counted:,} that were accounted for"
-        summary = f"{seen}{claimed}.{implied}"
+        summary = f"{taken:,} steps were seen{unseen} of {counted:,} that were accounted for"
+        summary = f"{summary}{claimed}."
     return fact(
-        name,
         most != accounted or taken < counted,
-        summary,
+        f"{summary}{note}{implied}",
         consequence=Consequence.BREACH if broken else Consequence.LOOSENS,
         measured=float(most if more else taken),
         claimed=float(accounted),
-        remedy="Every noisy release must be counted, those before going back to a checkpoint too: "
-        "attach the accountant before the first step."
-        if more
-        else WHOLE_RUN,
+        remedy=remedy if more else _WHOLE_RUN,
         # Of steps that were not seen no fault shows.
         visible=1.0 if taken < counted else None,
     )
+
+
+SIGNAL_CHECKS = (
+    known_background,
+    canary_overlap,
+    contribution,
+    even_contribution,
+    carry_over,
+    *SAMPLER_CHECKS,
+    step_count,
+)
+"""Checks of what a record adds, how it is sampled, and in how many steps."""

@@ -1,21 +1,35 @@
-"""What ships, compared with what was audited: exact facts of the steps, no statistics."""
+"""Invariants of weights and steps, compared exactly: deterministic, without false positives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from askgauss._rounding import FEW, about, digits
 from askgauss.checks.findings import fact, not_run
+from askgauss.checks.registry import (
+    CLIPPING,
+    NOISE_SCALE,
+    SENSITIVITY,
+    STEPS,
+    TRAINED_PARAMETERS,
+    WEIGHTS,
+    Check,
+    check,
+    made,
+)
 from askgauss.recording.facts import SettingFacts, StepFacts, WeightFacts
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.results import Consequence, Finding
+from askgauss.stats.rounding import FEW, about, digits
 
 __all__ = [
+    "RECORDING_CHECKS",
+    "STEP_CHECKS",
+    "WEIGHT_CHECKS",
+    "ObservedSteps",
     "loaded_state",
     "moved_by_the_release",
-    "recording_checks",
-    "step_checks",
-    "weight_checks",
+    "schedule_checks",
 ]
 
 # A contribution this far above the clip norm is no rounding; one further still breaks the claim.
@@ -25,40 +39,45 @@ _FAR_ABOVE = 1.01
 _NORM_OFF = 0.01
 # A loaded state that changes an update by more than the update itself is no detail.
 _MORE_THAN_THE_RELEASE = 1.0
-# The setting that the divisor is, and the scheduler whose value depends on what it is told.
+# The setting that the divisor is, and the scheduler whose value depends on a metric.
 _DIVISOR = "expected batch size"
 _BY_METRIC = "ReduceLROnPlateau"
 # The epsilon of a sensitivity of one clip norm, and of so many; None where it is not known.
 Costs = Callable[[float], tuple[float, float] | None]
 
 
-def weight_checks(facts: WeightFacts) -> Iterator[Finding]:
-    """Every comparison of how the weights moved with what was released."""
-    yield moved_by_the_release(facts)
-    if facts.unseen:
-        return
-    yield loaded_state(facts)
-    yield _weights_between_steps(facts)
-    if facts.optimizer:
-        yield _closure(facts)
-        yield _without_canaries(facts)
-    yield _trained(facts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedSteps:
+    """Steps that were observed exactly.
+
+    Attributes:
+        facts: What was found in them.
+        settings: How the settings of the steps moved.
+        costs: Says what epsilon a larger sensitivity costs; None where that cannot be computed.
+    """
+
+    facts: StepFacts
+    settings: Sequence[SettingFacts] = ()
+    costs: Costs | None = None
 
 
+@check(
+    "weights moved by the release",
+    part=WEIGHTS,
+    decides=True,
+)
 def moved_by_the_release(facts: WeightFacts) -> Finding:
     """Whether every followed weight moved where the released gradient says, and why not."""
-    name = "weights moved by the release"
     if facts.unchecked:
-        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+        return not_run(f"an optimizer that can be followed: {facts.unchecked}")
     if facts.steps == 0:
-        return not_run(name, "a step that was followed to its end")
+        return not_run("a step that was followed to its end")
     if facts.otherwise == 0:
         said = (
             f"in {facts.steps:,} steps, {facts.optimizer} moved all {facts.places:,} weights that "
             "were followed where the released gradient says."
         )
         return fact(
-            name,
             False,
             said,
             consequence=Consequence.BREACH,
@@ -75,7 +94,6 @@ def moved_by_the_release(facts: WeightFacts) -> Finding:
     elif facts.regraded:
         why = "the gradient was replaced after it was released"
     return fact(
-        name,
         True,
         f"in {facts.otherwise:,} of {facts.steps:,} steps weights moved otherwise, first in step "
         f"{facts.first:,} in {facts.tensor}, by {facts.excess:.3g} times the move of the release: "
@@ -92,13 +110,18 @@ def moved_by_the_release(facts: WeightFacts) -> Finding:
     )
 
 
-def loaded_state(facts: WeightFacts) -> Finding:
+@check(
+    "loaded optimizer state",
+    part=WEIGHTS,
+)
+def loaded_state(facts: WeightFacts) -> Finding | None:
     """Whether every optimizer state that was loaded is one that this run had released."""
-    name = "loaded optimizer state"
+    if facts.unseen:
+        return None
     if facts.unchecked:
-        return not_run(name, f"an optimizer that can be followed: {facts.unchecked}")
+        return not_run(f"an optimizer that can be followed: {facts.unchecked}")
     if facts.steps == 0:
-        return not_run(name, "a step that was followed to its end")
+        return not_run("a step that was followed to its end")
     said = "no optimizer state was loaded but what the noisy gradients or a checkpoint explain."
     if facts.loaded:
         said = (
@@ -109,7 +132,6 @@ def loaded_state(facts: WeightFacts) -> Finding:
             f"{facts.loaded_excess:.3g} times the update from the noisy gradients."
         )
     return fact(
-        name,
         facts.loaded > 0,
         said,
         consequence=Consequence.BREACH
@@ -123,7 +145,14 @@ def loaded_state(facts: WeightFacts) -> Finding:
     )
 
 
-def _weights_between_steps(facts: WeightFacts) -> Finding:
+@check(
+    "weights between steps",
+    part=WEIGHTS,
+)
+def weights_between_steps(facts: WeightFacts) -> Finding | None:
+    """Whether weights stayed as they were from each step to the next."""
+    if facts.unseen:
+        return None
     declared = (
         f" {facts.declared:,} changes were declared postprocessing." if facts.declared else ""
     )
@@ -136,7 +165,6 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
             f"{facts.between_tensor}.{declared}"
         )
     return fact(
-        "weights between steps",
         facts.between > 0,
         said,
         consequence=Consequence.INVALIDATES,
@@ -148,7 +176,14 @@ def _weights_between_steps(facts: WeightFacts) -> Finding:
     )
 
 
-def _closure(facts: WeightFacts) -> Finding:
+@check(
+    "closure",
+    part=WEIGHTS,
+)
+def closure(facts: WeightFacts) -> Finding | None:
+    """Whether a closure reached the optimizer, which may compute gradients again."""
+    if facts.unseen or not facts.optimizer:
+        return None
     followed = not facts.unchecked and facts.steps > 0 and facts.otherwise == 0
     said = "no closure reached the optimizer that moves the weights."
     if facts.closures:
@@ -157,7 +192,6 @@ def _closure(facts: WeightFacts) -> Finding:
             "gradients again, without noise."
         )
     return fact(
-        "closure",
         facts.closures > 0,
         said,
         consequence=Consequence.INFORMS if followed else Consequence.INVALIDATES,
@@ -167,7 +201,14 @@ def _closure(facts: WeightFacts) -> Finding:
     )
 
 
-def _without_canaries(facts: WeightFacts) -> Finding:
+@check(
+    "trained parameters without canaries",
+    part=TRAINED_PARAMETERS,
+)
+def trained_parameters_without_canaries(facts: WeightFacts) -> Finding | None:
+    """Whether canaries, or watched coordinates, lie in every tensor that trained."""
+    if facts.unseen or not facts.optimizer:
+        return None
     shown = ", ".join((facts.bare_moved or facts.bare)[:3])
     said = "canaries, or watched coordinates, lie in every tensor that trained."
     if facts.bare_moved:
@@ -175,7 +216,6 @@ def _without_canaries(facts: WeightFacts) -> Finding:
     elif facts.bare:
         said = f"{len(facts.bare)} tensors may train, and hold no canaries: {shown}."
     return fact(
-        "trained parameters without canaries",
         bool(facts.bare or facts.bare_moved),
         said,
         consequence=Consequence.INVALIDATES if facts.bare_moved else Consequence.INFORMS,
@@ -185,11 +225,16 @@ def _without_canaries(facts: WeightFacts) -> Finding:
     )
 
 
-def _trained(facts: WeightFacts) -> Finding:
+@check(
+    "weights that never train",
+    part=TRAINED_PARAMETERS,
+)
+def weights_that_never_train(facts: WeightFacts) -> Finding | None:
     """Whether there is a tensor that the run left as it was, or that noise alone moved."""
-    name = "weights that never train"
+    if facts.unseen:
+        return None
     if facts.steps == 0 or facts.tensors == 0:
-        return not_run(name, "a step that was followed to its end")
+        return not_run("a step that was followed to its end")
     still, dead = facts.unmoved, facts.unreached
     nothing = len(still) == facts.tensors
     said = (
@@ -211,7 +256,6 @@ def _trained(facts: WeightFacts) -> Finding:
             f"gradient was seen in any step: {_first(dead)}."
         )
     return fact(
-        name,
         bool(still or dead),
         said,
         # What ships is then not what this optimizer was audited for.
@@ -227,30 +271,33 @@ def _first(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def recording_checks(facts: RunFacts) -> Iterator[Finding]:
-    """Whether the whole training was recorded, and by which settings its steps were taken."""
-    if facts.ended:
-        yield fact(
-            "recording",
-            True,
-            f"the audit stopped recording before the training ended: {facts.ended}",
-            consequence=Consequence.INVALIDATES,
-            remedy="Remove the cause, then train and audit again.",
-        )
-    if facts.frozen:
-        yield _frozen(facts.frozen)
-    for setting in facts.settings:
-        if setting.name != _DIVISOR and (setting.changes or setting.declared):
-            yield _schedule(setting)
+@check("recording", part=STEPS)
+def recording(facts: RunFacts) -> Finding | None:
+    """Whether the whole training was recorded."""
+    if not facts.ended:
+        return None
+    return fact(
+        True,
+        f"the audit stopped recording before the training ended: {facts.ended}",
+        consequence=Consequence.INVALIDATES,
+        remedy="Remove the cause, then train and audit again.",
+    )
 
 
-def _frozen(frozen: tuple[tuple[str, int, int], ...]) -> Finding:
+@check(
+    "frozen parameters",
+    part=TRAINED_PARAMETERS,
+)
+def frozen_parameters(facts: RunFacts) -> Finding | None:
+    """Which tensors were frozen during the audit."""
+    frozen = facts.frozen
+    if not frozen:
+        return None
     shown = ", ".join(
         f"{name} in {steps:,} steps from step {first:,} on" for name, first, steps in frozen[:3]
     )
     more = f" and {len(frozen) - 3} others" if len(frozen) > 3 else ""
     return fact(
-        "frozen parameters",
         True,
         f"{len(frozen)} tensors were frozen during the audit ({shown}{more}): their canaries were "
         "left out, and their noise was tested only in steps that were looked at exactly.",
@@ -288,9 +335,7 @@ def _schedule(setting: SettingFacts) -> Finding:
         said += "; no scheduler sets it: that it depends on the step alone is taken on trust."
     if setting.scheduler == _BY_METRIC:
         said += " That its metric is public, or was released with noise, is taken on trust."
-    check = f"{name} schedule"
     return fact(
-        check,
         setting.erratic,
         f"{said}{declared}",
         consequence=Consequence.INVALIDATES,
@@ -302,39 +347,45 @@ def _schedule(setting: SettingFacts) -> Finding:
     )
 
 
-def step_checks(
-    facts: StepFacts, settings: Sequence[SettingFacts] = (), costs: Costs | None = None
-) -> Iterator[Finding]:
-    """Every exact check of the steps that were looked at.
-
-    Args:
-        facts: What was found in them.
-        settings: How the settings of the steps moved.
-        costs: Says what epsilon a larger sensitivity costs; None where that cannot be computed.
-    """
-    if facts.share > 0.0:
-        yield _contributions(facts, costs)
-        yield _sum_of_records(facts)
-        if facts.recomputed:
-            yield _ghost_norms(facts)
-        yield _coverage(facts)
-    moving = next((item for item in settings if item.name == _DIVISOR), None)
-    yield _divisor(facts, moving)
+_SCHEDULES = {
+    setting: check(f"{setting} schedule", part=part)(_schedule)
+    for setting, part in (
+        ("clip norm", CLIPPING),
+        ("noise multiplier", NOISE_SCALE),
+        ("learning rate", WEIGHTS),
+    )
+}
 
 
-def _not_looked(name: str, facts: StepFacts) -> Finding:
-    return not_run(name, f"a step that can be looked at: {facts.unchecked or 'none was'}")
+def schedule_checks(settings: Iterable[SettingFacts]) -> Iterator[Finding]:
+    """Whether settings that moved followed a schedule; what a step divides by has its own check."""
+    for setting in settings:
+        if setting.name != _DIVISOR and (setting.changes or setting.declared):
+            other = Check(name=f"{setting.name} schedule", test=_schedule)
+            yield from made((_SCHEDULES.get(setting.name, other),), setting)
 
 
-def _contributions(facts: StepFacts, costs: Costs | None) -> Finding:
-    name = "record contributions"
+def _not_looked(facts: StepFacts) -> Finding:
+    return not_run(f"a step that can be looked at: {facts.unchecked or 'none was'}")
+
+
+@check(
+    "record contributions",
+    part=CLIPPING,
+    exact=True,
+    explains=(*SENSITIVITY, "sum of records"),
+)
+def record_contributions(steps: ObservedSteps) -> Finding | None:
+    """Whether any record added more than the clip norm to the sum."""
+    facts = steps.facts
+    if not facts.share > 0.0:
+        return None
     if facts.records == 0:
-        return _not_looked(name, facts)
+        return _not_looked(facts)
     rounding = max(_ABOVE - 1.0, facts.coarseness)
     beyond = facts.largest > 1.0 + rounding
     if not beyond and not _exercised(facts):
         return not_run(
-            name,
             f"records whose gradients are longer than the clip norm, {FEW} of them or most of "
             "those that were looked at: none or few were",
         )
@@ -343,11 +394,10 @@ def _contributions(facts: StepFacts, costs: Costs | None) -> Finding:
     # Above the norm by little is told with the digits that show it.
     largest = digits(facts.largest, 4 if beyond or facts.coarseness else 3)
     return fact(
-        name,
         beyond,
         f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
         f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped."
-        f"{_rounding(facts, costs)}",
+        f"{_rounding(facts, steps.costs)}",
         consequence=Consequence.BREACH
         if facts.largest > max(_FAR_ABOVE, 1.0 + rounding)
         else Consequence.INFORMS,
@@ -386,14 +436,21 @@ def _some(count: int) -> str:
     return "a few" if count < FEW else about(count)
 
 
-def _sum_of_records(facts: StepFacts) -> Finding:
-    name = "sum of records"
+@check(
+    "sum of records",
+    part=CLIPPING,
+    explains=SENSITIVITY,
+)
+def sum_of_records(steps: ObservedSteps) -> Finding | None:
+    """Whether the sum before the noise is that of its clipped records."""
+    facts = steps.facts
+    if not facts.share > 0.0:
+        return None
     if facts.off_step == 0:
-        return _not_looked(name, facts)
+        return _not_looked(facts)
     wrong = facts.off > facts.off_allowed
     where = f" (step {facts.off_step:,}, mostly in {facts.off_tensor})" if wrong else ""
     return fact(
-        name,
         wrong,
         f"the sum before the noise is up to {facts.off:.3g} clip norms from that of its clipped "
         f"records, where rounding may give {facts.off_allowed:.2g}{where}.",
@@ -405,10 +462,18 @@ def _sum_of_records(facts: StepFacts) -> Finding:
     )
 
 
-def _ghost_norms(facts: StepFacts) -> Finding:
-    name = "ghost norms"
+@check(
+    "ghost norms",
+    part=CLIPPING,
+    explains=(*SENSITIVITY, "sum of records"),
+)
+def ghost_norms(steps: ObservedSteps) -> Finding | None:
+    """Whether ghost clipping computes the norms of records."""
+    facts = steps.facts
+    if not facts.share > 0.0 or not facts.recomputed:
+        return None
     if facts.records == 0:
-        return _not_looked(name, facts)
+        return _not_looked(facts)
     wrong = abs(facts.norm_off) > max(_NORM_OFF, facts.coarseness)
     said = f"the largest error is {abs(facts.norm_off):.2g} of a record's norm"
     if wrong:
@@ -418,7 +483,6 @@ def _ghost_norms(facts: StepFacts) -> Finding:
             f"record's whole norm (step {facts.norm_step:,})"
         )
     return fact(
-        name,
         wrong,
         f"norms that ghost clipping computed, against {_some(facts.records)} gradients computed "
         f"again: {said}.",
@@ -430,10 +494,17 @@ def _ghost_norms(facts: StepFacts) -> Finding:
     )
 
 
-def _coverage(facts: StepFacts) -> Finding:
-    name = "noise coverage"
+@check(
+    "noise coverage",
+    part=NOISE_SCALE,
+)
+def noise_coverage(steps: ObservedSteps) -> Finding | None:
+    """Whether every trained tensor got noise."""
+    facts = steps.facts
+    if not facts.share > 0.0:
+        return None
     if facts.covered == 0:
-        return not_run(name, "a step with noise that was looked at")
+        return not_run("a step with noise that was looked at")
     shown = ", ".join(facts.uncovered[:3])
     said = f"every trained tensor got noise in the {facts.covered:,} steps looked at."
     if facts.uncovered:
@@ -442,7 +513,6 @@ def _coverage(facts: StepFacts) -> Finding:
             f"step {facts.uncovered_step:,}: {shown}."
         )
     return fact(
-        name,
         bool(facts.uncovered),
         said,
         consequence=Consequence.BREACH,
@@ -452,10 +522,16 @@ def _coverage(facts: StepFacts) -> Finding:
     )
 
 
-def _divisor(facts: StepFacts, stated: SettingFacts | None) -> Finding:
-    name = "divisor"
+@check(
+    "divisor",
+    part=CLIPPING,
+)
+def divisor(steps: ObservedSteps) -> Finding:
+    """Whether all steps divided by the stated number of records."""
+    facts = steps.facts
+    stated = next((item for item in steps.settings if item.name == _DIVISOR), None)
     if facts.divided == 0:
-        return not_run(name, "a step that was watched at some coordinates")
+        return not_run("a step that was watched at some coordinates")
     # One that only grows, or only shrinks, is a schedule of batch sizes.
     moving = stated is not None and stated.turns > 0
     wrong = facts.divisor_step > 0 or moving
@@ -477,7 +553,6 @@ def _divisor(facts: StepFacts, stated: SettingFacts | None) -> Finding:
             f"stated number, first in step {facts.divisor_step:,}."
         )
     return fact(
-        name,
         wrong,
         said,
         consequence=Consequence.INVALIDATES,
@@ -486,3 +561,20 @@ def _divisor(facts: StepFacts, stated: SettingFacts | None) -> Finding:
         remedy="Divide by one constant, the expected batch size: the size of the batch, or of the "
         "training set, tells who is in it.",
     )
+
+
+WEIGHT_CHECKS = (
+    moved_by_the_release,
+    loaded_state,
+    weights_between_steps,
+    closure,
+    trained_parameters_without_canaries,
+    weights_that_never_train,
+)
+"""Comparisons of how the weights moved with what was released."""
+
+STEP_CHECKS = (record_contributions, sum_of_records, ghost_norms, noise_coverage, divisor)
+"""Exact checks of the steps that were observed."""
+
+RECORDING_CHECKS = (recording, frozen_parameters)
+"""Whether the whole training was recorded."""

@@ -1,4 +1,4 @@
-"""Tail probabilities the checks share, exact where there is an exact law."""
+"""Tail probabilities the checks share, exact where the distribution is known exactly."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from scipy.special import (
 )
 
 from askgauss.stats.binomial import binomial_p_value
+from askgauss.stats.rounding import rounding_factor
 
 __all__ = [
     "Spread",
@@ -36,6 +37,10 @@ __all__ = [
     "skewed_tail",
     "sums_of_others",
 ]
+
+
+# The interval whose width gives the standard error that a scale is rounded to.
+_ROUNDED_WITHIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,17 @@ class Spread:
         """Of "this is the standard deviation", two-sided."""
         statistic = self.square / scale**2
         return 2.0 * float(min(chdtr(self.freedom, statistic), chdtrc(self.freedom, statistic)))
+
+    def rounded(self) -> Spread:
+        """The same observations, with a scale that is rounded to its own standard error.
+
+        A group may be a single canary: what is published of it is no finer than chance moves it.
+        """
+        if not self.square > 0.0:
+            return self
+        low, high = self.interval(_ROUNDED_WITHIN)
+        factor = rounding_factor(np.array([self.scale]), np.array([low]), np.array([high]))
+        return Spread(self.freedom, self.square * float(factor[0]) ** 2)
 
     def lower_p_value(self, scale: float) -> float:
         """Of "the standard deviation is at least this"."""

@@ -1,37 +1,86 @@
-"""Checks of the rows that were trained on: those of the records drawn for the step, once each."""
+"""Checks of the rows that were trained on: one for each record drawn, and its gradient alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from askgauss._rounding import FEW, about, digits
 from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
-from askgauss.recording.facts import RowFacts
+from askgauss.checks.registry import (
+    DRAWS,
+    PER_SAMPLE_GRADIENT,
+    SENSITIVITY,
+    TRAINED_ROWS,
+    check,
+)
+from askgauss.recording.facts import MixingFacts, RowFacts
 from askgauss.results import Consequence, Finding
+from askgauss.stats.rounding import FEW, about, digits
 
-__all__ = ["ROW_CHECKS", "row_checks"]
+__all__ = ["ROW_CHECKS", "TrainedRows", "mixed_records"]
 
-ROW_CHECKS = ("rows per record", "training loader", "repeated batches", "unused batches")
+# Where records meet: what is said of it, and what to do.
+_CAUSES = (
+    (
+        "forward",
+        "the model's forward pass: outputs of one record change when other records of the batch "
+        "are replaced",
+        "Replace layers that mix records, such as batch normalisation or attention over the batch, "
+        "by layers that treat each record alone, such as GroupNorm or LayerNorm.",
+    ),
+    (
+        "inputs",
+        "the model's inputs: rows are made of two records of the batch, as by mixup or cutmix",
+        "Augment each record by itself: mixup and cutmix put two records into one row, which is "
+        "clipped as one.",
+    ),
+    (
+        "loss",
+        "the loss: the gradient of one record depends on other records of the batch",
+        "Use a loss that is a sum over records: contrastive, centred and load-balancing losses "
+        "give each record a gradient that depends on the others.",
+    ),
+    (
+        "weights",
+        "weights of the loss: classes are weighted by how many records of them are in the batch",
+        "Fix class weights before training, from public data or from counts with noise.",
+    ),
+    (
+        "state",
+        "the model's buffers: the forward pass keeps a statistic of the batch without noise, and "
+        "later outputs depend on it",
+        "Keep no statistics of the batch in the model.",
+    ),
+)
+_LOOKED = {"forward": "the forward pass", "inputs": "the inputs", "loss": "the loss"}
 
 
-def row_checks(context: Context, facts: RowFacts) -> Iterator[Finding]:
-    """Every comparison of trained rows with drawn records."""
-    if facts.unseen:
-        for name in ROW_CHECKS:
-            yield not_run(name, f"rows and draws of every step: {facts.unseen}")
-        return
-    yield _training_loader(facts)
-    yield _rows_per_record(context, facts)
-    yield _repeated(facts)
-    yield _unused(facts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRows:
+    """Rows that were trained on, compared with the records drawn for each step.
+
+    Attributes:
+        facts: What was found.
+        context: What was released.
+    """
+
+    facts: RowFacts
+    context: Context
 
 
-def _training_loader(facts: RowFacts) -> Finding:
+@check(
+    "training loader",
+    part=TRAINED_ROWS,
+    explains=DRAWS,
+)
+def training_loader(rows: TrainedRows) -> Finding:
     """Whether the steps trained on batches of the audited loader."""
-    name, other = "training loader", f" ({facts.other})" if facts.other else ""
+    facts = rows.facts
+    if facts.unseen:
+        return _unseen(facts)
+    other = f" ({facts.other})" if facts.other else ""
     broken, said = False, "no step trained on a batch of another loader."
     if facts.never_drawn:
         broken = True
@@ -47,9 +96,8 @@ def _training_loader(facts: RowFacts) -> Finding:
             f"{facts.foreign_first:,}, the model was trained on a batch of another loader{other}."
         )
     elif facts.steps and facts.undrawn == facts.steps:
-        return not_run(name, "a step whose batch was drawn while the audit was attached")
+        return not_run("a step whose batch was drawn while the audit was attached")
     return fact(
-        name,
         broken,
         said,
         consequence=Consequence.INVALIDATES,
@@ -62,13 +110,21 @@ def _training_loader(facts: RowFacts) -> Finding:
     )
 
 
-def _rows_per_record(context: Context, facts: RowFacts) -> Finding:
+@check(
+    "rows per record",
+    part=TRAINED_ROWS,
+    decides=True,
+    explains=(*DRAWS, "divisor"),
+)
+def rows_per_record(rows: TrainedRows) -> Finding:
     """Whether a step has one row for each record drawn for it."""
-    name = "rows per record"
+    facts = rows.facts
+    if facts.unseen:
+        return _unseen(facts)
     if facts.compared == 0:
-        return not_run(name, "a step whose batch was drawn while the audit was attached")
+        return not_run("a step whose batch was drawn while the audit was attached")
     if facts.more:
-        return _more_rows(context, facts)
+        return _more_rows(rows.context, facts)
     broken, said = bool(facts.fewer or facts.doubled), ""
     measured = 1.0
     if facts.fewer:
@@ -89,7 +145,6 @@ def _rows_per_record(context: Context, facts: RowFacts) -> Finding:
             f"for them{known}."
         )
     return fact(
-        name,
         broken,
         said,
         consequence=Consequence.INVALIDATES,
@@ -112,7 +167,6 @@ def _more_rows(context: Context, facts: RowFacts) -> Finding:
     if facts.multiple:
         beyond, implied = _implied(context, facts, signal=float(facts.multiple))
         return fact(
-            "rows per record",
             True,
             f"{where} each record drawn has {facts.multiple} rows, each clipped by itself: one "
             f"record adds up to {facts.multiple} clip norms.{implied}",
@@ -129,7 +183,6 @@ def _more_rows(context: Context, facts: RowFacts) -> Finding:
         _, implied = _implied(context, facts, rate=1.0)
         implied = implied and f" If they are training records in every step:{implied[3:]}"
     return fact(
-        "rows per record",
         True,
         f"{where} {extra} rows more than records drawn were trained on ({average:.3g} rows for "
         f"each record drawn): records that were not drawn, or records with several rows."
@@ -156,11 +209,18 @@ def _implied(
     return context.exceeds(by_step / level, rate)
 
 
-def _repeated(facts: RowFacts) -> Finding:
+@check(
+    "repeated batches",
+    part=TRAINED_ROWS,
+    explains=DRAWS,
+)
+def repeated_batches(rows: TrainedRows) -> Finding:
     """Whether a step had a draw of its own."""
-    name = "repeated batches"
+    facts = rows.facts
+    if facts.unseen:
+        return _unseen(facts)
     if facts.compared == 0:
-        return not_run(name, "a step whose batch was drawn while the audit was attached")
+        return not_run("a step whose batch was drawn while the audit was attached")
     said = "every step trained on a batch that was drawn for it."
     if facts.again:
         said = (
@@ -168,7 +228,6 @@ def _repeated(facts: RowFacts) -> Finding:
             "their own: a batch that was drawn once was trained on again."
         )
     return fact(
-        name,
         facts.again > 0,
         said,
         consequence=Consequence.INVALIDATES,
@@ -179,11 +238,18 @@ def _repeated(facts: RowFacts) -> Finding:
     )
 
 
-def _unused(facts: RowFacts) -> Finding:
+@check(
+    "unused batches",
+    part=TRAINED_ROWS,
+    explains=(*DRAWS, "step count"),
+)
+def unused_batches(rows: TrainedRows) -> Finding:
     """Whether every batch was trained on that a later one followed or the model was given."""
-    name = "unused batches"
+    facts = rows.facts
+    if facts.unseen:
+        return _unseen(facts)
     if facts.compared == 0:
-        return not_run(name, "a step whose batch was drawn while the audit was attached")
+        return not_run("a step whose batch was drawn while the audit was attached")
     said = "every batch that was drawn was trained on, up to the last one of each pass."
     if facts.dropped:
         empty = facts.unused_empty
@@ -204,7 +270,6 @@ def _unused(facts: RowFacts) -> Finding:
             "which passes are trained on must not depend on records."
         )
     return fact(
-        name,
         facts.dropped > 0,
         said,
         consequence=Consequence.INVALIDATES,
@@ -216,9 +281,64 @@ def _unused(facts: RowFacts) -> Finding:
     )
 
 
+def _unseen(facts: RowFacts) -> Finding:
+    return not_run(f"rows and draws of every step: {facts.unseen}")
+
+
 def _of(count: int, facts: RowFacts) -> str:
     return f"all {count:,}" if count == facts.steps else f"{count:,} of {facts.steps:,}"
 
 
 def _about(count: int) -> str:
     return "a few" if count < FEW else about(count)
+
+
+@check(
+    "mixed records",
+    part=PER_SAMPLE_GRADIENT,
+    exact=True,
+    explains=(*SENSITIVITY, "ghost norms", "sum of records"),
+)
+def mixed_records(facts: MixingFacts) -> Finding:
+    """Whether records of a batch meet before they are clipped."""
+    found = [item for item in _CAUSES if getattr(facts, f"{item[0]}_first")]
+    if found:
+        first = min(getattr(facts, f"{kind}_first") for kind, _, _ in found)
+        return fact(
+            True,
+            f"records are mixed before they are clipped, first seen in step {first:,}, by "
+            + "; by ".join(said for _, said, _ in found)
+            + ". One record changes the clipped gradients of others: its contribution is not "
+            "bounded by the clip norm.",
+            consequence=Consequence.INVALIDATES,
+            measured=float(len(found)),
+            claimed=0.0,
+            remedy=" ".join(remedy for _, _, remedy in found),
+        )
+    looked = [said for kind, said in _LOOKED.items() if getattr(facts, kind)]
+    missing = [
+        f"{said} ({getattr(facts, f'{kind}_unseen') or 'no step was looked at'})"
+        for kind, said in _LOOKED.items()
+        if not getattr(facts, kind)
+    ]
+    if missing:
+        clean = f"; {_listed(looked)} mixed no records" if looked else ""
+        return not_run(f"a look at {_listed(missing)}{clean}")
+    steps = min(facts.forward, facts.inputs, facts.loss)
+    return fact(
+        False,
+        f"in {steps:,} steps that were looked at, neither the inputs nor the forward pass nor the "
+        "loss mixed records.",
+        consequence=Consequence.INVALIDATES,
+        measured=0.0,
+        claimed=0.0,
+        sees=f"mixing in the inputs, forward pass or loss of {steps:,} steps",
+    )
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+ROW_CHECKS = (training_loader, rows_per_record, repeated_batches, unused_batches)
+"""Checks of the rows that were trained on."""

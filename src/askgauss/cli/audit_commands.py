@@ -168,11 +168,11 @@ def diagnose(
     )
     from askgauss.checks import diagnose as run_checks
     from askgauss.files import codec
-    from askgauss.publish.disclosure import published, tells_of_single
+    from askgauss.publish.disclosure import published, reveals_individuals
     from askgauss.report.findings_text import describe
     from askgauss.results import PRIVATE_NOTE
 
-    private = tells_of_single(given.data)
+    private = reveals_individuals(given.data)
     findings = published(run_checks(given.data, claim=claim, gate_error=gate_error))
     if json != "-":
         for finding in findings:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounding import on_grid, two_digits_up
 from askgauss.federated.updates import Form
 from askgauss.recording.facts import HonestFacts
+from askgauss.stats.rounding import on_grid, two_digits_up
 
 __all__ = ["HonestRound", "HonestWeights"]
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounding import on_grid, scale_on_grid, two_digits_up
 from askgauss.canaries.canary_set import Stream, random_stream
 from askgauss.federated.updates import Form
 from askgauss.recording.facts import ProbeFacts, ProbeReading
+from askgauss.stats.rounding import on_grid, scale_on_grid, two_digits_up
 
 __all__ = ["PROBED_SIZES", "probed"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from askgauss._rounding import FEWEST_TOLD
 from askgauss.figures.missing import Missing
 from askgauss.files import codec
 from askgauss.monitor.feed import Feed
 from askgauss.results import AuditResult, Finding, Status
+from askgauss.stats.rounding import FEWEST_SHOWN
 
 __all__ = ["RunCourse", "course", "with_course"]
 
@@ -78,7 +78,7 @@ def course(result: AuditResult) -> RunCourse | Missing:
     feed: Feed = codec.from_plain(Feed, result.metadata[_KEY], _KEY)
     feed.check()
     if not feed.course.step:
-        return Missing(reason=f"a point of it has {FEWEST_TOLD} plantings, and there were fewer.")
+        return Missing(reason=f"a point of it has {FEWEST_SHOWN} plantings, and there were fewer.")
     claimed = feed.claim or result.claim
     return RunCourse(
         step=feed.course.step,

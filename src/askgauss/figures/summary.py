@@ -17,8 +17,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
-from askgauss._rounding import scale_on_grid
-from askgauss.checks.resumed_runs import resumed_at
+from askgauss.checks.causes import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.figures.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.files import codec
@@ -26,6 +25,7 @@ from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores, GroupMoments
+from askgauss.stats.rounding import scale_on_grid
 
 __all__ = [
     "GramSummary",

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounding import on_grid, scale_on_grid
 from askgauss.canaries import Canaries, ExampleCanaries
 from askgauss.exceptions import FileFormatError
 from askgauss.stats import e_process
+from askgauss.stats.rounding import on_grid, scale_on_grid
 
 __all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
 

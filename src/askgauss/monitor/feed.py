@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from askgauss import accounting
-from askgauss._rounding import digits, widened
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.files import atomic, codec
 from askgauss.sampling import Scheme
+from askgauss.stats.rounding import digits, widened
 
 __all__ = [
     "EVIDENCE_SHARE",

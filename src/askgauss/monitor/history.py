@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from askgauss._rounding import FEWEST_TOLD, down, scale_on_grid
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
+from askgauss.stats.rounding import FEWEST_SHOWN, down, scale_on_grid
 
 __all__ = ["CourseKeeper", "CourseState", "Point"]
 
@@ -92,7 +92,7 @@ class CourseKeeper:
         point = self._point
         point.step, point.evidence = step, max(point.evidence, evidence)
         point.planted += planted
-        if not at_once and (step % self._stride or point.planted < FEWEST_TOLD):
+        if not at_once and (step % self._stride or point.planted < FEWEST_SHOWN):
             return False
         freedom, square = noise_sums
         point.freedom, point.square = freedom - self._sums_before[0], square - self._sums_before[1]

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate, accounting
-from askgauss._rounding import down, is_handful
 from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
@@ -32,6 +31,7 @@ from askgauss.monitor.feed import (
 from askgauss.monitor.history import CourseKeeper, CourseState
 from askgauss.monitor.sequential import Looks, Sums
 from askgauss.sampling import EveryStep, Poisson, Scheme
+from askgauss.stats.rounding import down, is_handful
 
 __all__ = ["Monitor", "monitor_of"]
 

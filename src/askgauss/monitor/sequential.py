@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from askgauss import accounting
-from askgauss._rounding import FEWEST_TOLD
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
 from askgauss.sampling import EveryStep, Scheme
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.e_process import look_share
+from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.shift import ShiftTest
 
 __all__ = ["Looks", "Sums"]
@@ -198,7 +198,7 @@ class Looks:
         for look in self.taken:
             rest = 0 if self._planned is None else self._planned - look.step
             to_come = rest * look.planted / look.step
-            if look.planted >= FEWEST_TOLD and not (rest > 0 and to_come < FEWEST_TOLD):
+            if look.planted >= FEWEST_SHOWN and not (rest > 0 and to_come < FEWEST_SHOWN):
                 told.append(look)
         return told
 

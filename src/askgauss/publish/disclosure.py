@@ -18,14 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss._rounding import is_handful, scale_on_grid
 from askgauss.auditors.step_evidence import told_tensors
-from askgauss.checks.rounding_to_error import (
-    coarse_chance,
-    coarse_cosines,
-    significant,
-    to_its_error,
-)
+from askgauss.checks.registry import published_p_value
 from askgauss.figures.summary import (
     BINS,
     HEXAGONS,
@@ -41,8 +35,15 @@ from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Finding
 from askgauss.scores import CanaryScores, GroupMoments
+from askgauss.stats.rounding import (
+    is_handful,
+    round_cosines,
+    rounding_factor,
+    scale_on_grid,
+    significant,
+)
 
-__all__ = ["publishable", "published", "tells_of_single"]
+__all__ = ["publishable", "published", "reveals_individuals"]
 
 Array = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ _ALIKE = 1e-12
 _TINY = np.finfo(np.float64).tiny
 
 
-def tells_of_single(
+def reveals_individuals(
     data: CanaryScores | Transcript | LinearTranscript, *, by_counts: bool = False
 ) -> bool:
     """Whether exact sums in a result of these data are those of a handful, or tell of one canary.
@@ -201,7 +202,7 @@ def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             interval=None
             if item.interval is None
             else (significant(item.interval[0]), significant(item.interval[1])),
-            p_value=None if item.p_value is None else coarse_chance(item.check, item.p_value),
+            p_value=published_p_value(item),
             visible=None if item.visible is None else significant(item.visible),
         )
         for item in findings
@@ -319,14 +320,14 @@ def _density(density: Array, total: int) -> Array:
 
 
 def _noise(noise: NoiseSummary) -> NoiseSummary:
-    factor = to_its_error(noise.scale, noise.low, noise.high)
+    factor = rounding_factor(noise.scale, noise.low, noise.high)
     return replace(
         noise, scale=noise.scale * factor, low=noise.low * factor, high=noise.high * factor
     )
 
 
 def _tensors(tensors: TensorSummary) -> TensorSummary:
-    factor = to_its_error(tensors.scale, tensors.low, tensors.high)
+    factor = rounding_factor(tensors.scale, tensors.low, tensors.high)
     return replace(
         tensors,
         scale=tensors.scale * factor,
@@ -337,4 +338,4 @@ def _tensors(tensors: TensorSummary) -> TensorSummary:
 
 
 def _gram(gram: GramSummary) -> GramSummary:
-    return replace(gram, cosines=coarse_cosines(gram.cosines, gram.steps))
+    return replace(gram, cosines=round_cosines(gram.cosines, gram.steps))

@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc
 
 from askgauss import _validate
-from askgauss._rounding import FEW, about, digits
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files.schema import Field, check_arrays, check_names
+from askgauss.stats.rounding import FEW, about, digits
 from askgauss.stats.sequential_sampling import (
     Bets,
     extreme_p_value,
