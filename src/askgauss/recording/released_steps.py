@@ -240,14 +240,12 @@ def released_steps(
     if strategy is None:
         return _AsReleased(canaries, scheme)
     mixed = unmixing.strategy_of(strategy, steps)
-    if isinstance(scheme, Poisson):
-        scheme = EveryStep() if scheme.rate == 1.0 else CyclicPoisson(rate=scheme.rate, cycle=1)
-    if isinstance(scheme, EveryStep):
+    if scheme.every_step:
         return _Evened(canaries, mixed, 1, steps)
-    if isinstance(scheme, CyclicPoisson):
-        if scheme.rate == 1.0 and scheme.groups == "known" and mixed.bands > 1:
-            return _Evened(canaries, mixed, scheme.cycle, steps)
-        return InRounds(canaries, mixed, scheme)
+    if (cyclic := scheme.cyclic) is not None:
+        if cyclic.rate == 1.0 and cyclic.groups == "known" and mixed.bands > 1:
+            return _Evened(canaries, mixed, cyclic.cycle, steps)
+        return InRounds(canaries, mixed, cyclic)
     raise UnsupportedError(
         f"Correlated noise can be audited with CyclicPoisson and EveryStep sampling, got {scheme}."
     )
