@@ -18,8 +18,8 @@ from askgauss import _validate
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
 from askgauss.files import codec
-from askgauss.mechanisms.decorrelate.pieces import Piece
 from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
+from askgauss.mechanisms.decorrelate.tree_pieces import Piece
 from askgauss.mechanisms.plans import StrategyPlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.recording.facts.noise_rows import RowNoise
