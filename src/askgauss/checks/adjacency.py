@@ -10,7 +10,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Finding, Status
-from askgauss.sampling import FixedSize, ReplaceOne
+from askgauss.sampling import ReplaceOne
 from askgauss.scores import CanaryScores
 
 __all__ = ["NEIGHBOUR_CHECKS", "Neighbours", "has_opposites"]
@@ -65,7 +65,8 @@ def adjacency(seen: Neighbours) -> Finding | None:
         return _replaced(seen.data, seen.replaced)
     if isinstance(seen.data, CanaryScores):  # of scores, presence is all that is known
         return None
-    if seen.claim.adjacency == "add-remove" and isinstance(seen.claim.scheme, FixedSize):
+    scheme = seen.claim.scheme
+    if seen.claim.adjacency == "add-remove" and scheme is not None and scheme.fixed_batch:
         return _stated(
             "with batches of fixed size one record more or less changes which others are drawn; "
             "the bound is that of a record whose gradient is left out (zero-out).",

@@ -19,8 +19,8 @@ from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
 from askgauss.checks.registry import SAMPLER, check
 from askgauss.checks.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling import DrawnBatches, Poisson, mismatch
-from askgauss.sampling.impossible_draws import NEVER
+from askgauss.sampling import DrawnBatches, assumed_poisson, mismatch
+from askgauss.sampling.inclusion import NEVER
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.rounding import about, digits, widened
 
@@ -66,7 +66,7 @@ def accounted_sampling(context: Context) -> Finding | None:
     used = found_scheme or facts.drawn_by
     if used is None or accounted is None:
         return not_run("a scheme, declared to the Recorder and in the claim (sampling=)")
-    if used == accounted or (isinstance(used, Poisson) and isinstance(accounted, Poisson)):
+    if used == accounted or None not in (used.poisson_rate, accounted.poisson_rate):
         # How often a record is drawn is the check of the sampling rate.
         return fact(
             False,
@@ -120,7 +120,7 @@ def _by_source(
     drawn = facts.batches or facts.plantings
     if drawn is not None:
         return of_batches(drawn)
-    if not isinstance(facts.scheme, (Poisson, type(None))):
+    if not assumed_poisson(facts.scheme):
         return not_run("the training's batches: observe(..., batch=)")
     return of_canaries(context)
 
@@ -165,7 +165,7 @@ def _drawn_rate(context: Context, drawn: DrawnBatches) -> Finding:
     )
     consequence, implied = Consequence.INVALIDATES, ""
     visible = _smallest_rate(share, drawn.chances)
-    if isinstance(drawn.scheme, Poisson):
+    if drawn.scheme.poisson_rate is not None:
         consequence = Consequence.LOOSENS
         if rate > share and p_value < SUSPICIOUS:
             broken, implied = context.breach(rate=interval[0])
@@ -274,7 +274,7 @@ def _rule_broken(context: Context) -> Finding | None:
     """Without a step by step look at batches: canaries that the scheme cannot have drawn."""
     transcript, scheme = context.transcript, context.facts.scheme
     planted = transcript.canaries.planted[transcript.member]
-    if isinstance(scheme, (Poisson, type(None))) or planted.size == 0:
+    if scheme is None or assumed_poisson(scheme) or planted.size == 0:
         return None
     fewest, most = scheme.draws_within(transcript.number_of_steps)
     if fewest <= planted.min() and planted.max() <= most:
