@@ -84,11 +84,7 @@ def _leak(noise: float, rate: float, steps: int, delta: float) -> float:
     )
 
 
-@check(
-    "accounted epsilon",
-    part=ACCOUNTANT,
-    decides=True,
-)
+@check("accounted epsilon", part=ACCOUNTANT, decides=True)
 def accounted_epsilon(context: Context) -> Finding | None:
     """Whether the claim is what the accounted steps come to."""
     facts, claim = context.facts, context.claim
@@ -118,10 +114,7 @@ def accounted_epsilon(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "steps after epsilon was read",
-    part=STEPS,
-)
+@check("steps after epsilon was read", part=STEPS)
 def steps_after_epsilon_was_read(context: Context) -> Finding | None:
     """Whether training went on after the epsilon that is claimed was read."""
     facts, claim = context.facts, context.claim
@@ -150,11 +143,7 @@ def steps_after_epsilon_was_read(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "parameters outside the optimizer",
-    part=TRAINED_PARAMETERS,
-    decides=True,
-)
+@check("parameters outside the optimizer", part=TRAINED_PARAMETERS, decides=True)
 def parameters_outside_the_optimizer(context: Context) -> Finding | None:
     """Whether parameters could train that the private optimizer lacks, and whether any do."""
     facts = context.facts
@@ -213,10 +202,7 @@ def _with_count(context: Context, count: ClipCountFacts, deviation: float) -> tu
     return context.exceeds(np.sqrt(quiet**-2 + added), rate)
 
 
-@check(
-    "noise of the clipping count",
-    part=NOISE_SCALE,
-)
+@check("noise of the clipping count", part=NOISE_SCALE)
 def noise_of_the_clipping_count(context: Context) -> Finding | None:
     """Whether the count of unclipped records has its noise."""
     count = context.facts.clip_count
@@ -252,10 +238,7 @@ def noise_of_the_clipping_count(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "accounting of the clipping count",
-    part=ACCOUNTANT,
-)
+@check("accounting of the clipping count", part=ACCOUNTANT)
 def accounting_of_the_clipping_count(context: Context) -> Finding | None:
     """Whether the count of unclipped records was accounted for."""
     count = context.facts.clip_count
@@ -282,9 +265,7 @@ def accounting_of_the_clipping_count(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "committed claim",
-)
+@check("committed claim")
 def committed_claim(context: Context) -> Finding | None:
     """Whether the claim is the one that was committed to before the run."""
     commitment, claim = context.facts.commitment, context.claim

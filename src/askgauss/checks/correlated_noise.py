@@ -102,10 +102,7 @@ def steps_of_plan(run: CorrelatedRun) -> Finding:
     )
 
 
-@check(
-    "sensitivity",
-    part=ACCOUNTANT,
-)
+@check("sensitivity", part=ACCOUNTANT)
 def sensitivity(run: CorrelatedRun) -> Finding:
     """How far one record moves what noise is added to, and how far the claim lets it.
 
@@ -142,10 +139,7 @@ def sensitivity(run: CorrelatedRun) -> Finding:
     )
 
 
-@check(
-    "participation",
-    part=SAMPLER,
-)
+@check("participation", part=SAMPLER)
 def participation(run: CorrelatedRun) -> Finding | None:
     """Whether clients took part more often, or sooner again, than was accounted for."""
     rounds = run.transcript.facts.rounds
@@ -175,10 +169,7 @@ def participation(run: CorrelatedRun) -> Finding | None:
     )
 
 
-@check(
-    "nodes without noise",
-    part=NOISE_SCALE,
-)
+@check("nodes without noise", part=NOISE_SCALE)
 def nodes_without_noise(run: CorrelatedRun) -> Finding:
     square = run.transcript.pieces.square
     most = run.absent * (_SILENCE * (run.claimed or 1.0)) ** 2
@@ -328,11 +319,7 @@ def _cannot_compare(run: CorrelatedRun) -> str | None:
     return _dependent(run)
 
 
-@check(
-    "noise of related nodes",
-    part=NOISE_FRESHNESS,
-    after_resume=True,
-)
+@check("noise of related nodes", part=NOISE_FRESHNESS, after_resume=True)
 def noise_of_related_nodes(run: CorrelatedRun) -> Finding:
     """Whether nodes that are near each other, or all of them together, have noise in common."""
     transcript = run.transcript
@@ -357,7 +344,7 @@ def noise_of_related_nodes(run: CorrelatedRun) -> Finding:
 @check(
     "noise after restarts",
     part=NOISE_FRESHNESS,
-    explains=("repeated noise", "noise of related nodes"),
+    explains="repeated noise, noise of related nodes",
     after_resume=True,
 )
 def noise_after_restarts(run: CorrelatedRun) -> Finding:
@@ -386,14 +373,8 @@ def noise_after_restarts(run: CorrelatedRun) -> Finding:
 @check(
     "rows without noise",
     part=NOISE_SCALE,
-    explains=(
-        "noise by row",
-        "noise by step",
-        "noise extremes",
-        "noise scale",
-        "noise shape",
-        "values without noise",
-    ),
+    explains="noise by row, noise by step, noise extremes, noise scale, noise shape, values "
+    "without noise",
 )
 def rows_without_noise(rows: NoiseRowFacts) -> Finding:
     """Whether every row of the strategy was released with noise."""
@@ -413,7 +394,7 @@ def rows_without_noise(rows: NoiseRowFacts) -> Finding:
 @check(
     "noise by row",
     part=NOISE_SCALE,
-    explains=("noise by step", "noise scale", "noise extremes", "noise shape"),
+    explains="noise by step, noise scale, noise extremes, noise shape",
 )
 def noise_by_row(rows: NoiseRowFacts) -> Finding:
     """Whether any row of the strategy has more or less noise than the others."""
@@ -444,12 +425,7 @@ def noise_by_row(rows: NoiseRowFacts) -> Finding:
     )
 
 
-@check(
-    "noise by entry",
-    part=NOISE_SCALE,
-    reveals_individual=True,
-    after_resume=True,
-)
+@check("noise by entry", part=NOISE_SCALE, reveals_individual=True, after_resume=True)
 def noise_by_entry(run: CorrelatedRun) -> Finding:
     """Whether a record meets the noise that the declared strategy says, step by step.
 
@@ -461,7 +437,7 @@ def noise_by_entry(run: CorrelatedRun) -> Finding:
     if squares is None or gain is None or not claimed:
         return not_run(
             "a strategy whose noise_multiplier is claimed, a known background, and twice as many "
-            "kept absent canaries as steps",
+            "kept absent canaries as steps"
         )
     freedom = np.full(squares.size, float(transcript.leaf_freedom))
     worst, p_value = oddest_variance(squares, freedom, claimed, less=True)
@@ -492,12 +468,7 @@ def noise_by_entry(run: CorrelatedRun) -> Finding:
     )
 
 
-@check(
-    "noise by node",
-    part=NOISE_SCALE,
-    reveals_individual=True,
-    after_resume=True,
-)
+@check("noise by node", part=NOISE_SCALE, reveals_individual=True, after_resume=True)
 def noise_by_node(run: CorrelatedRun) -> Finding:
     """Every node's noise: one that lacks it is enough to give a record away."""
     pieces = run.transcript.pieces
@@ -511,12 +482,7 @@ def noise_by_node(run: CorrelatedRun) -> Finding:
     )
 
 
-@check(
-    "noise by level",
-    part=NOISE_SCALE,
-    reveals_individual=True,
-    after_resume=True,
-)
+@check("noise by level", part=NOISE_SCALE, reveals_individual=True, after_resume=True)
 def noise_by_level(run: CorrelatedRun) -> Finding:
     """The noise of every level: a level counts whatever its nodes are."""
     pieces = run.transcript.pieces
@@ -636,11 +602,7 @@ def _of_many(spread: Spread, count: int) -> tuple[float, float]:
     return spread.interval(INTERVAL_ERROR / count) if spread.square else (0.0, 0.0)
 
 
-@check(
-    "noise where planted",
-    part=NOISE_SCALE,
-    after_resume=True,
-)
+@check("noise where planted", part=NOISE_SCALE, after_resume=True)
 def noise_where_planted(run: CorrelatedRun) -> Finding:
     """Whether values that a canary is in have the noise of all others."""
     pieces = run.transcript.pieces

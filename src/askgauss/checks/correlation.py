@@ -62,21 +62,9 @@ _FEWEST_STEPS_TO_SCALE = 64
     "repeated noise",
     part=NOISE_FRESHNESS,
     decides=True,
-    explains=(
-        "serial correlation",
-        "whole-run correlation",
-        "noise spectrum",
-        "shared noise",
-        "common noise",
-        "noise sums across steps",
-        "noise by coordinate",
-        "noise extremes",
-        "noise scale",
-        "noise shape",
-        "values without noise",
-        "even contribution",
-        "carry-over",
-    ),
+    explains="serial correlation, whole-run correlation, noise spectrum, shared noise, common "
+    "noise, noise sums across steps, noise by coordinate, noise extremes, noise scale, "
+    "noise shape, values without noise, even contribution, carry-over",
     reveals_individual=True,
     after_resume=True,
 )
@@ -161,13 +149,7 @@ def used_twice(
 @check(
     "shared noise",
     part=NOISE_FRESHNESS,
-    explains=(
-        "duplicate scores",
-        "noise by step",
-        "common noise",
-        "noise extremes",
-        "noise shape",
-    ),
+    explains="duplicate scores, noise by step, common noise, noise extremes, noise shape",
     reveals_individual=True,
     after_resume=True,
 )
@@ -219,11 +201,7 @@ def shared_noise(context: Context) -> Finding:
     )
 
 
-@check(
-    "common noise",
-    part=NOISE_FRESHNESS,
-    reveals_individual=True,
-)
+@check("common noise", part=NOISE_FRESHNESS, reveals_individual=True)
 def common_noise(context: Context) -> Finding:
     """Whether all coordinates of a step have something in common: an offset beside their noise."""
     if not context.exact:
@@ -264,11 +242,7 @@ def _offsets(context: Context) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     return use, np.asarray(context.transcript.steps.total.sum(axis=1)[use] / unit)
 
 
-@check(
-    "noise sums across steps",
-    part=NOISE_FRESHNESS,
-    after_resume=True,
-)
+@check("noise sums across steps", part=NOISE_FRESHNESS, after_resume=True)
 def noise_sums_across_steps(context: Context) -> Finding | None:
     """Whether noise comes back later at other coordinates: streams of numbers that overlap.
 
@@ -310,11 +284,7 @@ def noise_sums_across_steps(context: Context) -> Finding | None:
     "serial correlation",
     part=NOISE_FRESHNESS,
     decides=True,
-    explains=(
-        "whole-run correlation",
-        "noise spectrum",
-        "noise sums across steps",
-    ),
+    explains="whole-run correlation, noise spectrum, noise sums across steps",
     after_resume=True,
 )
 def serial_correlation(context: Context) -> Finding:
@@ -352,7 +322,7 @@ def serial_correlation(context: Context) -> Finding:
 @check(
     "whole-run correlation",
     part=NOISE_FRESHNESS,
-    explains=("noise spectrum", "equal variance"),
+    explains="noise spectrum, equal variance",
     reveals_individual=True,
     after_resume=True,
 )
@@ -412,10 +382,7 @@ def whole_run_correlation(context: Context) -> Finding:
     )
 
 
-@check(
-    "noise spectrum",
-    part=NOISE_FRESHNESS,
-)
+@check("noise spectrum", part=NOISE_FRESHNESS)
 def noise_spectrum(context: Context) -> Finding:
     """Whether noise has the same power at all frequencies: no correlation at any lag."""
     values = context.quiet_by_tensor

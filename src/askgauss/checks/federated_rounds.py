@@ -11,13 +11,7 @@ from scipy.special import ndtr
 
 from askgauss.checks.context import NOTICED, TOLERANCE, Context, around
 from askgauss.checks.findings import fact, judged, not_run
-from askgauss.checks.registry import (
-    CLIPPING,
-    NOISE_SCALE,
-    SENSITIVITY,
-    WEIGHTING,
-    check,
-)
+from askgauss.checks.registry import CLIPPING, NOISE_SCALE, SENSITIVITY, WEIGHTING, check
 from askgauss.checks.signal import planting
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts
 from askgauss.results import Consequence, Finding, Status
@@ -56,12 +50,7 @@ class FederatedRounds:
         return self.facts.probes
 
 
-@check(
-    "client weight",
-    part=WEIGHTING,
-    decides=True,
-    explains=("contribution", "honest updates"),
-)
+@check("client weight", part=WEIGHTING, decides=True, explains="contribution, honest updates")
 def client_weight(rounds: FederatedRounds) -> Finding:
     """Whether a client weighs more than the noise assumes."""
     facts, context, probes = rounds.facts, rounds.context, rounds.probes
@@ -156,11 +145,7 @@ def _probe(
     )
 
 
-@check(
-    "update norms",
-    part=CLIPPING,
-    explains=(*SENSITIVITY, "honest updates", "nan update"),
-)
+@check("update norms", part=CLIPPING, explains=f"{SENSITIVITY}, honest updates, nan update")
 def update_norms(rounds: FederatedRounds) -> Finding:
     """Whether updates are clipped, near the clip norm and far above it, however they are made."""
     probes = rounds.probes
@@ -193,12 +178,7 @@ def update_norms(rounds: FederatedRounds) -> Finding:
 @check(
     "single clients",
     part=CLIPPING,
-    explains=(
-        *SENSITIVITY,
-        "update norms",
-        "honest updates",
-        "client weight",
-    ),
+    explains=f"{SENSITIVITY}, update norms, honest updates, client weight",
 )
 def single_clients(rounds: FederatedRounds) -> Finding:
     """Whether any client counts more than once."""
@@ -220,13 +200,7 @@ def single_clients(rounds: FederatedRounds) -> Finding:
 @check(
     "honest updates",
     part=CLIPPING,
-    explains=(
-        "noise scale",
-        "noise by step",
-        "common noise",
-        "noise by coordinate",
-        "whole-run correlation",
-    ),
+    explains="noise scale, noise by step, common noise, noise by coordinate, whole-run correlation",
     reveals_individual=True,
 )
 def honest_updates(rounds: FederatedRounds) -> Finding | None:
@@ -295,9 +269,7 @@ def _odd_update(what: str, outcome: str, probes: ProbeFacts, *, raises: bool) ->
     )
 
 
-@check(
-    "noise at the server",
-)
+@check("noise at the server")
 def noise_at_the_server(rounds: FederatedRounds) -> Finding:
     """Whether the server adds the noise once, however many clients answer."""
     probes = rounds.probes
@@ -316,10 +288,7 @@ def noise_at_the_server(rounds: FederatedRounds) -> Finding:
     )
 
 
-@check(
-    "clip norm direction",
-    part=CLIPPING,
-)
+@check("clip norm direction", part=CLIPPING)
 def clip_norm_direction(rounds: FederatedRounds) -> Finding | None:
     """Whether the clip norm grows where updates are above it.
 
@@ -342,11 +311,7 @@ def clip_norm_direction(rounds: FederatedRounds) -> Finding | None:
     )
 
 
-@check(
-    "noise norm",
-    part=NOISE_SCALE,
-    explains=("noise scale", "noise by step", "noise drift"),
-)
+@check("noise norm", part=NOISE_SCALE, explains="noise scale, noise by step, noise drift")
 def noise_norm(rounds: FederatedRounds) -> Finding | None:
     """Which norm the noise is scaled by: the one updates were clipped to, or the next."""
     facts, context = rounds.facts, rounds.context

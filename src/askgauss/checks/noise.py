@@ -66,13 +66,7 @@ _FAR_MORE = 3.0
 @check(
     "steps without noise",
     part=NOISE_SCALE,
-    explains=(
-        "noise scale",
-        "duplicate scores",
-        "noise by step",
-        "values without noise",
-        "noise drift",
-    ),
+    explains="noise scale, duplicate scores, noise by step, values without noise, noise drift",
 )
 def steps_without_noise(context: Context) -> Finding:
     """Whether every step was released with noise."""
@@ -95,11 +89,7 @@ def steps_without_noise(context: Context) -> Finding:
     )
 
 
-@check(
-    "values without noise",
-    part=NOISE_SCALE,
-    explains=("planted noise", "noise shape", "noise scale"),
-)
+@check("values without noise", part=NOISE_SCALE, explains="planted noise, noise shape, noise scale")
 def values_without_noise(context: Context) -> Finding:
     """Whether single values have no noise: more of them lie next to zero than chance has it."""
     missing, steps = no_single_values(context), context.transcript.steps
@@ -164,14 +154,8 @@ def no_single_values(context: Context) -> str | None:
 @check(
     "noise by tensor",
     part=NOISE_SCALE,
-    explains=(
-        "noise scale",
-        "duplicate scores",
-        "noise by coordinate",
-        "values without noise",
-        "noise extremes",
-        "noise shape",
-    ),
+    explains="noise scale, duplicate scores, noise by coordinate, values without noise, noise "
+    "extremes, noise shape",
     reveals_individual=True,
 )
 def noise_by_tensor(context: Context) -> Finding:
@@ -254,15 +238,8 @@ def _single(claimed: NDArray[np.float64] | None) -> float | None:
 @check(
     "noise by coordinate",
     part=NOISE_SCALE,
-    explains=(
-        "noise scale",
-        "duplicate scores",
-        "values without noise",
-        "noise extremes",
-        "noise shape",
-        "normality of absent scores",
-        "normality of present scores",
-    ),
+    explains="noise scale, duplicate scores, values without noise, noise extremes, noise shape, "
+    "normality of absent scores, normality of present scores",
     reveals_individual=True,
 )
 def noise_by_coordinate(context: Context) -> Finding:
@@ -335,7 +312,7 @@ def _excess_spread(scales: NDArray[np.float64], count: NDArray[np.float64]) -> f
 @check(
     "noise by step",
     part=NOISE_SCALE,
-    explains=("noise extremes", "noise scale", "noise sums across steps"),
+    explains="noise extremes, noise scale, noise sums across steps",
 )
 def noise_by_step(context: Context) -> Finding:
     """Whether the noise scale changes from step to step more than chance lets it."""
@@ -417,7 +394,7 @@ def _if_uneven(context: Context, broken: bool) -> Consequence:
 @check(
     "noise drift",
     part=NOISE_SCALE,
-    explains=("noise by step", "noise scale", "noise sums across steps"),
+    explains="noise by step, noise scale, noise sums across steps",
     after_resume=True,
 )
 def noise_drift(context: Context) -> Finding:
@@ -461,7 +438,7 @@ def _slope(context: Context, along: NDArray[np.float64]) -> tuple[float, float]:
 @check(
     "noise and batch size",
     part=NOISE_SCALE,
-    explains=("noise by step", "noise scale", "noise sums across steps"),
+    explains="noise by step, noise scale, noise sums across steps",
 )
 def noise_and_batch_size(context: Context) -> Finding:
     """Whether the noise follows the size of the batch, which one record changes."""
@@ -489,27 +466,10 @@ def noise_and_batch_size(context: Context) -> Finding:
 @check(
     "divisor by step",
     part=NOISE_SCALE,
-    explains=(
-        "repeated noise",
-        "shared noise",
-        "common noise",
-        "serial correlation",
-        "whole-run correlation",
-        "noise spectrum",
-        "noise sums across steps",
-        "noise by coordinate",
-        "noise by tensor",
-        "noise drift",
-        "noise by step",
-        "noise and batch size",
-        "noise scale",
-        "noise shape",
-        "noise extremes",
-        "planted noise",
-        "even contribution",
-        "single plantings",
-        "carry-over",
-    ),
+    explains="repeated noise, shared noise, common noise, serial correlation, whole-run "
+    "correlation, noise spectrum, noise sums across steps, noise by coordinate, noise by "
+    "tensor, noise drift, noise by step, noise and batch size, noise scale, noise shape, "
+    "noise extremes, planted noise, even contribution, single plantings, carry-over",
 )
 def divisor_by_step(context: Context) -> Finding | None:
     """Whether steps multiply the clean sum by one number: the size of the batch is another."""
@@ -537,11 +497,7 @@ def divisor_by_step(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "noise scale",
-    part=NOISE_SCALE,
-    decides=True,
-)
+@check("noise scale", part=NOISE_SCALE, decides=True)
 def noise_scale(context: Context) -> Finding:
     """Whether there is as much noise as is claimed."""
     noise, claimed = context.noise, context.claimed_noise
@@ -633,7 +589,7 @@ def _usual_cause(low: float, high: float) -> str:
 @check(
     "noise shape",
     part=NOISE_FRESHNESS,
-    explains=("noise by step", "noise extremes", "single plantings", "planted noise"),
+    explains="noise by step, noise extremes, single plantings, planted noise",
 )
 def noise_shape(context: Context) -> Finding:
     """Whether the noise of a step is Gaussian."""

@@ -66,26 +66,10 @@ class ComparedNoise:
     "noise reused at other coordinates",
     part=NOISE_FRESHNESS,
     decides=True,
-    explains=(
-        "noise of related nodes",
-        "noise after restarts",
-        "serial correlation",
-        "repeated noise",
-        "whole-run correlation",
-        "noise spectrum",
-        "shared noise",
-        "common noise",
-        "noise by coordinate",
-        "noise by tensor",
-        "noise extremes",
-        "noise scale",
-        "noise shape",
-        "noise by step",
-        "values without noise",
-        "even contribution",
-        "carry-over",
-        "duplicate scores",
-    ),
+    explains="noise of related nodes, noise after restarts, serial correlation, repeated noise, "
+    "whole-run correlation, noise spectrum, shared noise, common noise, noise by "
+    "coordinate, noise by tensor, noise extremes, noise scale, noise shape, noise by "
+    "step, values without noise, even contribution, carry-over, duplicate scores",
     after_resume=True,
 )
 def noise_reused(compared: ComparedNoise) -> Finding | None:

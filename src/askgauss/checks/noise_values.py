@@ -23,10 +23,7 @@ _FEWEST_PLANTINGS = 10
 _FEWEST_TO_COMPARE = 100
 
 
-@check(
-    "planted noise",
-    part=NOISE_SCALE,
-)
+@check("planted noise", part=NOISE_SCALE)
 def planted_noise(context: Context) -> Finding:
     """Whether noise is the same where a canary is planted as where it is not."""
     missing = no_single_values(context)
@@ -89,11 +86,7 @@ def _with_dropouts(context: Context) -> float:
     return 1.0 + max(scale / float(claimed[0]) - 1.0, 0.0) / scale**2
 
 
-@check(
-    "noise extremes",
-    part=NOISE_SCALE,
-    reveals_individual=True,
-)
+@check("noise extremes", part=NOISE_SCALE, reveals_individual=True)
 def noise_extremes(context: Context) -> Finding:
     """Whether the extremes of all values are those of Gaussian noise: neither heavy nor cut off."""
     missing, steps = no_single_values(context), context.transcript.steps
@@ -132,10 +125,7 @@ def noise_extremes(context: Context) -> Finding:
     )
 
 
-@check(
-    "noise precision",
-    part=NOISE_SCALE,
-)
+@check("noise precision", part=NOISE_SCALE)
 def noise_precision(context: Context) -> Finding:
     """Whether noise takes only the values of a short number format."""
     if not context.known:
@@ -164,10 +154,7 @@ def noise_precision(context: Context) -> Finding:
     )
 
 
-@check(
-    "watched coordinates",
-    part=NOISE_SCALE,
-)
+@check("watched coordinates", part=NOISE_SCALE)
 def watched_coordinates(context: Context) -> Finding | None:
     """Whether watched coordinates read zero while canaries do not: the reading is at fault, too."""
     transcript = context.transcript

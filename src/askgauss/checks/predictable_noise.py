@@ -124,10 +124,7 @@ def try_seeds(noise: NDArray[np.float64], candidates: Iterable[Candidates]) -> S
     return SeedProbe(tried=tried, ways=tuple(ways))
 
 
-@check(
-    "predictable noise",
-    part=NOISE_FRESHNESS,
-)
+@check("predictable noise", part=NOISE_FRESHNESS)
 def predictable_noise(facts: RunFacts) -> Finding | None:
     """Whether the first noise is one that a likely seed gives."""
     probe = facts.seed_probe

@@ -2,7 +2,7 @@
 
 A check is one function with a declaration above it::
 
-    @check("noise by tensor", part=NOISE_SCALE, explains=("noise scale",), reveals_individual=True)
+    @check("noise by tensor", part=NOISE_SCALE, explains="noise scale, noise shape")
     def noise_by_tensor(context: Context) -> Finding: ...
 
 What an audit tested (`scope`), which failure explains which (`gate`) and what a published p-value
@@ -118,8 +118,7 @@ TRAINED_ROWS = TrainingPart(
     how_to_test="give the audit the loader that make_private returned: data_loader=",
 )
 STEPS = TrainingPart(
-    name="steps",
-    how_to_test="say how many steps were accounted for: PrivacyClaim(steps=...)",
+    name="steps", how_to_test="say how many steps were accounted for: PrivacyClaim(steps=...)"
 )
 ACCOUNTANT = TrainingPart(
     name="accountant",
@@ -193,22 +192,13 @@ class Check(Generic[Reads]):
 
 
 SENSITIVITY = (
-    "contribution",
-    "single plantings",
-    "planted noise",
-    "even contribution",
-    "equal variance",
-    "normality of present scores",
-    "whole-run correlation",
+    "contribution, single plantings, planted noise, even contribution, equal variance, "
+    "normality of present scores, whole-run correlation"
 )
 """Checks that fail where a record adds too much."""
 DRAWS = (
-    "sampling rate",
-    "sampling scheme",
-    "sampling of pairs",
-    "sampling in time",
-    "batch sizes",
-    "single records",
+    "sampling rate, sampling scheme, sampling of pairs, sampling in time, batch sizes, "
+    "single records"
 )
 """Checks that fail where other records are trained on than were drawn."""
 
@@ -221,11 +211,14 @@ def check(
     part: TrainingPart | None = None,
     decides: bool = False,
     exact: bool = False,
-    explains: Iterable[str] = (),
+    explains: str = "",
     reveals_individual: bool = False,
     after_resume: bool = False,
 ) -> Callable[[Callable[[Data], Finding | None]], Check[Data]]:
-    """Declare and register the check that a function makes; the arguments are those of `Check`."""
+    """Declare and register the check that a function makes.
+
+    The arguments are the attributes of `Check`; what it explains is a list with commas.
+    """
 
     def declared(test: Callable[[Data], Finding | None]) -> Check[Data]:
         assert name not in _REGISTERED, name
@@ -234,7 +227,7 @@ def check(
             part=part,
             decides=decides,
             exact=exact,
-            explains=tuple(explains),
+            explains=tuple(item for item in explains.split(", ") if item not in ("", name)),
             reveals_individual=reveals_individual,
             after_resume=after_resume,
             test=test,

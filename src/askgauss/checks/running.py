@@ -5,59 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from askgauss import _validate
-from askgauss.checks.accountant import CLIP_COUNT_CHECKS, DECLARED_CHECKS
+from askgauss.checks import (
+    accountant,
+    correlated_noise,
+    correlation,
+    federated_rounds,
+    noise,
+    noise_reuse,
+    noise_values,
+    signal,
+    step_invariants,
+    trained_rows,
+)
 from askgauss.checks.context import Context, CorrelatedRun, noise_transcript
-from askgauss.checks.correlated_noise import (
-    CORRELATED_NOISE_CHECKS,
-    NOISE_ROW_CHECKS,
-    participation,
-    sensitivity,
-    steps_of_plan,
-)
-from askgauss.checks.correlation import (
-    CORRELATION_CHECKS,
-    certainly_used_twice,
-    exactly_repeated,
-)
-from askgauss.checks.federated_rounds import ROUND_CHECKS, FederatedRounds
 from askgauss.checks.gate import apply_gate, with_resumes
-from askgauss.checks.noise import (
-    divisor_by_step,
-    noise_and_batch_size,
-    noise_by_coordinate,
-    noise_by_step,
-    noise_by_tensor,
-    noise_drift,
-    noise_scale,
-    noise_shape,
-    steps_without_noise,
-    values_without_noise,
-)
-from askgauss.checks.noise_reuse import (
-    ComparedNoise,
-    in_row,
-    in_step,
-    noise_reused,
-    reused_where_seen,
-)
-from askgauss.checks.noise_values import (
-    noise_extremes,
-    noise_precision,
-    planted_noise,
-    watched_coordinates,
-)
+from askgauss.checks.noise_reuse import ComparedNoise
 from askgauss.checks.predictable_noise import predictable_noise
 from askgauss.checks.registry import made
 from askgauss.checks.score_shape import score_checks
-from askgauss.checks.signal import SIGNAL_CHECKS, finite_gradients, single_plantings
-from askgauss.checks.step_invariants import (
-    RECORDING_CHECKS,
-    STEP_CHECKS,
-    WEIGHT_CHECKS,
-    ObservedSteps,
-    schedule_checks,
-)
-from askgauss.checks.trained_rows import ROW_CHECKS, TrainedRows, mixed_records
 from askgauss.claims import PrivacyClaim
 from askgauss.recording.inputs import check_audit_input
 from askgauss.recording.linear_transcript import LinearTranscript
@@ -68,21 +33,21 @@ from askgauss.scores import CanaryScores
 __all__ = ["NOISE_CHECKS", "correlated_checks", "diagnose", "transcript_checks"]
 
 NOISE_CHECKS = (
-    steps_without_noise,
-    *CORRELATION_CHECKS,
-    noise_by_tensor,
-    noise_by_coordinate,
-    values_without_noise,
-    planted_noise,
-    single_plantings,
-    noise_extremes,
-    noise_precision,
-    divisor_by_step,
-    noise_drift,
-    noise_and_batch_size,
-    noise_by_step,
-    noise_scale,
-    noise_shape,
+    noise.steps_without_noise,
+    *correlation.CORRELATION_CHECKS,
+    noise.noise_by_tensor,
+    noise.noise_by_coordinate,
+    noise.values_without_noise,
+    noise_values.planted_noise,
+    signal.single_plantings,
+    noise_values.noise_extremes,
+    noise_values.noise_precision,
+    noise.divisor_by_step,
+    noise.noise_drift,
+    noise.noise_and_batch_size,
+    noise.noise_by_step,
+    noise.noise_scale,
+    noise.noise_shape,
 )
 """Checks of the noise of steps; those that name a cause come before those that show a symptom."""
 
@@ -131,39 +96,48 @@ def diagnose(
 def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check of a run whose steps have independent noise."""
     run, facts, finite = Context(transcript, claim), transcript.facts, transcript.finite
-    yield from made((finite_gradients,), run)
+    yield from made((signal.finite_gradients,), run)
     if facts.rows is not None:
-        yield from made(ROW_CHECKS, TrainedRows(facts=facts.rows, context=run))
+        yield from made(
+            trained_rows.ROW_CHECKS, trained_rows.TrainedRows(facts=facts.rows, context=run)
+        )
     if facts.mixing is not None:
-        yield from made((mixed_records,), facts.mixing)
+        yield from made((trained_rows.mixed_records,), facts.mixing)
     if facts.noise_rows is not None:
-        yield from made(NOISE_ROW_CHECKS, facts.noise_rows)
+        yield from made(correlated_noise.NOISE_ROW_CHECKS, facts.noise_rows)
     if facts.reuse is not None:
-        place = in_step(facts.tensors) if facts.noise_rows is None else in_row
+        place = (
+            noise_reuse.in_step(facts.tensors) if facts.noise_rows is None else noise_reuse.in_row
+        )
         compared = ComparedNoise(reuse=facts.reuse, place=place)
-        yield from made((noise_reused, exactly_repeated), compared)
+        yield from made((noise_reuse.noise_reused, correlation.exactly_repeated), compared)
     if finite:
-        yield from made((watched_coordinates,), run)
-        noise = Context(noise_transcript(transcript), claim)
-        of_noise = tuple(made(NOISE_CHECKS, noise))
-        if facts.reuse is None and not certainly_used_twice(of_noise):
-            yield from made((reused_where_seen,), noise)
+        yield from made((noise_values.watched_coordinates,), run)
+        unhidden = Context(noise_transcript(transcript), claim)
+        of_noise = tuple(made(NOISE_CHECKS, unhidden))
+        if facts.reuse is None and not correlation.certainly_used_twice(of_noise):
+            yield from made((noise_reuse.reused_where_seen,), unhidden)
         yield from of_noise
-        yield from made(SIGNAL_CHECKS, run)
+        yield from made(signal.SIGNAL_CHECKS, run)
     yield from made((predictable_noise,), facts)
-    yield from made(DECLARED_CHECKS, run)
+    yield from made(accountant.DECLARED_CHECKS, run)
     if facts.weights is not None:
-        yield from made(WEIGHT_CHECKS, facts.weights)
+        yield from made(step_invariants.WEIGHT_CHECKS, facts.weights)
     if facts.witness is not None:
         costs = run.epsilon_by_sensitivity if finite else None
-        steps = ObservedSteps(facts=facts.witness, settings=facts.settings, costs=costs)
-        yield from made(STEP_CHECKS, steps)
-    yield from made(RECORDING_CHECKS, facts)
-    yield from schedule_checks(facts.settings)
+        steps = step_invariants.ObservedSteps(
+            facts=facts.witness, settings=facts.settings, costs=costs
+        )
+        yield from made(step_invariants.STEP_CHECKS, steps)
+    yield from made(step_invariants.RECORDING_CHECKS, facts)
+    yield from step_invariants.schedule_checks(facts.settings)
     if finite:
-        yield from made(CLIP_COUNT_CHECKS, run)
+        yield from made(accountant.CLIP_COUNT_CHECKS, run)
     if facts.rounds is not None:
-        yield from made(ROUND_CHECKS, FederatedRounds(facts=facts.rounds, context=run))
+        yield from made(
+            federated_rounds.ROUND_CHECKS,
+            federated_rounds.FederatedRounds(facts=facts.rounds, context=run),
+        )
 
 
 def correlated_checks(
@@ -171,9 +145,14 @@ def correlated_checks(
 ) -> Iterator[Finding]:
     """Every check of a run with correlated noise."""
     run, rounds = CorrelatedRun(transcript, claim), transcript.facts.rounds
-    yield from made((finite_gradients, steps_of_plan, sensitivity), run)
+    yield from made(
+        (signal.finite_gradients, correlated_noise.steps_of_plan, correlated_noise.sensitivity), run
+    )
     if rounds is not None:
-        yield from made(ROUND_CHECKS, FederatedRounds(facts=rounds, context=None))
-    yield from made((participation,), run)
+        yield from made(
+            federated_rounds.ROUND_CHECKS,
+            federated_rounds.FederatedRounds(facts=rounds, context=None),
+        )
+    yield from made((correlated_noise.participation,), run)
     if transcript.finite:
-        yield from made(CORRELATED_NOISE_CHECKS, run)
+        yield from made(correlated_noise.CORRELATED_NOISE_CHECKS, run)

@@ -53,9 +53,7 @@ _SCHEME_REMEDY = (
 )
 
 
-@check(
-    "accounted sampling",
-)
+@check("accounted sampling")
 def accounted_sampling(context: Context) -> Finding | None:
     """Whether batches are drawn by the scheme that was accounted for, where one was named."""
     claim, facts = context.claim, context.facts
@@ -68,11 +66,7 @@ def accounted_sampling(context: Context) -> Finding | None:
         return not_run("a scheme, declared to the Recorder and in the claim (sampling=)")
     if used == accounted or None not in (used.poisson_rate, accounted.poisson_rate):
         # How often a record is drawn is the check of the sampling rate.
-        return fact(
-            False,
-            f"{used} is in use, and accounted for.",
-            consequence=Consequence.INFORMS,
-        )
+        return fact(False, f"{used} is in use, and accounted for.", consequence=Consequence.INFORMS)
     said, beyond, true = "", False, None
     noise = context.noise_level
     if claim is not None and noise > 0.0 and claim.delta > 0.0:
@@ -95,12 +89,7 @@ def accounted_sampling(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "sampling rate",
-    part=SAMPLER,
-    decides=True,
-    explains=("batch sizes",),
-)
+@check("sampling rate", part=SAMPLER, decides=True, explains="batch sizes")
 def sampling_rate(context: Context) -> Finding | None:
     """How often a record is drawn."""
     found = _by_source(context, lambda drawn: _drawn_rate(context, drawn), _canary_rate)
@@ -241,11 +230,7 @@ def _declared_rate(context: Context) -> Finding:
     )
 
 
-@check(
-    "sampling scheme",
-    part=SAMPLER,
-    explains=("sampling of pairs", "sampling in time"),
-)
+@check("sampling scheme", part=SAMPLER, explains="sampling of pairs, sampling in time")
 def sampling_scheme(context: Context) -> Finding | None:
     """Whether records are drawn independently of each other, as often in every step."""
     found = _by_source(
@@ -348,10 +333,7 @@ def _dispersion(counts: NDArray[Any], trials: int, rate: float) -> tuple[float, 
     return statistic / freedom, min(1.0, p_value)
 
 
-@check(
-    "sampling of pairs",
-    part=SAMPLER,
-)
+@check("sampling of pairs", part=SAMPLER)
 def sampling_of_pairs(context: Context) -> Finding | None:
     """Whether any two records are drawn together more or less often than chance has it."""
     return _by_source(context, lambda drawn: _worst_test(drawn, "pairs", "order"), _canary_pairs)
@@ -392,11 +374,7 @@ def _canary_pairs(context: Context) -> Finding:
     )
 
 
-@check(
-    "sampling in time",
-    part=SAMPLER,
-    explains=("sampling of pairs",),
-)
+@check("sampling in time", part=SAMPLER, explains="sampling of pairs")
 def sampling_in_time(context: Context) -> Finding | None:
     """Whether a record that was drawn comes back as if nothing had been drawn before."""
     return _by_source(context, lambda drawn: _worst_test(drawn, "lags", "places"), _canary_times)
@@ -468,10 +446,7 @@ def _chi_square_tail(statistic: float, trials: NDArray[np.float64], rate: float)
     return float(chdtrc(freedom / scale, statistic / scale))
 
 
-@check(
-    "batch sizes",
-    part=SAMPLER,
-)
+@check("batch sizes", part=SAMPLER)
 def batch_sizes(context: Context) -> Finding | None:
     """Whether batches are as large, and as uneven, as the scheme makes them."""
     return _by_source(
@@ -547,13 +522,7 @@ def _neighbours(sizes: NDArray[np.float64]) -> float:
     "single records",
     part=SAMPLER,
     # Given how many records a step drew: a wrong rate of all does not show there.
-    explains=(
-        "sampling rate",
-        "batch sizes",
-        "sampling scheme",
-        "sampling of pairs",
-        "sampling in time",
-    ),
+    explains="sampling rate, batch sizes, sampling scheme, sampling of pairs, sampling in time",
     reveals_individual=True,
 )
 def single_records(context: Context) -> Finding | None:

@@ -118,10 +118,7 @@ def _tested(
 
 
 def _how_to_test(
-    part: TrainingPart,
-    weak: Sequence[Finding],
-    found: Sequence[Finding],
-    exercised: Sequence[str],
+    part: TrainingPart, weak: Sequence[Finding], found: Sequence[Finding], exercised: Sequence[str]
 ) -> str:
     """The next step where a part was not tested, or by checks without power."""
     if part.needed and found:

@@ -182,7 +182,7 @@ def _plausible_shifts(scores: CanaryScores, steps: int, rate: float) -> tuple[fl
 
 @check(
     "normality of absent scores",
-    explains=("normality of present scores", "equal variance"),
+    explains="normality of present scores, equal variance",
     reveals_individual=True,
 )
 def normality_of_absent_scores(residuals: ScoreResiduals) -> Finding:
@@ -292,9 +292,7 @@ def _mixed(
     return np.asarray(below @ weights) / absent.size
 
 
-@check(
-    "equal variance",
-)
+@check("equal variance")
 def equal_variance(residuals: ScoreResiduals) -> Finding:
     """Whether the scores of inserted canaries vary as the noise of held-out ones explains."""
     present, absent = residuals.variances
@@ -325,9 +323,7 @@ def equal_variance(residuals: ScoreResiduals) -> Finding:
     )
 
 
-@check(
-    "identical distribution",
-)
+@check("identical distribution")
 def identical_distribution(residuals: ScoreResiduals) -> Finding:
     """Whether the mean residual changes along the canary index: drift, or bands."""
     present, absent = residuals.variances
@@ -365,10 +361,7 @@ class _Stated(TypedDict):
     undermines: Assumption
 
 
-@check(
-    "duplicate scores",
-    part=NOISE_FRESHNESS,
-)
+@check("duplicate scores", part=NOISE_FRESHNESS)
 def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     """Scores that are exactly equal: one canary counted twice, or noise used twice.
 

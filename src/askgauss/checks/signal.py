@@ -54,9 +54,7 @@ def finite_gradients(run: Context | CorrelatedRun) -> Finding:
     )
 
 
-@check(
-    "known background",
-)
+@check("known background")
 def known_background(context: Context) -> Finding | None:
     """Whether batches without the other records' sum give away which canaries are in them."""
     if not context.known or context.facts.known_background:
@@ -70,9 +68,7 @@ def known_background(context: Context) -> Finding | None:
     )
 
 
-@check(
-    "canary overlap",
-)
+@check("canary overlap")
 def canary_overlap(context: Context) -> Finding:
     """Whether canaries that are gradients of examples are nearly orthogonal to each other."""
     cosines = context.transcript.gram
@@ -97,12 +93,7 @@ def canary_overlap(context: Context) -> Finding:
     )
 
 
-@check(
-    "contribution",
-    part=CLIPPING,
-    decides=True,
-    explains=SENSITIVITY[1:],
-)
+@check("contribution", part=CLIPPING, decides=True, explains=SENSITIVITY)
 def contribution(context: Context) -> Finding:
     """What a planting adds on average, in clip norms: more than it should, and a record may too."""
     transcript = context.transcript
@@ -185,12 +176,7 @@ def _planted_contrast(transcript: Transcript) -> tuple[float, float, float] | No
     return fit.slope, error, float(fit.degrees_of_freedom)
 
 
-@check(
-    "even contribution",
-    part=CLIPPING,
-    explains=("planted noise",),
-    reveals_individual=True,
-)
+@check("even contribution", part=CLIPPING, explains="planted noise", reveals_individual=True)
 def even_contribution(context: Context) -> Finding:
     """Whether plantings add the same in all steps and for all canaries."""
     transcript = context.transcript
@@ -270,7 +256,7 @@ def _oddest(
 @check(
     "single plantings",
     part=CLIPPING,
-    explains=("planted noise", "even contribution"),
+    explains="planted noise, even contribution",
     reveals_individual=True,
 )
 def single_plantings(context: Context) -> Finding:
@@ -316,15 +302,8 @@ def single_plantings(context: Context) -> Finding:
 @check(
     "carry-over",
     part=CLIPPING,
-    explains=(
-        "noise scale",
-        "equal variance",
-        "whole-run correlation",
-        "common noise",
-        "noise by coordinate",
-        "noise shape",
-        "noise extremes",
-    ),
+    explains="noise scale, equal variance, whole-run correlation, common noise, noise by "
+    "coordinate, noise shape, noise extremes",
     after_resume=True,
 )
 def carry_over(context: Context) -> Finding:
@@ -360,12 +339,7 @@ def carry_over(context: Context) -> Finding:
     )
 
 
-@check(
-    "step count",
-    part=STEPS,
-    decides=True,
-    after_resume=True,
-)
+@check("step count", part=STEPS, decides=True, after_resume=True)
 def step_count(context: Context) -> Finding:
     """Whether as many steps were released as were accounted for."""
     accounted = context.claimed_steps

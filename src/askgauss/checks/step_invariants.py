@@ -61,11 +61,7 @@ class ObservedSteps:
     costs: Costs | None = None
 
 
-@check(
-    "weights moved by the release",
-    part=WEIGHTS,
-    decides=True,
-)
+@check("weights moved by the release", part=WEIGHTS, decides=True)
 def moved_by_the_release(facts: WeightFacts) -> Finding:
     """Whether every followed weight moved where the released gradient says, and why not."""
     if facts.unchecked:
@@ -110,10 +106,7 @@ def moved_by_the_release(facts: WeightFacts) -> Finding:
     )
 
 
-@check(
-    "loaded optimizer state",
-    part=WEIGHTS,
-)
+@check("loaded optimizer state", part=WEIGHTS)
 def loaded_state(facts: WeightFacts) -> Finding | None:
     """Whether every optimizer state that was loaded is one that this run had released."""
     if facts.unseen:
@@ -145,10 +138,7 @@ def loaded_state(facts: WeightFacts) -> Finding | None:
     )
 
 
-@check(
-    "weights between steps",
-    part=WEIGHTS,
-)
+@check("weights between steps", part=WEIGHTS)
 def weights_between_steps(facts: WeightFacts) -> Finding | None:
     """Whether weights stayed as they were from each step to the next."""
     if facts.unseen:
@@ -176,10 +166,7 @@ def weights_between_steps(facts: WeightFacts) -> Finding | None:
     )
 
 
-@check(
-    "closure",
-    part=WEIGHTS,
-)
+@check("closure", part=WEIGHTS)
 def closure(facts: WeightFacts) -> Finding | None:
     """Whether a closure reached the optimizer, which may compute gradients again."""
     if facts.unseen or not facts.optimizer:
@@ -201,10 +188,7 @@ def closure(facts: WeightFacts) -> Finding | None:
     )
 
 
-@check(
-    "trained parameters without canaries",
-    part=TRAINED_PARAMETERS,
-)
+@check("trained parameters without canaries", part=TRAINED_PARAMETERS)
 def trained_parameters_without_canaries(facts: WeightFacts) -> Finding | None:
     """Whether canaries, or watched coordinates, lie in every tensor that trained."""
     if facts.unseen or not facts.optimizer:
@@ -225,10 +209,7 @@ def trained_parameters_without_canaries(facts: WeightFacts) -> Finding | None:
     )
 
 
-@check(
-    "weights that never train",
-    part=TRAINED_PARAMETERS,
-)
+@check("weights that never train", part=TRAINED_PARAMETERS)
 def weights_that_never_train(facts: WeightFacts) -> Finding | None:
     """Whether there is a tensor that the run left as it was, or that noise alone moved."""
     if facts.unseen:
@@ -284,10 +265,7 @@ def recording(facts: RunFacts) -> Finding | None:
     )
 
 
-@check(
-    "frozen parameters",
-    part=TRAINED_PARAMETERS,
-)
+@check("frozen parameters", part=TRAINED_PARAMETERS)
 def frozen_parameters(facts: RunFacts) -> Finding | None:
     """Which tensors were frozen during the audit."""
     frozen = facts.frozen
@@ -369,12 +347,7 @@ def _not_looked(facts: StepFacts) -> Finding:
     return not_run(f"a step that can be looked at: {facts.unchecked or 'none was'}")
 
 
-@check(
-    "record contributions",
-    part=CLIPPING,
-    exact=True,
-    explains=(*SENSITIVITY, "sum of records"),
-)
+@check("record contributions", part=CLIPPING, exact=True, explains=f"{SENSITIVITY}, sum of records")
 def record_contributions(steps: ObservedSteps) -> Finding | None:
     """Whether any record added more than the clip norm to the sum."""
     facts = steps.facts
@@ -387,7 +360,7 @@ def record_contributions(steps: ObservedSteps) -> Finding | None:
     if not beyond and not _exercised(facts):
         return not_run(
             f"records whose gradients are longer than the clip norm, {FEW} of them or most of "
-            "those that were looked at: none or few were",
+            "those that were looked at: none or few were"
         )
     where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
     how = "computed again" if facts.recomputed else "all that were in them"
@@ -436,11 +409,7 @@ def _some(count: int) -> str:
     return "a few" if count < FEW else about(count)
 
 
-@check(
-    "sum of records",
-    part=CLIPPING,
-    explains=SENSITIVITY,
-)
+@check("sum of records", part=CLIPPING, explains=SENSITIVITY)
 def sum_of_records(steps: ObservedSteps) -> Finding | None:
     """Whether the sum before the noise is that of its clipped records."""
     facts = steps.facts
@@ -462,11 +431,7 @@ def sum_of_records(steps: ObservedSteps) -> Finding | None:
     )
 
 
-@check(
-    "ghost norms",
-    part=CLIPPING,
-    explains=(*SENSITIVITY, "sum of records"),
-)
+@check("ghost norms", part=CLIPPING, explains=f"{SENSITIVITY}, sum of records")
 def ghost_norms(steps: ObservedSteps) -> Finding | None:
     """Whether ghost clipping computes the norms of records."""
     facts = steps.facts
@@ -494,10 +459,7 @@ def ghost_norms(steps: ObservedSteps) -> Finding | None:
     )
 
 
-@check(
-    "noise coverage",
-    part=NOISE_SCALE,
-)
+@check("noise coverage", part=NOISE_SCALE)
 def noise_coverage(steps: ObservedSteps) -> Finding | None:
     """Whether every trained tensor got noise."""
     facts = steps.facts
@@ -522,10 +484,7 @@ def noise_coverage(steps: ObservedSteps) -> Finding | None:
     )
 
 
-@check(
-    "divisor",
-    part=CLIPPING,
-)
+@check("divisor", part=CLIPPING)
 def divisor(steps: ObservedSteps) -> Finding:
     """Whether all steps divided by the stated number of records."""
     facts = steps.facts

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import (
-    betainc,
-    betaincc,
-    chdtr,
-    chdtrc,
-    chdtri,
-    gammaincc,
-    gammaln,
-    ndtr,
-    stdtr,
-)
+from scipy.special import betainc, betaincc, chdtr, chdtrc, chdtri, gammaincc, gammaln, ndtr, stdtr
 
 from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.rounding import rounding_factor

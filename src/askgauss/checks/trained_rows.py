@@ -8,13 +8,7 @@ import numpy as np
 
 from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
-from askgauss.checks.registry import (
-    DRAWS,
-    PER_SAMPLE_GRADIENT,
-    SENSITIVITY,
-    TRAINED_ROWS,
-    check,
-)
+from askgauss.checks.registry import DRAWS, PER_SAMPLE_GRADIENT, SENSITIVITY, TRAINED_ROWS, check
 from askgauss.recording.facts import MixingFacts, RowFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
@@ -70,11 +64,7 @@ class TrainedRows:
     context: Context
 
 
-@check(
-    "training loader",
-    part=TRAINED_ROWS,
-    explains=DRAWS,
-)
+@check("training loader", part=TRAINED_ROWS, explains=DRAWS)
 def training_loader(rows: TrainedRows) -> Finding:
     """Whether the steps trained on batches of the audited loader."""
     facts = rows.facts
@@ -110,12 +100,7 @@ def training_loader(rows: TrainedRows) -> Finding:
     )
 
 
-@check(
-    "rows per record",
-    part=TRAINED_ROWS,
-    decides=True,
-    explains=(*DRAWS, "divisor"),
-)
+@check("rows per record", part=TRAINED_ROWS, decides=True, explains=f"{DRAWS}, divisor")
 def rows_per_record(rows: TrainedRows) -> Finding:
     """Whether a step has one row for each record drawn for it."""
     facts = rows.facts
@@ -209,11 +194,7 @@ def _implied(
     return context.exceeds(by_step / level, rate)
 
 
-@check(
-    "repeated batches",
-    part=TRAINED_ROWS,
-    explains=DRAWS,
-)
+@check("repeated batches", part=TRAINED_ROWS, explains=DRAWS)
 def repeated_batches(rows: TrainedRows) -> Finding:
     """Whether a step had a draw of its own."""
     facts = rows.facts
@@ -238,11 +219,7 @@ def repeated_batches(rows: TrainedRows) -> Finding:
     )
 
 
-@check(
-    "unused batches",
-    part=TRAINED_ROWS,
-    explains=(*DRAWS, "step count"),
-)
+@check("unused batches", part=TRAINED_ROWS, explains=f"{DRAWS}, step count")
 def unused_batches(rows: TrainedRows) -> Finding:
     """Whether every batch was trained on that a later one followed or the model was given."""
     facts = rows.facts
@@ -297,7 +274,7 @@ def _about(count: int) -> str:
     "mixed records",
     part=PER_SAMPLE_GRADIENT,
     exact=True,
-    explains=(*SENSITIVITY, "ghost norms", "sum of records"),
+    explains=f"{SENSITIVITY}, ghost norms, sum of records",
 )
 def mixed_records(facts: MixingFacts) -> Finding:
     """Whether records of a batch meet before they are clipped."""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries
+from askgauss.checks.registry import made
 from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
 from askgauss.exceptions import PrivacyAlarm, RecordingError
 from askgauss.integrations.attachment import Attachment
@@ -352,7 +353,7 @@ class RecordedSteps(Restartable):
             # In nearly every step; words would cost more than all else that is told.
             self._monitor.check_weights(0.0, 0.0)
             return
-        found = [check(self._shadow.moves) for check in (moved_by_the_release, loaded_state)]
+        found = list(made((moved_by_the_release, loaded_state), self._shadow.moves))
         failed = [item for item in found if item.status is Status.FAIL]
         breach = next((item for item in failed if item.consequence is Consequence.BREACH), None)
         if breach is not None:
