@@ -8,6 +8,7 @@ numbers of another run tell.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -107,6 +108,16 @@ def per_tensor(seed):
 KINDS = {"dpsgd": dpsgd, "dpftrl": dpftrl, "per tensor": per_tensor}
 
 
+@functools.cache
+def recorded(kind, seed):
+    return KINDS[kind](seed)
+
+
+@functools.cache
+def audited(kind, seed):
+    return ag.audit(recorded(kind, seed)[0], claim=CLAIM)
+
+
 def told(result):
     """Every number that the findings tell, and what can be made of it."""
     findings = json.loads(result.to_json())["findings"]
@@ -138,8 +149,8 @@ def hits(values, exact, unit):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_number_is_one_canarys_own(kind):
-    runs = [KINDS[kind](seed) for seed in range(1, RUNS + 1)]
-    numbers = [told(ag.audit(transcript, claim=CLAIM)) for transcript, _ in runs]
+    runs = [recorded(kind, seed) for seed in range(1, RUNS + 1)]
+    numbers = [told(audited(kind, seed)) for seed in range(1, RUNS + 1)]
     unit = 1.5 if kind != "dpftrl" else 2.0
     own = sum(hits(numbers[i], runs[i][1], unit) for i in range(RUNS))
     foreign = np.mean(
@@ -155,8 +166,7 @@ def test_no_number_is_one_canarys_own(kind):
 @pytest.mark.parametrize("kind", ["dpsgd", "per tensor"])
 def test_no_number_is_one_pairs_own(kind):
     for seed in (1, 2, 3):
-        transcript, _ = KINDS[kind](seed)
-        finding = named(ag.audit(transcript, claim=CLAIM))["shared noise"]
+        finding = named(audited(kind, seed))["shared noise"]
         # Of 40 steps, all that is told is on which side of three standard errors it lies.
         half = 3.0 / math.sqrt(40.0)
         sign = math.copysign(1.0, finding.measured)
@@ -170,15 +180,12 @@ def named(result):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_canary_is_not_named_where_nothing_is_wrong(kind):
-    transcript, _ = KINDS[kind](1)
-    text = ag.audit(transcript, claim=CLAIM).to_json()
-    assert not re.search(r"canary \d", text)
+    assert not re.search(r"canary \d", audited(kind, 1).to_json())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounding_is_stable(kind, tmp_path):
-    transcript, _ = KINDS[kind](1)
-    result = ag.audit(transcript, claim=CLAIM)
+    result = audited(kind, 1)
     result.to_json(tmp_path / "result.json")
     again = ag.AuditResult.load(tmp_path / "result.json")
     assert again == result
@@ -189,9 +196,8 @@ def test_rounding_is_stable(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_checks_end_does_not_change(kind):
-    transcript, _ = KINDS[kind](2)
-    exact = diagnose(transcript, claim=CLAIM)
-    result = named(ag.audit(transcript, claim=CLAIM, gate_error=0.001))
+    exact = diagnose(recorded(kind, 2)[0], claim=CLAIM)
+    result = named(audited(kind, 2))
     for item in exact:
         assert result[item.check].status is item.status
         assert result[item.check].summary == item.summary

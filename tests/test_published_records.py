@@ -18,7 +18,7 @@ from askgauss.checks.context import Context
 from askgauss.checks.federated_rounds import FederatedRounds, client_weight, clip_norm_direction
 from askgauss.checks.registry import made
 from askgauss.checks.sampler import SAMPLER_CHECKS
-from askgauss.checks.step_invariants import ObservedSteps, record_contributions
+from askgauss.checks.step_invariants import record_contributions
 from askgauss.federated import AuditedAggregator
 from askgauss.monitor.history import CourseKeeper
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts, StepFacts
@@ -236,9 +236,15 @@ def test_a_joined_replay_says_what_differed_and_not_how(train, verdict, tmp_path
 # ------------------------------------------------------------------------- records and batches
 
 
+RUN = ag.simulate_dpsgd(
+    steps=40, sampling_rate=0.1, noise_multiplier=1.0, present=20, absent=20, seed=0
+)
+
+
 def contributions(**facts):
     given = {"share": 1.0, "steps": 10, "largest": 0.9999999, "largest_step": 1}
-    return record_contributions(ObservedSteps(facts=StepFacts(**(given | facts))))
+    seen = replace(RUN.facts, witness=StepFacts(**(given | facts)))
+    return record_contributions(Context(RUN.with_facts(seen), None))
 
 
 def test_one_long_gradient_among_short_ones_is_not_told():
@@ -277,13 +283,10 @@ def batches(records, seed, rate=0.1, drawn_at=None, steps=40):
 
 
 def test_batches_do_not_tell_how_many_records_there_are():
-    run = ag.simulate_dpsgd(
-        steps=40, sampling_rate=0.1, noise_multiplier=1.0, present=20, absent=20, seed=0
-    )
     for records in (300, 299):
         sums = batches(records, seed=records)
-        seen = replace(run.facts, batches=DrawnBatches.of(sums))
-        found = list(made(SAMPLER_CHECKS, Context(run.with_facts(seen), None)))
+        seen = replace(RUN.facts, batches=DrawnBatches.of(sums))
+        found = list(made(SAMPLER_CHECKS, Context(RUN.with_facts(seen), None)))
         drawn = sums.drawn
         exact = {drawn.min(), drawn.max(), drawn.sum(), records}
         text = " ".join(item.summary for item in found)

@@ -94,11 +94,11 @@ def _replaced(data: Data, replaced: bool) -> Finding:
             needs = "gradient-space canaries, which have an opposite: leave ExampleCanaries out"
         return not_run(needs)
     if isinstance(data, Transcript):
-        drawn = data.facts.drawn_by
-        law = None if drawn is None else ReplaceOne(of=drawn.record_by_record())
-        if law is not None and not law.shown:
+        scheme = data.facts.drawn_by
+        replaced_by = None if scheme is None else ReplaceOne(of=scheme.record_by_record())
+        if replaced_by is not None and not replaced_by.shown:
             needs = "a scheme with a replace-one law (Poisson, fixed size, every step)"
-            return not_run(f"{needs}, not {drawn}")
+            return not_run(f"{needs}, not {scheme}")
     rounds = None if isinstance(data, CanaryScores) else data.facts.rounds
     why = (
         "canaries point either way"

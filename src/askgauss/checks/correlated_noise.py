@@ -17,6 +17,7 @@ from askgauss.checks.context import (
     INTERVAL_ERROR,
     KNOWN_BACKGROUND,
     TOLERANCE,
+    Context,
     CorrelatedRun,
     around,
 )
@@ -49,7 +50,6 @@ from askgauss.checks.tails import (
 )
 from askgauss.exceptions import NotDefinedError
 from askgauss.mechanisms.plans import StrategyPlan, TreePlan
-from askgauss.recording.facts import NoiseRowFacts
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.stats import gaussian
 from askgauss.stats.rounding import significant
@@ -376,8 +376,11 @@ def noise_after_restarts(run: CorrelatedRun) -> Finding:
     explains="noise by row, noise by step, noise extremes, noise scale, noise shape, values "
     "without noise",
 )
-def rows_without_noise(rows: NoiseRowFacts) -> Finding:
+def rows_without_noise(context: Context) -> Finding | None:
     """Whether every row of the strategy was released with noise."""
+    rows = context.facts.noise_rows
+    if rows is None:
+        return None
     return fact(
         rows.silent > 0,
         f"{rows.silent:,} of {rows.rows:,} rows of the strategy were released without noise, the "
@@ -396,8 +399,11 @@ def rows_without_noise(rows: NoiseRowFacts) -> Finding:
     part=NOISE_SCALE,
     explains="noise by step, noise scale, noise extremes, noise shape",
 )
-def noise_by_row(rows: NoiseRowFacts) -> Finding:
+def noise_by_row(context: Context) -> Finding | None:
     """Whether any row of the strategy has more or less noise than the others."""
+    rows = context.facts.noise_rows
+    if rows is None:
+        return None
     if rows.rows < 2 or rows.absent < _FEWEST_PIECES or not rows.least_square > 0.0:
         return not_run(f"two rows with noise, at {_FEWEST_PIECES} absent canaries or more")
     found = []

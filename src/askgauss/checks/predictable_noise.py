@@ -36,7 +36,7 @@ Candidates = tuple[str, NDArray[np.int64], NDArray[np.float64]]
 FEWEST = 16
 # Rounding, and what was subtracted, leave this much likeness; unrelated noise has it about once in
 # 10^12 pairs of 16 numbers.
-_ALIKE = 0.995
+_SAME = 0.995
 _PLAIN = 1024
 _WITH_SEED = re.compile(r"\(\d+\)")
 _CUSTOMARY = (
@@ -111,15 +111,15 @@ def try_seeds(noise: NDArray[np.float64], candidates: Iterable[Candidates]) -> S
         return SeedProbe(tried=0)
     unit = noise / np.linalg.norm(noise)
     tried, ways = 0, []
-    for way, seeds, drawn in candidates:
+    for way, seeds, noises in candidates:
         ways.append(way)
         tried = max(tried, seeds.size)
-        lengths = np.linalg.norm(drawn, axis=1)
-        alike = np.flatnonzero((drawn @ unit > _ALIKE * lengths) & (lengths > 0.0))
-        if alike.size:
+        lengths = np.linalg.norm(noises, axis=1)
+        same = np.flatnonzero((noises @ unit > _SAME * lengths) & (lengths > 0.0))
+        if same.size:
             name = way.partition(":")[0]
             rest = way[len(name) :].replace(":", ",", 1)
-            found = f"{name}({seeds[alike[0]]}){rest}"
+            found = f"{name}({seeds[same[0]]}){rest}"
             return SeedProbe(tried=tried, ways=tuple(ways), found=found)
     return SeedProbe(tried=tried, ways=tuple(ways))
 

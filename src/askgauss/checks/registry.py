@@ -5,7 +5,7 @@ A check is one function with a declaration above it::
     @check("noise by tensor", part=NOISE_SCALE, explains="noise scale, noise shape")
     def noise_by_tensor(context: Context) -> Finding: ...
 
-What an audit tested (`scope`), which failure explains which (`gate`) and what a published p-value
+What an audit tested (`scope`), which failure explains which (`causes`) and what a published p-value
 may reveal (`publish`) all follow from the declarations. Modules list their checks in the order in
 which they run: how many checks there are decides the share of the gate error that each of them has.
 """

@@ -96,15 +96,14 @@ def diagnose(
 def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Iterator[Finding]:
     """Every check of a run whose steps have independent noise."""
     run, facts, finite = Context(transcript, claim), transcript.facts, transcript.finite
-    yield from made((signal.finite_gradients,), run)
-    if facts.rows is not None:
-        yield from made(
-            trained_rows.ROW_CHECKS, trained_rows.TrainedRows(facts=facts.rows, context=run)
-        )
-    if facts.mixing is not None:
-        yield from made((trained_rows.mixed_records,), facts.mixing)
-    if facts.noise_rows is not None:
-        yield from made(correlated_noise.NOISE_ROW_CHECKS, facts.noise_rows)
+    yield from made(
+        (
+            signal.finite_gradients,
+            *trained_rows.ROW_CHECKS,
+            *correlated_noise.NOISE_ROW_CHECKS,
+        ),
+        run,
+    )
     if facts.reuse is not None:
         place = (
             noise_reuse.in_step(facts.tensors) if facts.noise_rows is None else noise_reuse.in_row
@@ -123,12 +122,7 @@ def transcript_checks(transcript: Transcript, claim: PrivacyClaim | None) -> Ite
     yield from made(accountant.DECLARED_CHECKS, run)
     if facts.weights is not None:
         yield from made(step_invariants.WEIGHT_CHECKS, facts.weights)
-    if facts.witness is not None:
-        costs = run.epsilon_by_sensitivity if finite else None
-        steps = step_invariants.ObservedSteps(
-            facts=facts.witness, settings=facts.settings, costs=costs
-        )
-        yield from made(step_invariants.STEP_CHECKS, steps)
+    yield from made(step_invariants.STEP_CHECKS, run)
     yield from made(step_invariants.RECORDING_CHECKS, facts)
     yield from step_invariants.schedule_checks(facts.settings)
     if finite:

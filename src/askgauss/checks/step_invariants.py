@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
+from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
 from askgauss.checks.registry import (
     CLIPPING,
@@ -26,7 +26,6 @@ __all__ = [
     "RECORDING_CHECKS",
     "STEP_CHECKS",
     "WEIGHT_CHECKS",
-    "ObservedSteps",
     "loaded_state",
     "moved_by_the_release",
     "schedule_checks",
@@ -42,23 +41,6 @@ _MORE_THAN_THE_RELEASE = 1.0
 # The setting that the divisor is, and the scheduler whose value depends on a metric.
 _DIVISOR = "expected batch size"
 _BY_METRIC = "ReduceLROnPlateau"
-# The epsilon of a sensitivity of one clip norm, and of so many; None where it is not known.
-Costs = Callable[[float], tuple[float, float] | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedSteps:
-    """Steps that were observed exactly.
-
-    Attributes:
-        facts: What was found in them.
-        settings: How the settings of the steps moved.
-        costs: Says what epsilon a larger sensitivity costs; None where that cannot be computed.
-    """
-
-    facts: StepFacts
-    settings: Sequence[SettingFacts] = ()
-    costs: Costs | None = None
 
 
 @check("weights moved by the release", part=WEIGHTS, decides=True)
@@ -348,10 +330,10 @@ def _not_looked(facts: StepFacts) -> Finding:
 
 
 @check("record contributions", part=CLIPPING, exact=True, explains=f"{SENSITIVITY}, sum of records")
-def record_contributions(steps: ObservedSteps) -> Finding | None:
+def record_contributions(context: Context) -> Finding | None:
     """Whether any record added more than the clip norm to the sum."""
-    facts = steps.facts
-    if not facts.share > 0.0:
+    facts = context.facts.witness
+    if facts is None or not facts.share > 0.0:
         return None
     if facts.records == 0:
         return _not_looked(facts)
@@ -364,13 +346,13 @@ def record_contributions(steps: ObservedSteps) -> Finding | None:
         )
     where = f" (step {facts.largest_step:,}, mostly in {facts.largest_tensor})" if beyond else ""
     how = "computed again" if facts.recomputed else "all that were in them"
-    # Above the norm by little is told with the digits that show it.
+    # Above the norm by little is published with the digits that show it.
     largest = digits(facts.largest, 4 if beyond or facts.coarseness else 3)
     return fact(
         beyond,
         f"the largest of {_some(facts.records)} records in {facts.steps:,} steps, {how}, added "
         f"{largest:g} clip norms to the sum{where}; {_some(facts.clipped)} had to be clipped."
-        f"{_rounding(facts, steps.costs)}",
+        f"{_rounding(context, facts)}",
         consequence=Consequence.BREACH
         if facts.largest > max(_FAR_ABOVE, 1.0 + rounding)
         else Consequence.INFORMS,
@@ -381,7 +363,7 @@ def record_contributions(steps: ObservedSteps) -> Finding | None:
     )
 
 
-def _rounding(facts: StepFacts, costs: Costs | None) -> str:
+def _rounding(context: Context, facts: StepFacts) -> str:
     """What norms in a coarse number format cost."""
     if not facts.coarseness:
         return ""
@@ -390,7 +372,7 @@ def _rounding(facts: StepFacts, costs: Costs | None) -> str:
         f" Per-sample gradients are {facts.precision}: their norms are rounded, so that a record "
         f"may add up to {most:.4g} clip norms"
     )
-    both = None if costs is None else costs(most)
+    both = context.epsilon_by_sensitivity(most) if context.transcript.finite else None
     if both is None:
         return f"{said}."
     return f"{said}; that raises epsilon from {both[0]:.4g} to {both[1]:.4g}."
@@ -399,7 +381,7 @@ def _rounding(facts: StepFacts, costs: Costs | None) -> str:
 def _exercised(facts: StepFacts) -> bool:
     """Whether clipping had to act so often that no single record decides what is said of it.
 
-    One long gradient among short ones is somebody's: few of them are told like none.
+    One long gradient among short ones is somebody's: few of them are reported like none.
     """
     return facts.clipped >= FEW or facts.clipped >= max(2, facts.records // 2 + 1)
 
@@ -410,10 +392,10 @@ def _some(count: int) -> str:
 
 
 @check("sum of records", part=CLIPPING, explains=SENSITIVITY)
-def sum_of_records(steps: ObservedSteps) -> Finding | None:
+def sum_of_records(context: Context) -> Finding | None:
     """Whether the sum before the noise is that of its clipped records."""
-    facts = steps.facts
-    if not facts.share > 0.0:
+    facts = context.facts.witness
+    if facts is None or not facts.share > 0.0:
         return None
     if facts.off_step == 0:
         return _not_looked(facts)
@@ -432,10 +414,10 @@ def sum_of_records(steps: ObservedSteps) -> Finding | None:
 
 
 @check("ghost norms", part=CLIPPING, explains=f"{SENSITIVITY}, sum of records")
-def ghost_norms(steps: ObservedSteps) -> Finding | None:
+def ghost_norms(context: Context) -> Finding | None:
     """Whether ghost clipping computes the norms of records."""
-    facts = steps.facts
-    if not facts.share > 0.0 or not facts.recomputed:
+    facts = context.facts.witness
+    if facts is None or not facts.share > 0.0 or not facts.recomputed:
         return None
     if facts.records == 0:
         return _not_looked(facts)
@@ -460,10 +442,10 @@ def ghost_norms(steps: ObservedSteps) -> Finding | None:
 
 
 @check("noise coverage", part=NOISE_SCALE)
-def noise_coverage(steps: ObservedSteps) -> Finding | None:
+def noise_coverage(context: Context) -> Finding | None:
     """Whether every trained tensor got noise."""
-    facts = steps.facts
-    if not facts.share > 0.0:
+    facts = context.facts.witness
+    if facts is None or not facts.share > 0.0:
         return None
     if facts.covered == 0:
         return not_run("a step with noise that was looked at")
@@ -485,10 +467,12 @@ def noise_coverage(steps: ObservedSteps) -> Finding | None:
 
 
 @check("divisor", part=CLIPPING)
-def divisor(steps: ObservedSteps) -> Finding:
+def divisor(context: Context) -> Finding | None:
     """Whether all steps divided by the stated number of records."""
-    facts = steps.facts
-    stated = next((item for item in steps.settings if item.name == _DIVISOR), None)
+    facts = context.facts.witness
+    if facts is None:
+        return None
+    stated = next((item for item in context.facts.settings if item.name == _DIVISOR), None)
     if facts.divided == 0:
         return not_run("a step that was watched at some coordinates")
     # One that only grows, or only shrinks, is a schedule of batch sizes.

@@ -36,10 +36,10 @@ def error_share(taken: int, planned: int | None) -> float:
 
 def stated_share(findings: Iterable[Finding]) -> float:
     """The share of its error that a result was stated with, by its finding *stopping*."""
-    told = next((item for item in findings if item.check == _NAME), None)
-    if told is None or told.measured is None or told.claimed is None:
+    found = next((item for item in findings if item.check == _NAME), None)
+    if found is None or found.measured is None or found.claimed is None:
         return 1.0
-    return error_share(int(told.measured), int(told.claimed))
+    return error_share(int(found.measured), int(found.claimed))
 
 
 def stopping(taken: int, planned: int | None) -> Finding | None:

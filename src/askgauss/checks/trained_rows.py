@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
 from askgauss.checks.registry import DRAWS, PER_SAMPLE_GRADIENT, SENSITIVITY, TRAINED_ROWS, check
-from askgauss.recording.facts import MixingFacts, RowFacts
+from askgauss.recording.facts import RowFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
 
-__all__ = ["ROW_CHECKS", "TrainedRows", "mixed_records"]
+__all__ = ["ROW_CHECKS"]
 
 # Where records meet: what is said of it, and what to do.
 _CAUSES = (
@@ -51,24 +49,11 @@ _CAUSES = (
 _LOOKED = {"forward": "the forward pass", "inputs": "the inputs", "loss": "the loss"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRows:
-    """Rows that were trained on, compared with the records drawn for each step.
-
-    Attributes:
-        facts: What was found.
-        context: What was released.
-    """
-
-    facts: RowFacts
-    context: Context
-
-
 @check("training loader", part=TRAINED_ROWS, explains=DRAWS)
-def training_loader(rows: TrainedRows) -> Finding:
+def training_loader(context: Context) -> Finding | None:
     """Whether the steps trained on batches of the audited loader."""
-    facts = rows.facts
-    if facts.unseen:
+    facts = context.facts.rows
+    if facts is None or facts.unseen:
         return _unseen(facts)
     other = f" ({facts.other})" if facts.other else ""
     broken, said = False, "no step trained on a batch of another loader."
@@ -101,15 +86,15 @@ def training_loader(rows: TrainedRows) -> Finding:
 
 
 @check("rows per record", part=TRAINED_ROWS, decides=True, explains=f"{DRAWS}, divisor")
-def rows_per_record(rows: TrainedRows) -> Finding:
+def rows_per_record(context: Context) -> Finding | None:
     """Whether a step has one row for each record drawn for it."""
-    facts = rows.facts
-    if facts.unseen:
+    facts = context.facts.rows
+    if facts is None or facts.unseen:
         return _unseen(facts)
     if facts.compared == 0:
         return not_run("a step whose batch was drawn while the audit was attached")
     if facts.more:
-        return _more_rows(rows.context, facts)
+        return _more_rows(context, facts)
     broken, said = bool(facts.fewer or facts.doubled), ""
     measured = 1.0
     if facts.fewer:
@@ -195,10 +180,10 @@ def _implied(
 
 
 @check("repeated batches", part=TRAINED_ROWS, explains=DRAWS)
-def repeated_batches(rows: TrainedRows) -> Finding:
+def repeated_batches(context: Context) -> Finding | None:
     """Whether a step had a draw of its own."""
-    facts = rows.facts
-    if facts.unseen:
+    facts = context.facts.rows
+    if facts is None or facts.unseen:
         return _unseen(facts)
     if facts.compared == 0:
         return not_run("a step whose batch was drawn while the audit was attached")
@@ -220,10 +205,10 @@ def repeated_batches(rows: TrainedRows) -> Finding:
 
 
 @check("unused batches", part=TRAINED_ROWS, explains=f"{DRAWS}, step count")
-def unused_batches(rows: TrainedRows) -> Finding:
+def unused_batches(context: Context) -> Finding | None:
     """Whether every batch was trained on that a later one followed or the model was given."""
-    facts = rows.facts
-    if facts.unseen:
+    facts = context.facts.rows
+    if facts is None or facts.unseen:
         return _unseen(facts)
     if facts.compared == 0:
         return not_run("a step whose batch was drawn while the audit was attached")
@@ -258,8 +243,8 @@ def unused_batches(rows: TrainedRows) -> Finding:
     )
 
 
-def _unseen(facts: RowFacts) -> Finding:
-    return not_run(f"rows and draws of every step: {facts.unseen}")
+def _unseen(facts: RowFacts | None) -> Finding | None:
+    return facts and not_run(f"rows and draws of every step: {facts.unseen}")
 
 
 def _of(count: int, facts: RowFacts) -> str:
@@ -276,8 +261,11 @@ def _about(count: int) -> str:
     exact=True,
     explains=f"{SENSITIVITY}, ghost norms, sum of records",
 )
-def mixed_records(facts: MixingFacts) -> Finding:
+def mixed_records(context: Context) -> Finding | None:
     """Whether records of a batch meet before they are clipped."""
+    facts = context.facts.mixing
+    if facts is None:
+        return None
     found = [item for item in _CAUSES if getattr(facts, f"{item[0]}_first")]
     if found:
         first = min(getattr(facts, f"{kind}_first") for kind, _, _ in found)
@@ -317,5 +305,5 @@ def _listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-ROW_CHECKS = (training_loader, rows_per_record, repeated_batches, unused_batches)
+ROW_CHECKS = (training_loader, rows_per_record, repeated_batches, unused_batches, mixed_records)
 """Checks of the rows that were trained on."""

@@ -1,7 +1,7 @@
-"""What of tables and findings a result may carry: aggregates, with as few digits as are worth it.
+"""Disclosure control: a result carries aggregates, with as few digits as are worth it.
 
-Where the other records' sum is subtracted, a canary's score is its noise. Whoever has the released
-weights and that score gets the private sum back, so a result that anybody may read holds nothing of
+Where the other records' sum is subtracted, a canary's score is its noise. An adversary with the
+released weights and that score gets the private sum back, so a result that anybody may read holds nothing of
 a single canary: no seed to find it by, no cell that few share, and of a measured scale or
 correlation nothing finer than its own standard error. docs/threat-model.md has the argument,
 tests/test_disclosure.py the attacks.
@@ -62,14 +62,14 @@ _FEWEST_IN_COLUMN = 100
 # deviation is left to whoever knows the seed.
 _MOST_LEVERAGE = 1.0 - 0.95**2
 # Sums that differ by less than rounding are one.
-_ALIKE = 1e-12
+_ROUNDING = 1e-12
 _TINY = np.finfo(np.float64).tiny
 
 
 def reveals_individuals(
     data: CanaryScores | Transcript | LinearTranscript, *, by_counts: bool = False
 ) -> bool:
-    """Whether exact sums in a result of these data are those of a handful, or tell of one canary.
+    """Whether exact sums in a result of these data are those of a handful, or reveal one canary.
 
     Evidence holds the sums over present and over absent canaries, and over observations with and
     without a planting; where canaries or steps do not weigh the same, also sums with their weights.
@@ -110,7 +110,7 @@ def _of_scores(scores: CanaryScores) -> float:
 def _of_canaries(transcript: Transcript, by_counts: bool) -> float:
     """The largest leverage of a canary's noise on the sums over canaries.
 
-    A canary has two noises that sums tell apart: over the steps it was planted in, and over all
+    A canary has two noises that sums distinguish: over the steps it was planted in, and over all
     others. Canaries of one tensor and group that were planted as often are of one kind.
     """
     steps = transcript.number_of_steps
@@ -137,7 +137,7 @@ def _of_canaries(transcript: Transcript, by_counts: bool) -> float:
 
 
 def _noise_in_variance(transcript: Transcript, present: int) -> float:
-    """How much squares of noise blur what the variance of present scores tells of single ones.
+    """How much squares of noise blur what the variance of present scores reveals of single ones.
 
     How often each was planted moves its score, so that the variance weighs the noise of those that
     were planted often. It is published as coarsely as its error, and counted here as if exactly.
@@ -163,7 +163,7 @@ def _noise_in_variance(transcript: Transcript, present: int) -> float:
 def _of_steps(transcript: Transcript) -> float:
     """The most that plantings of one canary may explain of sums in which steps weigh differently.
 
-    Who was planted when is not kept by canary: no canary has more than the steps that tell most.
+    Who was planted when is not kept by canary: no canary has more than the steps that reveal most.
     """
     unit, held = transcript.schedule, transcript.steps.planted.sum(axis=1)
     most = int(transcript.canaries.planted.max(initial=0))
@@ -184,16 +184,16 @@ def _leverage(rows: Array, count: NDArray[Any]) -> Array:
     """
     flat = (rows * np.sqrt(count)[:, None, None]).reshape(-1, rows.shape[-1])
     size, basis = np.linalg.eigh(flat.T @ flat)
-    told = size > _ALIKE * size.max()
-    found = rows @ (basis[:, told] / np.sqrt(size[told]))
+    known = size > _ROUNDING * size.max()
+    found = rows @ (basis[:, known] / np.sqrt(size[known]))
     return np.asarray(np.linalg.eigvalsh(found @ found.transpose(0, 2, 1))[:, -1])
 
 
 def published(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings as a result keeps them: how each ended stays, what it measured gets fewer digits.
 
-    Checks put what is one canary's on a grid themselves, because their text tells it too. Here are
-    the digits of all others, and the p-values, which are decided upon before.
+    Checks round what is one canary's themselves, because their summary says it too. Here are the
+    digits of all others, and the p-values, which the gate has read before.
     """
     return tuple(
         replace(
@@ -260,12 +260,12 @@ def _moments(moments: GroupMoments) -> GroupMoments:
 
 def _bins(scores: ScoreSummary, moments: GroupMoments) -> tuple[int, int]:
     """Between which bins a group is drawn: as far as its moments say that it reaches."""
-    coarse = _MERGED[-1][0]
+    widest = _MERGED[-1][0]
     blocks = np.array(score_reach(moments)) - scores.low
-    blocks *= BINS / coarse / (scores.high - scores.low)
+    blocks *= BINS / widest / (scores.high - scores.low)
     first, last = math.floor(blocks[0]), math.ceil(blocks[1])
-    last = min(max(last, 1), BINS // coarse)
-    return coarse * min(max(first, 0), last - 1), coarse * last
+    last = min(max(last, 1), BINS // widest)
+    return widest * min(max(first, 0), last - 1), widest * last
 
 
 def _histogram(counts: Array, width: int, first: int, last: int) -> Array:
