@@ -1,9 +1,9 @@
 """Disclosure control: a result carries aggregates, with as few digits as are worth it.
 
 Where the other records' sum is subtracted, a canary's score is its noise. An adversary with the
-released weights and that score gets the private sum back, so a result that anybody may read holds nothing of
-a single canary: no seed to find it by, no cell that few share, and of a measured scale or
-correlation nothing finer than its own standard error. docs/threat-model.md has the argument,
+released weights and that score gets the private sum back, so a result that anybody may read holds
+nothing of a single canary: no seed to find it by, no cell that few share, and of a measured scale
+or correlation nothing finer than its own standard error. docs/threat-model.md has the argument,
 tests/test_disclosure.py the attacks.
 """
 
