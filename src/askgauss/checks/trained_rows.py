@@ -244,7 +244,9 @@ def unused_batches(context: Context) -> Finding | None:
 
 
 def _unseen(facts: RowFacts | None) -> Finding | None:
-    return facts and not_run(f"rows and draws of every step: {facts.unseen}")
+    if facts is None:
+        return None
+    return not_run(f"rows and draws of every step: {facts.unseen}")
 
 
 def _of(count: int, facts: RowFacts) -> str:
