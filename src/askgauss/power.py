@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from scipy.special import ndtri
 
 from askgauss import _validate, accounting, policy
 from askgauss._rounding import FEWEST_TOLD
+from askgauss._text import number
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import (
@@ -24,8 +24,7 @@ from askgauss.auditors.gaussian_scores import (
 from askgauss.auditors.mechanism_shift import pair_of_mechanism
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.figures.resized import resized
-from askgauss.results import AuditResult, Verdict, number
+from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
 from askgauss.simulation.dpsgd_runs import simulate_scores
 from askgauss.stats.search import close_bracket
@@ -36,7 +35,7 @@ __all__ = [
     "LARGEST_SIMULATED",
     "Plan",
     "needed_canaries",
-    "smallest_leak",
+    "resized",
     "solve",
 ]
 
@@ -57,6 +56,8 @@ LARGEST_SIMULATED = 20_000
 _GATHERED = 4
 # Chances closer to 0 or 1 are taken for this, which has a probit.
 _NEVER = 1e-12
+# Fields that hold the observations canaries are compared with.
+_HELD_OUT = ("absent", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,31 +207,6 @@ def solve(
     return replace(complete, power=_power(complete))
 
 
-def smallest_leak(result: AuditResult, *, power: float = policy.ENOUGH_POWER) -> float | None:
-    """The smallest true epsilon that this audit would have called a VIOLATION, with this power.
-
-    Args:
-        result: An audit with a claim.
-        power: How likely.
-
-    Returns:
-        That epsilon; None where the audit has no claim, ended in VIOLATION or INVALID, or has a
-        power that is unknown or slow to compute.
-    """
-    claim, auditor = result.claim, result.auditor
-    silent = result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
-    if claim is None or not silent or result.power is None:
-        return None
-    found: float | None = auditor.smallest_leak(
-        result.evidence,
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        error=policy.share_of_test(result.findings, result.gate_error),
-        power=power,
-    )
-    return found if found is not None and math.isfinite(found) else None
-
-
 def needed_canaries(
     result: AuditResult, *, power: float = policy.ENOUGH_POWER
 ) -> tuple[int, int] | None:
@@ -251,7 +227,7 @@ def needed_canaries(
     claim = result.claim
     if claim is None or result.power is None or min(result.present, result.absent) < 1:
         return None
-    run = result.metadata.get("run", {})
+    run = None if result.summary is None else result.summary.run
     like = _Like(
         auditor=result.auditor,
         evidence=result.evidence,
@@ -261,8 +237,8 @@ def needed_canaries(
         delta=claim.delta,
         error=policy.share_of_test(result.findings, result.gate_error),
         confidence=result.confidence,
-        room=run.get("places"),
-        fair_coins=run.get("fair_coins"),
+        room=None if run is None else run.places,
+        fair_coins=None if run is None else run.fair_coins,
     )
     try:
         return _needed(like, power)
@@ -338,6 +314,40 @@ class _Like:
             order = generator.permutation(member.size)
             data = CanaryScores(score=score[order], member=member[order], metadata=carrier)
             yield self.auditor.gather(data, delta=self.delta, confidence=self.confidence)
+
+
+def resized(value: Any, factor: float, others: float | None = None) -> Any:
+    """The evidence of so many times the observations, with the same means and variances.
+
+    Args:
+        value: The evidence.
+        factor: How many times the observations of present canaries.
+        others: How many times those they are compared with; as many if not given.
+    """
+    others = factor if others is None else others
+    if isinstance(value, GroupMoments):
+        count = max(round(value.count * factor), 2)
+        return replace(value, count=count, sum_of_squares=value.variance * (count - 1))
+    if isinstance(value, SlopeTest):
+        count = max(round(value.count * others), 3)
+        return replace(
+            value,
+            count=count,
+            spread=value.spread * factor,
+            residual=value.residual * (count - 2) / max(value.count - 2, 1),
+        )
+    if isinstance(value, tuple):
+        return tuple(resized(item, factor, others) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {}
+        for field in fields(value):
+            here = others if field.name in _HELD_OUT else factor
+            changes[field.name] = resized(getattr(value, field.name), here, others)
+        for name in ("plantings", "opportunities"):
+            if name in changes:
+                changes[name] = max(round(changes[name] * factor), 1)
+        return replace(value, **changes)
+    return value
 
 
 @functools.lru_cache(maxsize=64)
