@@ -7,7 +7,7 @@ import pytest
 
 import askgauss as ag
 from askgauss import accounting, power
-from askgauss.report.advice import advice
+from askgauss.report.words import advice
 from askgauss.results import Verdict
 from askgauss.simulation import simulate_dpsgd, simulate_scores
 from askgauss.stats.gaussian import gdp_mu

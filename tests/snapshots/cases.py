@@ -15,8 +15,8 @@ import numpy as np
 import askgauss as ag
 from askgauss.auditors import auditor_types
 from askgauss.federated import FEDERATED_FAULTS, simulate_federated
-from askgauss.policy import gate
 from askgauss.mechanisms import tree
+from askgauss.policy import gate
 from askgauss.results import AuditResult
 from askgauss.sampling import EveryStep
 from askgauss.simulation import FAULTS, TREE_FAULTS

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from askgauss import _validate, policy
+from askgauss._rounding import is_handful
 from askgauss._version import __version__
 from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
 from askgauss.auditors.auditor import Auditor
@@ -102,7 +103,14 @@ def loads(text: str | bytes) -> AuditResult:
             f"Expected the text of a result, got {text[:80]!r}. To read a file, use "
             "AuditResult.load(path)."
         )
-    result = _read(codec.loads(text, _KIND, _SCHEMA))
+    content = codec.loads(text, _KIND, _SCHEMA)
+    result = _read(content)
+    unknown = sorted(content.keys() - to_dict(result).keys() - {"kind", "schema"})
+    if unknown and result.version == __version__:
+        raise FileFormatError(
+            f"Expected the fields of an audit result, got {unknown[0][:80]!r} as well: it was "
+            "edited. Audit the run again."
+        )
     _check_ranges(result)
     _check_decision(result)
     return result
@@ -188,6 +196,9 @@ def _check_decision(result: AuditResult) -> None:
     so is the side on which the verdict stands.
     """
     same_version = result.version == __version__
+    known = result.summary is not None and result.summary.run.background == "known"
+    if known and not result.private and any(map(is_handful, (result.present, result.absent))):
+        raise _contradiction("private", False, True)
     if same_version and result.summary is not None:
         found = scope_of(result.findings, result.summary.run.passed)
         if result.scope != found:
