@@ -166,7 +166,7 @@ class TestQuestions:
             (lambda c: c.update(distribution_free=1.0), "distribution_free_evidence"),
             (lambda c: c["evidence"]["present"].update(mean=0.0), "epsilon_lower is"),
             (lambda c: c["evidence"]["present"].update(count=-5), "evidence|epsilon_lower"),
-            (lambda c: c["claim"].update(epsilon=500.0), "power is"),
+            (lambda c: c["claim"].update(epsilon=500.0), "verdict is"),
             (lambda c: c.update(confidence=7.0), r"confidence in \(0.5, 1\)"),
             (lambda c: c.update(present=-5), "present to be a whole number >= 0"),
             (lambda c: c.update(delta=1e-9), "claim's"),
