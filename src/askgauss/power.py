@@ -33,7 +33,7 @@ from askgauss.stats.shift import SlopeTest
 __all__ = [
     "LARGEST_NEEDED",
     "LARGEST_SIMULATED",
-    "Plan",
+    "AuditPlan",
     "needed_canaries",
     "resized",
     "solve",
@@ -61,7 +61,7 @@ _HELD_OUT = ("absent", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AuditPlan:
     """An audit before it is run: how large, and what it would notice.
 
     Attributes:
@@ -117,7 +117,7 @@ def solve(
     power: float | None = policy.ENOUGH_POWER,
     auditor: Auditor[Any] | str | None = None,
     gate_error: float = 0.001,
-) -> Plan:
+) -> AuditPlan:
     """The one number that is left open, such that the others hold.
 
     Args:
@@ -181,7 +181,7 @@ def solve(
         if not epsilon < alternative:
             raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
         _validate.within(0, _LARGEST_RATIO * epsilon, closed="right", alternative=alternative)
-    draft = Plan(
+    draft = AuditPlan(
         epsilon=float(epsilon),
         delta=float(delta),
         present=present or 0,
@@ -376,7 +376,7 @@ def _needed(like: _Like, power: float) -> tuple[int, int] | None:
     return like.numbers(high)
 
 
-def _power(plan: Plan) -> float:
+def _power(plan: AuditPlan) -> float:
     """Probability that the alternative contradicts the claim."""
     evidence = _expected_evidence(plan)
     error = 1.0 - plan.confidence
@@ -429,7 +429,7 @@ def _power(plan: Plan) -> float:
     return noticed / _AUDITS
 
 
-def _expected_evidence(plan: Plan) -> Any:
+def _expected_evidence(plan: AuditPlan) -> Any:
     """Evidence of such an audit, as far as a method's own power needs it: counts."""
     present, absent, steps, rate = plan.present, plan.absent, plan.steps, plan.sampling_rate
     if isinstance(plan.auditor, (GaussianShift, GaussianRectangle)):
@@ -487,7 +487,7 @@ def _least_leak(chance: Callable[[float], float], claim: float, power: float) ->
     return claim * close_bracket(margin, high, at_high, low, at_low, 5e-4)
 
 
-def _fewest(draft: Plan, name: str) -> int:
+def _fewest(draft: AuditPlan, name: str) -> int:
     """The smallest whole number that gives the power, where more of it gives more."""
     simulated = _expected_evidence(replace(draft, present=2, absent=2, steps=1)) is None
     most = _MOST_SIMULATED if simulated else (_MOST_STEPS if name == "steps" else _MOST)

@@ -377,11 +377,6 @@ class TradeOffCurves(AuditFigure):
         """What the figure shows, or why there is no measured curve."""
         return self.missing or "The measured curve goes through the bounds at many deltas."
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Nearly square."""
-        return 3.9, 3.7
-
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
         ax = style.axes(ax, 4.4, 4.0)

@@ -281,11 +281,6 @@ class GramMatrix(AuditFigure):
             f"{self.steps:,} steps. The largest here is {self.largest:.2f}."
         )
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Nearly square."""
-        return 3.9, 3.7
-
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
         from matplotlib.colors import to_rgb

@@ -104,7 +104,7 @@ class AuditFigure(abc.ABC):
     @property
     def size(self) -> tuple[float, float]:
         """Inches across and up in the report."""
-        return WIDTH, 2.9
+        return (3.9, 3.7) if self.kind == "square" else (WIDTH, 2.9)
 
     @abc.abstractmethod
     def plot(self, ax: Axes | None = None) -> Axes:
