@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 from askgauss._rounding import FEWEST_TOLD
 from askgauss.figures import style
@@ -107,13 +107,9 @@ class BoundByStep(RunCourse):
 
     __slots__ = ()
 
-    title: ClassVar[str] = "Bound over the steps"
-    label: ClassVar[str] = "The bound on epsilon by step of the run, with the claim."
-
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "Each value speaks of the steps up to it, and all of them hold together."
+    title = "Bound over the steps"
+    label = "The bound on epsilon by step of the run, with the claim."
+    caption = "Each value speaks of the steps up to it, and all of them hold together."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
@@ -150,8 +146,8 @@ class EvidenceByStep(RunCourse):
 
     __slots__ = ()
 
-    title: ClassVar[str] = "Evidence against the claim"
-    label: ClassVar[str] = "Evidence against the claim by step, and where it alarms."
+    title = "Evidence against the claim"
+    label = "Evidence against the claim by step, and where it alarms."
 
     @property
     def caption(self) -> str:

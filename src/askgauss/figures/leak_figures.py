@@ -108,8 +108,8 @@ class EpsilonAxis(AuditFigure):
         carries_bound: Whether the deciding one is evidence at all.
     """
 
-    title: ClassVar[str] = ""
-    kind: ClassVar[str] = "axis"
+    title = ""
+    kind = "axis"
 
     claimed: float | None
     delta: float
@@ -153,7 +153,7 @@ class EpsilonAxis(AuditFigure):
         )
 
     @property
-    def label(self) -> str:  # type: ignore[override]
+    def label(self) -> str:
         """What it shows, for readers who cannot see it."""
         shown = "" if self.claimed is None else f"claimed {number(self.claimed)}, "
         lower = number(self.bounds[0].lower)
@@ -296,9 +296,9 @@ class TradeOffCurves(AuditFigure):
         missing: Why there is no measured curve; empty where there is one.
     """
 
-    title: ClassVar[str] = "Trade-off curve"
-    label: ClassVar[str] = "False negative rate against false positive rate: claim and bound."
-    kind: ClassVar[str] = "square"
+    title = "Trade-off curve"
+    label = "False negative rate against false positive rate: claim and bound."
+    kind = "square"
 
     alpha: Array
     claim: Array | None
@@ -616,9 +616,10 @@ class EpsilonByCanaries(EpsilonCurve):
 
     __slots__ = ()
 
-    title: ClassVar[str] = "With more or fewer canaries"
-    label: ClassVar[str] = "The bound on epsilon by number of canaries."
-    what: ClassVar[str] = "canaries"
+    title = "With more or fewer canaries"
+    label = "The bound on epsilon by number of canaries."
+    what = "canaries"
+    caption = "What the same run would have shown; the dot is this audit."
 
     @classmethod
     def from_result(cls, result: AuditResult) -> Self:
@@ -630,20 +631,16 @@ class EpsilonByCanaries(EpsilonCurve):
         found = [(factor * total, resized(evidence, factor)) for factor in factors]
         return cls._of(result, found, float(total))
 
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "What the same run would have shown; the dot is this audit."
-
 
 class EpsilonBySteps(EpsilonCurve):
     """The bound this method would report after more or fewer steps of the same kind."""
 
     __slots__ = ()
 
-    title: ClassVar[str] = "After more or fewer steps"
-    label: ClassVar[str] = "The bound on epsilon by number of steps."
-    what: ClassVar[str] = "steps"
+    title = "After more or fewer steps"
+    label = "The bound on epsilon by number of steps."
+    what = "steps"
+    caption = "What the same kind of run would have shown; the dot is this audit."
 
     @classmethod
     def from_result(cls, result: AuditResult) -> Self:
@@ -672,11 +669,6 @@ class EpsilonBySteps(EpsilonCurve):
                 present = replace(evidence.present, mean=mean)
                 found.append((steps, replace(evidence, steps=steps, present=present)))
         return cls._of(result, found, float(here))
-
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "What the same kind of run would have shown; the dot is this audit."
 
 
 def _check_law(result: AuditResult) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,9 @@ def _highest(measured: NDArray[np.float64], claimed: NDArray[np.float64] | float
 class NoiseByStep(AuditFigure):
     """Scale of the noise by step, in clip norms, with pointwise 99 % intervals, and the claim."""
 
-    title: ClassVar[str] = "Noise by step"
-    label: ClassVar[str] = "Scale of the noise by step, measured and claimed."
+    title = "Noise by step"
+    label = "Scale of the noise by step, measured and claimed."
+    caption = "In clip norms, with pointwise 99 % intervals."
 
     step: Array
     scale: Array
@@ -73,11 +74,6 @@ class NoiseByStep(AuditFigure):
             background=summary.run.background == "unknown",
         )
 
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "In clip norms, with pointwise 99 % intervals."
-
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
         ax = style.axes(ax)
@@ -97,8 +93,8 @@ class NoiseByStep(AuditFigure):
 class NoiseByTensor(AuditFigure):
     """Scale of the noise of single tensors, in clip norms, with 99 % intervals, and the claim."""
 
-    title: ClassVar[str] = "Noise by tensor"
-    label: ClassVar[str] = "Scale of the noise by tensor, measured and claimed."
+    title = "Noise by tensor"
+    label = "Scale of the noise by tensor, measured and claimed."
 
     names: tuple[str, ...]
     scale: Array
@@ -170,8 +166,8 @@ class NoiseShape(AuditFigure):
         outside: Number of values beyond the ends.
     """
 
-    title: ClassVar[str] = "Shape of the noise"
-    label: ClassVar[str] = "How often the noise was how large, beside Gaussian noise."
+    title = "Shape of the noise"
+    label = "How often the noise was how large, beside Gaussian noise."
 
     edges: Array
     share: Array
@@ -243,9 +239,9 @@ class GramMatrix(AuditFigure):
         steps: Number of steps behind each.
     """
 
-    title: ClassVar[str] = "Gram matrix"
-    label: ClassVar[str] = "Gram matrix of the canaries: off the diagonal only chance is expected."
-    kind: ClassVar[str] = "square"
+    title = "Gram matrix"
+    label = "Gram matrix of the canaries: off the diagonal only chance is expected."
+    kind = "square"
 
     cosines: Array
     largest: float

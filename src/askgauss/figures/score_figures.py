@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +95,8 @@ class ScoreHistogram(AuditFigure):
         outside: Number of scores beyond the ends, counted in the outermost bins.
     """
 
-    title: ClassVar[str] = "Present and absent scores"
-    label: ClassVar[str] = "Histograms of the scores of present and absent canaries with fits."
+    title = "Present and absent scores"
+    label = "Histograms of the scores of present and absent canaries with fits."
 
     edges: Array
     present: Array
@@ -187,8 +187,9 @@ class GaussianDistance(AuditFigure):
         absent_band: That of the absent scores.
     """
 
-    title: ClassVar[str] = "Distance from the fitted Gaussian"
-    label: ClassVar[str] = "Empirical minus fitted distribution of the scores, with a band."
+    title = "Distance from the fitted Gaussian"
+    label = "Empirical minus fitted distribution of the scores, with a band."
+    caption = "Gaussian scores stay inside their band everywhere, in 95 % of runs."
 
     at: Array
     present: Array
@@ -216,11 +217,6 @@ class GaussianDistance(AuditFigure):
             present_band=_band(scores.present.count),
             absent_band=_band(scores.absent.count),
         )
-
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "Gaussian scores stay inside their band everywhere, in 95 % of runs."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
@@ -251,8 +247,9 @@ class ScoreDensity(AuditFigure):
         height: Distance between rows of centres.
     """
 
-    title: ClassVar[str] = "Standardised score by canary"
-    label: ClassVar[str] = "Density of standardised scores by canary index."
+    title = "Standardised score by canary"
+    label = "Density of standardised scores by canary index."
+    caption = "Bands or trends would mean that canaries are not all alike."
 
     x: Array
     y: Array
@@ -280,11 +277,6 @@ class ScoreDensity(AuditFigure):
             width=total / columns,
             height=float(y.max() - y.min()) / rows,
         )
-
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "Bands or trends would mean that canaries are not all alike."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
@@ -326,8 +318,9 @@ class Convergence(AuditFigure):
         here: The number of steps of this run.
     """
 
-    title: ClassVar[str] = "Convergence to the Gaussian"
-    label: ClassVar[str] = "Kolmogorov distance from the Gaussian by number of steps."
+    title = "Convergence to the Gaussian"
+    label = "Kolmogorov distance from the Gaussian by number of steps."
+    caption = "Distance between the law of a present score and a Gaussian."
 
     steps: Array
     exact: Array
@@ -351,11 +344,6 @@ class Convergence(AuditFigure):
             leading=np.array([item.kolmogorov_leading_term() for item in laws]),
             here=law.steps,
         )
-
-    @property
-    def caption(self) -> str:
-        """What the figure shows."""
-        return "Distance between the law of a present score and a Gaussian."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""

@@ -77,12 +77,10 @@ class AuditFigure(abc.ABC):
     Attributes:
         verdict: The verdict of the result, whose colour the measured numbers have.
         title: What the report calls it.
-        label: What it shows, for readers who cannot see it.
         kind: Its class in the style sheet of the report.
     """
 
     title: ClassVar[str]
-    label: ClassVar[str]
     kind: ClassVar[str] = ""
 
     verdict: Verdict | None = None
@@ -95,6 +93,11 @@ class AuditFigure(abc.ABC):
         Raises:
             NothingToDrawError: The result does not have what the figure shows.
         """
+
+    @property
+    @abc.abstractmethod
+    def label(self) -> str:
+        """What the figure shows, for readers who cannot see it."""
 
     @property
     @abc.abstractmethod
