@@ -156,7 +156,7 @@ def _(files):
     return files.other(edit=edit)
 
 
-@forgery("more canaries are written in", command="check-results", says="canaries")
+@forgery("more canaries are written in", says="of 2,000 inserted")
 def _(files):
     return files.other(edit=lambda content: content.update(present=2000))
 
@@ -636,12 +636,11 @@ def test_whoever_verifies_sets_the_standard(files):
     assert invoke("verify", names).exit_code == 3
 
 
-def test_every_field_of_a_result_is_looked_at():
-    from dataclasses import fields
-
+def test_every_field_of_a_result_is_looked_at(files):
     compared = [name for names in verification._COMPARED.values() for name in names]
     looked_at = [*compared, *verification._OPTIONS, *verification._APART]
-    assert sorted(looked_at) == sorted(item.name for item in fields(ag.AuditResult))
+    follows = ["assumption", "carries_bound", "next_step", "outside"]
+    assert sorted([*looked_at, *follows]) == sorted(files.result.to_dict())
 
 
 def test_the_page_lists_every_forgery():
