@@ -27,7 +27,7 @@ class AuditedRun(abc.ABC, Generic[*State]):
 
     Attributes:
         result_ends: Whether nothing else says that the run is over, so that asking for its result
-            tells those who follow its monitor, unless the run is known to go on.
+            closes its monitor, unless the run is known to go on.
     """
 
     result_ends: ClassVar[bool] = False

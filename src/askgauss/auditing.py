@@ -299,7 +299,7 @@ def _membership(data: AuditInput, method: Auditor[Any]) -> tuple[Finding, ...]:
 
 
 def _undeclared() -> Finding:
-    """That nobody said what the noise is."""
+    """The finding that the distribution of the noise was not declared."""
     return Finding(
         check=NOISE_MODEL,
         status=Status.INFO,
@@ -309,7 +309,7 @@ def _undeclared() -> Finding:
 
 
 def _doubtful(checks: Sequence[Finding], evidence: Any, terms: Terms) -> bool:
-    """Whether scores speak against Gaussian noise, or are too few to speak for it.
+    """Whether the scores contradict Gaussian noise, or are too few to support it.
 
     At the error of the bound, which is far sooner than they would invalidate one whose noise was
     declared.
@@ -319,10 +319,10 @@ def _doubtful(checks: Sequence[Finding], evidence: Any, terms: Terms) -> bool:
         for item in checks
         if item.consequence is Consequence.INVALIDATES and _IF_GAUSSIAN.concerns(evidence, item)
     ]
-    told = [item.p_value for item in tests if item.p_value is not None]
-    if not told or any(item.status is Status.FAIL for item in tests):
+    p_values = [item.p_value for item in tests if item.p_value is not None]
+    if not p_values or any(item.status is Status.FAIL for item in tests):
         return True
-    return min(told) < (1.0 - terms.confidence) / len(told)
+    return min(p_values) < (1.0 - terms.confidence) / len(p_values)
 
 
 def _gathered(method: Auditor[Any], data: AuditInput, terms: Terms) -> Reading | None:

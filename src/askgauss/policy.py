@@ -67,7 +67,7 @@ _AMBIGUOUS = (
 
 
 class WeaknessKind(enum.Enum):
-    """Why an audit that found nothing against the claim does not speak for it."""
+    """Why an audit that found nothing against the claim does not support it."""
 
     CONTRIBUTION = "contribution"
     """Canaries added less to the sum than a record may."""
@@ -138,7 +138,7 @@ def untested(scope: Iterable[Part]) -> tuple[Part, ...]:
 def weakness(
     findings: Sequence[Finding], scope: Iterable[Part], power: float | None
 ) -> Weakness | None:
-    """Why the audit does not speak for the claim; None where it does.
+    """Why the audit does not support the claim; None where it does.
 
     Args:
         findings: The checks.
@@ -246,7 +246,7 @@ def decide(
         reading: The method that decides, and its evidence.
         terms: What the audit is held to.
         findings: The checks.
-        scope: The parts of the training that they speak of.
+        scope: The parts of the training, as the checks assessed them.
         fallback: A method without assumptions about the scores, asked for where an assumption of
             the deciding one failed; None where it cannot read the data.
         gaussian: What a method for Gaussian noise gathered, where nobody declared the noise.
@@ -255,7 +255,7 @@ def decide(
     judged = claim is not None and auditor.assumption is not Assumption.ESTIMATE
     gap = membership_gap(findings)
     if gap is not None:
-        # Groups that nobody randomised are no evidence; unless somebody says that they were.
+        # Groups that were not randomised are no evidence; to say that they were may make them one.
         (shown,) = [item for item in findings if item.check == MEMBERSHIP]
         ending = Verdict.INVALID if gap == "fixed" else Verdict.INCONCLUSIVE
         return Decision(
@@ -386,7 +386,7 @@ def _no_violation(
 
 
 def _why_weak(weak: Weakness, claim: PrivacyClaim, power: float | None) -> str:
-    """Why an audit that found nothing does not speak for the claim."""
+    """Why an audit that found nothing does not support the claim."""
     if weak.kind is WeaknessKind.CONTRIBUTION:
         assert weak.finding is not None
         return f"{weak.finding.summary[:-1]}: what a record may add beyond that was not seen"

@@ -1,4 +1,4 @@
-"""Could this audit have seen it? Power of audits, before a run and after it."""
+"""Power of audits, before a run and after it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "solve",
 ]
 
-# Audits simulated for the power of a method that has no law of its own.
+# Audits simulated for the power of a method that has no formula for it.
 _AUDITS = 200
 # Audits whose own power is averaged.
 _PRINTED = 24
@@ -62,7 +62,7 @@ _HELD_OUT = ("absent", "other")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPlan:
-    """An audit before it is run: how large, and what it would notice.
+    """An audit before it is run: how large, and what it would detect.
 
     Attributes:
         epsilon: The claim.
@@ -71,9 +71,9 @@ class AuditPlan:
         absent: Number of absent canaries.
         steps: Number of steps.
         sampling_rate: Sampling rate.
-        alternative: The true epsilon to be noticed.
+        alternative: The true epsilon to be detected.
         confidence: Confidence of the test of the claim.
-        power: Probability that it is noticed.
+        power: Probability that it is detected.
         auditor: The method.
     """
 
@@ -127,7 +127,7 @@ def solve(
         absent: Number of absent canaries; None to find the fewest.
         steps: Number of steps; None to find the fewest.
         sampling_rate: Sampling rate.
-        alternative: A true epsilon above the claim; None to find the smallest that is noticed.
+        alternative: A true epsilon above the claim; None to find the smallest that is detected.
         confidence: Confidence of the test; if not given, that at which the verdict of
             `askgauss.audit` tests: half of its gate error is for the checks.
         power: Probability that the alternative contradicts the claim; None to compute it.
@@ -210,7 +210,7 @@ def solve(
 def needed_canaries(
     result: AuditResult, *, power: float = policy.ENOUGH_POWER
 ) -> tuple[int, int] | None:
-    """The fewest canaries with which an audit like this one notices 1.25 times the claim.
+    """The fewest canaries with which an audit like this one detects 1.25 times the claim.
 
     The smaller group grows first, then both alike, within the room that the model has. For methods
     that model the scores the evidence at hand is scaled; for the others it is gathered anew from a
@@ -218,11 +218,11 @@ def needed_canaries(
 
     Args:
         result: An audit with a claim.
-        power: How likely it should notice.
+        power: Probability of detecting it.
 
     Returns:
         Numbers of present and of absent canaries; those of the audit where they are enough. None
-        where no number of them is, or where the method does not say how likely it notices.
+        where no number of them is, or where the power of the method is unknown.
     """
     claim = result.claim
     if claim is None or result.power is None or min(result.present, result.absent) < 1:
@@ -242,7 +242,7 @@ def needed_canaries(
     )
     try:
         return _needed(like, power)
-    except TypeError:  # evidence of somebody else's that cannot be told from another in time
+    except TypeError:  # evidence of another package that cannot be hashed
         return _needed.__wrapped__(like, power)
 
 
@@ -263,7 +263,7 @@ class _Like:
 
     @property
     def scaled(self) -> bool:
-        """Whether the evidence at hand tells that of another size."""
+        """Whether the evidence at hand can be scaled to another size."""
         return isinstance(self.evidence, (PairEvidence, StepEvidence, EllipsoidEvidence))
 
     def numbers(self, least: int) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class _Like:
         return present, absent if self.room is None else max(min(absent, self.room - present), 2)
 
     def chance(self, least: int, audits: int) -> float:
-        """How likely such an audit notices 1.25 times the claim; the least of so many audits."""
+        """Power against 1.25 times the claim; the least of so many simulated audits."""
         present, absent = self.numbers(least)
         if self.scaled:
             factors = present / self.present, absent / self.absent
@@ -294,9 +294,9 @@ class _Like:
         return 0.0 if found is None else float(found)
 
     def _simulated(self, present: int, absent: int, audits: int) -> Iterator[Any]:
-        """What audits of so many canaries gather, from sound runs and from leaking ones in turn.
+        """What audits of so many canaries gather, alternately from correct and from leaking runs.
 
-        Methods choose where to cut from the scores, and so notice more in one run than in the next.
+        Methods choose where to cut from the scores, and so detect more in one run than in the next.
         """
         carrier = ScoreMetadata(
             steps=getattr(self.evidence, "steps", None),
@@ -398,7 +398,7 @@ def _power(plan: AuditPlan) -> float:
         sampling_rate=plan.sampling_rate,
         steps=plan.steps,
     )
-    noticed = 0
+    detected = 0
     printed: list[float] = []
     for generator in np.random.default_rng(0).spawn(_AUDITS):
         scores = simulate_scores(
@@ -410,7 +410,7 @@ def _power(plan: AuditPlan) -> float:
             seed=generator,
         )
         gathered = plan.auditor.gather(scores, delta=plan.delta, confidence=0.95)
-        # What such audits would print is known better than how many of them notice.
+        # What such audits would print is known better than how many of them detect it.
         own = plan.auditor.power(
             gathered,
             epsilon=plan.epsilon,
@@ -423,10 +423,10 @@ def _power(plan: AuditPlan) -> float:
             if len(printed) == _PRINTED:
                 return float(np.mean(printed))
             continue
-        noticed += plan.auditor.rejects(
+        detected += plan.auditor.rejects(
             gathered, epsilon=plan.epsilon, delta=plan.delta, error=error
         )
-    return noticed / _AUDITS
+    return detected / _AUDITS
 
 
 def _expected_evidence(plan: AuditPlan) -> Any:
@@ -465,14 +465,14 @@ def _expected_evidence(plan: AuditPlan) -> Any:
 
 
 def _least_leak(chance: Callable[[float], float], claim: float, power: float) -> float:
-    """The smallest epsilon above the claim that is noticed with this power, to a thousandth."""
+    """The smallest epsilon above the claim that is detected with this power, to a thousandth."""
 
     def margin(ratio: float) -> float:
         # In probits power is nearly a straight line, so few steps find where it is enough.
         found = min(max(chance(claim * ratio), _NEVER), 1.0 - _NEVER)
         return float(ndtri(found) - ndtri(power)) + _NEVER
 
-    # In units of the claim, and from the noticed end, so that what is returned is noticed.
+    # In units of the claim, and from the detected end, so that what is returned is detected.
     low, high = 1.0, policy.ALTERNATIVE
     at_low = margin(low)
     if at_low > 0.0:

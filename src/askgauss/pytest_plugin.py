@@ -168,7 +168,7 @@ class PrivacyReplay:
 
 def _explanation(result: AuditResult | ReplayReport, why: str = "") -> str:
     """The result and its worst findings, with nothing in it that could command a terminal."""
-    from askgauss.cli.terminal import printable
+    from askgauss._text import printable
 
     return printable(f"{result}\n{why}".rstrip())
 
@@ -292,7 +292,7 @@ class _Summary:
         """One line for each audit."""
         if not self._audits and not self._failure:
             return
-        from askgauss.cli.terminal import one_line
+        from askgauss._text import one_line
 
         terminalreporter.section("privacy audits")
         for name, result in self._audits:

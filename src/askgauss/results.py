@@ -68,11 +68,11 @@ class Assumption(enum.Enum):
     """What a bound rests on, from least to most."""
 
     DISTRIBUTION_FREE = "distribution-free"
-    """Only that canaries were made present by independent fair coins."""
+    """Only that membership was randomised: each canary inserted with probability one half."""
     INDEPENDENT_CANARIES = "independent canaries"
     """Also that the canaries' scores are independent of each other."""
     MECHANISM_FAMILY = "mechanism family (mu-GDP)"
-    """Independent fair coins, and that the mechanism's trade-off curve is a Gaussian one. Scores,
+    """Randomised membership, and that the mechanism's trade-off curve is a Gaussian one. Scores,
     and how they depend on each other, are arbitrary."""
     SAMPLED_FAMILY = "mechanism family (DP-SGD)"
     """The same with the curve of DP-SGD at a known sampling rate and number of steps."""
@@ -81,7 +81,7 @@ class Assumption(enum.Enum):
     INDEPENDENT_SAMPLED_FAMILY = "independent canaries, mechanism family (DP-SGD)"
     """The same with the curve of DP-SGD."""
     GAUSSIAN_SCORES = "Gaussian scores"
-    """Also that scores are Gaussian, or follow the law of a subsampled Gaussian sum."""
+    """Also that scores are Gaussian, or distributed as a subsampled Gaussian sum."""
     SUBSAMPLED_GAUSSIAN_STEPS = "subsampled Gaussian steps"
     """Also that every step is an independent subsampled Gaussian mechanism."""
     ESTIMATE = "estimate only"
@@ -151,7 +151,7 @@ class Finding:
         claimed: The value it is compared with.
         p_value: Probability of something at least as bad in a correct run; shares the gate error.
         remedy: What to do next.
-        sees: The smallest fault this check would have noticed with probability .8, in words, such
+        sees: The smallest fault this check would have detected with probability .8, in words, such
             as "noise 1.2% below the claim"; empty where the check did not run.
         visible: The size of that fault as a share of what it is compared with; None where any fault
             shows, or where the part of the training does not rest on the check alone.
@@ -181,7 +181,7 @@ class Part:
     Attributes:
         name: What it is called.
         status: Tested and fine, tested and broken, or not tested.
-        smallest: The smallest fault that would have been seen with probability .8, in words.
+        smallest: The smallest fault that would have been detected with probability .8, in words.
         how_to_test: What to do to have it tested, where it was not.
         met: Whether the canaries went through it.
     """

@@ -57,8 +57,8 @@ def evidence_pack(
 
     Raises:
         InvalidArgumentError: There is nothing to bind the statement to, a digest is none, the
-            checks of the audit were not run, or the result tells of single canaries and must not be
-            published.
+            checks of the audit were not run, or the result reveals individual canaries and must
+            not be published.
 
     Examples:
         >>> import numpy as np, askgauss as ag

@@ -1,6 +1,7 @@
 """Results as JSON, and back: what a file states is decided again from the evidence in it.
 
-The digest in the file tells damage. Whoever doubts the one who wrote it has `askgauss.verify`.
+The digest in the file detects damage. A result whose author is not trusted is a matter for
+`askgauss.evidence.verification`.
 """
 
 from __future__ import annotations

@@ -76,14 +76,14 @@ class RunSummary:
     Attributes:
         source: Whether a transcript was audited, one of correlated noise, or scores alone.
         steps: Steps recorded, or summed into a score.
-        sampling_rate: Probability that a present canary is planted in a step.
+        sampling_rate: Probability that an inserted canary is included in a batch.
         sampling: Who decided that.
         scheme: How records are drawn, in words, where that is not plain Poisson sampling.
         poisson: Whether inclusions are independent.
         clip_norm: Norm of a contribution, in the units of the scores.
         noise_multiplier: The noise multiplier the run says it used.
         background: Whether the other records' clean sum was subtracted.
-        fair_coins: Whether every canary was made present by a fair coin of its own.
+        fair_coins: Whether every canary was inserted independently with probability one half.
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         unnoised_steps: Optimizer steps taken without noise.
@@ -648,7 +648,7 @@ def _spread(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _shape(transcript: Transcript | LinearTranscript) -> ShapeSummary | None:
-    """How often the noise was how large; None where it cannot be told from other records."""
+    """How often the noise was how large; None where it cannot be separated from other records."""
     if transcript.facts.background != "known":
         return None
     if isinstance(transcript, LinearTranscript):
