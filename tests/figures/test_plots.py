@@ -11,7 +11,7 @@ import askgauss as ag
 from askgauss.exceptions import NotDefinedError
 from askgauss.figures import numbers as figure_numbers
 from askgauss.figures import plots
-from askgauss.monitor.simulate_run import Fault
+from askgauss.monitor.simulate_run import RunFault
 from tests.monitor.runs import watched as rehearsed
 from tests.report import samples
 
@@ -37,7 +37,7 @@ NUMBERS = {
 
 def watched():
     """A run with everything there is to draw."""
-    monitor = rehearsed(np.random.default_rng(0), steps=40, fault=Fault(noise=0.9, start=20))
+    monitor = rehearsed(np.random.default_rng(0), steps=40, fault=RunFault(noise=0.9, start=20))
     return figure_numbers.with_course(samples.violation(), monitor.feed("failed"))
 
 

@@ -12,10 +12,9 @@ from askgauss import _validate
 from askgauss.canaries import Stream, random_stream
 from askgauss.canaries.canary_set import check_numbers
 from askgauss.federated.aggregator import AuditedAggregator
-from askgauss.mechanisms.noise_streams import Draw, NoiseStream
+from askgauss.mechanisms.noise_streams import NoiseStream
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
-from askgauss.mechanisms.tree import TreeNoise
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
@@ -96,7 +95,7 @@ class Server:
         if self.plan is None:
             return self.generator.normal(0.0, scale, size)
         if self._stream is None:
-            self._stream = _stream(self.plan, _Draw(self.generator, size))
+            self._stream = self.plan.stream(_Draw(self.generator, size))
         drawn = np.asarray(self._stream.next())
         if isinstance(self.plan, Strategy):
             return scale * drawn
@@ -113,18 +112,6 @@ class _Draw:
 
     def __call__(self, out: Any) -> Any:
         return self.generator.standard_normal(self.size)
-
-
-def _stream(plan: TreePlan | Strategy, draw: Draw) -> NoiseStream:
-    if isinstance(plan, Strategy):
-        return plan.stream(draw)
-    return TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
 
 
 FEDERATED_FAULTS: dict[str, FederatedFault] = {}

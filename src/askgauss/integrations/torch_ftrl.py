@@ -43,6 +43,7 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.injection import Seam
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums
 from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.stats import gaussian
 
 try:
     import torch
@@ -182,14 +183,7 @@ class DPFTRL(AuditedRun[()]):
                 known=background == "known",
             )
         self._noise = [
-            tree.TreeNoise(
-                self._draw_for(index),
-                steps=steps,
-                estimator=estimator,
-                restart_every=restart_every,
-                completion=completion,
-            )
-            for index in range(len(self._parameters))
+            self._plan.stream(self._draw_for(index)) for index in range(len(self._parameters))
         ]
 
     def _draw_for(self, index: int) -> tree.Draw:
@@ -226,15 +220,9 @@ class DPFTRL(AuditedRun[()]):
 
     def epsilon(self, *, delta: float) -> float:
         """The epsilon of the whole run as it was planned."""
-        return tree.epsilon(
-            noise_multiplier=self._noise_multiplier,
-            delta=delta,
-            steps=self._plan.steps,
-            participations=self._plan.participations,
-            min_separation=self._plan.min_separation,
-            restart_every=self._plan.restart_every,
-            completion=self._plan.completion,
-        )
+        _validate.probability(delta=delta)
+        mu = self._plan.sensitivity() / self._noise_multiplier
+        return gaussian.gdp_epsilon(delta=delta, mu=mu)
 
     def zero_grad(self) -> None:
         """Forget gradients; `step` does so by itself."""

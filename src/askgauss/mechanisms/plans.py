@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from askgauss import _validate
 from askgauss.files import codec
+from askgauss.mechanisms import tree
 
 __all__ = ["Plan", "StrategyPlan", "TreePlan", "read_plan"]
 
@@ -64,8 +65,28 @@ class TreePlan:
 
     @property
     def independent(self) -> bool:
-        """Whether releases can be taken apart into pieces of independent noise."""
+        """Whether releases can be decorrelated into pieces of independent noise."""
         return self.release == "nodes" or not self.fills_up
+
+    def sensitivity(self) -> float:
+        """How far one record can move all node sums together, in units of the clip norm."""
+        return tree.sensitivity(
+            self.steps,
+            participations=self.participations,
+            min_separation=self.min_separation,
+            restart_every=self.restart_every,
+            completion=self.completion,
+        )
+
+    def stream(self, draw: tree.Draw) -> tree.TreeNoise:
+        """The noise of one prefix after another, see `askgauss.mechanisms.tree.TreeNoise`."""
+        return tree.TreeNoise(
+            draw,
+            steps=self.steps,
+            estimator=self.estimator,
+            restart_every=self.restart_every,
+            completion=self.completion,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

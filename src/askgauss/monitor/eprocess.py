@@ -17,7 +17,7 @@ from askgauss.canaries import Canaries, ExampleCanaries
 from askgauss.exceptions import FileFormatError
 from askgauss.stats import e_process
 
-__all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
+__all__ = ["PARTS", "EProcessState", "EProcesses", "ObservedStep", "Tally", "WatchedCanaries"]
 
 PARTS = ("noise", "contribution", "sampling rate", "repeated noise")
 # Alternatives to the claim. Whatever lies between two of them is seen by both, a little later.
@@ -70,7 +70,7 @@ class ObservedStep(NamedTuple):
     own_coin: bool
 
 
-class Layout:
+class WatchedCanaries:
     """What is watched, as far as it is fixed before the run.
 
     Args:
@@ -110,7 +110,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BetsState:
+class EProcessState:
     """The plain values of a checkpoint."""
 
     parts: tuple[str, ...]
@@ -120,7 +120,7 @@ class BetsState:
     row_steps: tuple[int, ...]
 
 
-class Bets:
+class EProcesses:
     """One e-process for each part that is watched, and their mean.
 
     Given the alternative, all but one kind of bet is a straight line in a few statistics of the
@@ -132,7 +132,7 @@ class Bets:
         rate: The claimed sampling rate, where it is watched.
     """
 
-    def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
+    def __init__(self, layout: WatchedCanaries, parts: tuple[str, ...], rate: float | None) -> None:
         self._layout, self._parts = layout, parts
         self._step = 0
         self._log_weight = np.zeros(0)
@@ -285,9 +285,9 @@ class Bets:
         group = int(np.argmax(self._wealth[self._slices["noise"]])) // NOISE.size
         return None if group == 0 else int(self._layout.tensors[group - 1])
 
-    def state(self) -> BetsState:
+    def state(self) -> EProcessState:
         """Everything that changes from step to step."""
-        return BetsState(
+        return EProcessState(
             parts=self._parts,
             step=self._step,
             wealth=tuple(self._wealth.tolist()),
@@ -295,7 +295,7 @@ class Bets:
             row_steps=tuple(self._row_steps),
         )
 
-    def load(self, state: BetsState) -> None:
+    def load(self, state: EProcessState) -> None:
         """Go on from a state.
 
         Raises:

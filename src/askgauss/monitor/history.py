@@ -9,7 +9,7 @@ from askgauss._rounding import FEWEST_TOLD, down, scale_on_grid
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 
-__all__ = ["CourseKeeper", "CourseState", "Point"]
+__all__ = ["History", "HistoryState", "Point"]
 
 # Points before every second one is given up.
 _POINTS = 256
@@ -49,7 +49,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CourseState:
+class HistoryState:
     """The plain values of a checkpoint."""
 
     points: tuple[Point, ...] = ()
@@ -58,7 +58,7 @@ class CourseState:
     stride: int
 
 
-class CourseKeeper:
+class History:
     """Collects steps into points, and joins pairs of points when there are too many."""
 
     def __init__(self) -> None:
@@ -131,9 +131,9 @@ class CourseKeeper:
             bound=tuple(bounds),
         )
 
-    def state(self) -> CourseState:
+    def state(self) -> HistoryState:
         """Everything that changes from step to step."""
-        return CourseState(
+        return HistoryState(
             points=tuple(self._points),
             point=self._point,
             sums_before=self._sums_before,
@@ -141,7 +141,7 @@ class CourseKeeper:
         )
 
     @classmethod
-    def of(cls, state: CourseState) -> CourseKeeper:
+    def of(cls, state: HistoryState) -> History:
         """Go on from a state.
 
         Raises:

@@ -20,7 +20,14 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.files import codec
-from askgauss.monitor.eprocess import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
+from askgauss.monitor.eprocess import (
+    PARTS,
+    EProcesses,
+    EProcessState,
+    ObservedStep,
+    Tally,
+    WatchedCanaries,
+)
 from askgauss.monitor.feed import (
     EVIDENCE_SHARE,
     Alarm,
@@ -29,7 +36,7 @@ from askgauss.monitor.feed import (
     Projection,
     write_feed,
 )
-from askgauss.monitor.history import CourseKeeper, CourseState
+from askgauss.monitor.history import History, HistoryState
 from askgauss.monitor.sequential import Looks, Sums
 from askgauss.sampling import Poisson, Scheme, assumed_poisson
 
@@ -58,13 +65,13 @@ class _Memory:
     error: float
     steps: int
     begun: tuple[bool, bool, bool] | None
-    bets: BetsState | None
+    bets: EProcessState | None
     tally: tuple[tuple[float, ...], ...]
     sums: tuple[float, ...]
     looks: tuple[Sums, ...]
     declared: tuple[tuple[float, int], ...]
     undeclared: int
-    course: CourseState
+    course: HistoryState
     alarm: Alarm | None
     evidence_told: dict[str, float] = field(default_factory=dict)
     planned: int | None = None
@@ -153,10 +160,10 @@ class Monitor:
         self._seconds = float(seconds)
         # A correct run alarms by its evidence, or by the bound at a look: each has its share.
         self._threshold = -math.log(EVIDENCE_SHARE * self._error)
-        self._layout: Layout | None = None
+        self._layout: WatchedCanaries | None = None
         # Background known, own coin, noise declared: what the first step says.
         self._begun: tuple[bool, bool, bool] | None = None
-        self._bets: Bets | None = None
+        self._bets: EProcesses | None = None
         self._looks: Looks | None = None
         self._scheme: Scheme | None = None
         self._rate: float | None = None
@@ -167,7 +174,7 @@ class Monitor:
         self._alarm: Alarm | None = None
         self._declared: dict[float, int] = {}
         self._undeclared = 0
-        self._course = CourseKeeper()
+        self._course = History()
         # As it was when a point of the course ended: what those outside see of it.
         self._evidence_told: dict[str, float] = {}
         self._began = self._written = time.monotonic()
@@ -224,7 +231,7 @@ class Monitor:
         return {} if bets is None or not bets.parts else self._evidence_of(bets)
 
     @staticmethod
-    def _evidence_of(bets: Bets) -> dict[str, float]:
+    def _evidence_of(bets: EProcesses) -> dict[str, float]:
         found = {name: bets.evidence(name) / _LOG_TEN for name in bets.parts}
         return found | {"all": bets.evidence() / _LOG_TEN}
 
@@ -339,7 +346,7 @@ class Monitor:
                 "Expected a monitor of its own for every run, got one that watches another. Make "
                 "a new Monitor."
             )
-        self._layout = Layout(canaries, kept)
+        self._layout = WatchedCanaries(canaries, kept)
         self._tally = Tally(self._layout.size.size)
         self._scheme = sampling
         if self._poisson:
@@ -378,7 +385,9 @@ class Monitor:
             claimed = self._needed if told is None else told
         return claimed or None
 
-    def _begin(self, known: bool, own_coin: bool, declared: bool) -> tuple[Bets, Looks | None]:
+    def _begin(
+        self, known: bool, own_coin: bool, declared: bool
+    ) -> tuple[EProcesses, Looks | None]:
         """Choose what to watch by how the run is recorded, never by what it released."""
         layout = self._layout
         if layout is None:
@@ -402,7 +411,7 @@ class Monitor:
                 scheme=None if self._poisson else self._scheme,
             )
         self._untested = {name: reason for name, reason in reasons.items() if reason}
-        return Bets(layout, parts, self._rate), looks
+        return EProcesses(layout, parts, self._rate), looks
 
     def observe(self, step: ObservedStep) -> None:
         """Watch one step; the recorder calls this once the step is recorded.
@@ -532,7 +541,7 @@ class Monitor:
         if self._told_outside:
             self._write("failed" if failed else "finished")
 
-    def _judge(self, bets: Bets, evidence: float, noise: float | None, count: float) -> None:
+    def _judge(self, bets: EProcesses, evidence: float, noise: float | None, count: float) -> None:
         ended = self._course.extend(
             self._steps,
             evidence,
@@ -602,7 +611,7 @@ class Monitor:
                 epsilon=spent,
             )
 
-    def _find_onset(self, bets: Bets, cause: str) -> None:
+    def _find_onset(self, bets: EProcesses, cause: str) -> None:
         """Where the fault seems to have begun: what is said of it is measured from there on."""
         rate = self._rate
 
@@ -767,7 +776,7 @@ class Monitor:
                     f"Expected a checkpoint of this monitor, got one whose {name} is {theirs!r} "
                     f"where this one has {mine!r}: evidence against one is none against the other."
                 )
-        course = CourseKeeper.of(memory.course)
+        course = History.of(memory.course)
         if (memory.begun is None) != (memory.bets is None):
             raise FileFormatError("Expected the whole state of a monitor. Load another checkpoint.")
         # What was planned before the run, and not what is planned now.

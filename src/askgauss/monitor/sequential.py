@@ -264,7 +264,7 @@ class Looks:
     def _quickly(self, composition: Composition) -> float:
         return self._composed(*composition, accounting.SMALL)
 
-    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.Grid) -> float:
+    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.LossGrid) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
         if self._delta == 0.0:

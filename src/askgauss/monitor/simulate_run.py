@@ -23,10 +23,10 @@ from askgauss.monitor.feed import Alarm
 from askgauss.monitor.run_monitor import Monitor
 from askgauss.sampling import Poisson
 
-__all__ = ["Fault", "most_noticed", "rehearse", "runs_on_paper", "steps_to_alarm"]
+__all__ = ["RunFault", "most_noticed", "runs_on_paper", "simulate_monitored", "steps_to_alarm"]
 
 _KEPT = 256
-# Faults beyond are none of a size that anybody has to rehearse.
+# Faults beyond are none of a size that anybody has to simulate_monitored.
 _LARGEST_FAULT = 1e6
 _LONGEST_PERIOD = 10**4
 # Steps on paper of one fault, some tens of seconds, and the fewest and most runs they make up.
@@ -36,7 +36,7 @@ _MOST_CANARIES = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RunFault:
     """What is wrong with a run; nothing by default.
 
     Attributes:
@@ -68,14 +68,14 @@ class Fault:
         _validate.count(start=self.start)
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> RunFault:
         """A fault from text like ``noise=0.9``.
 
         Raises:
             InvalidArgumentError: The text names none, or a size it cannot have.
 
         Examples:
-            >>> Fault.parse("contribution=1.5").contribution
+            >>> RunFault.parse("contribution=1.5").contribution
             1.5
         """
         name, _, size = text.partition("=")
@@ -97,21 +97,21 @@ class Fault:
         return cls(contribution=value) if name == "contribution" else cls(rate=value)
 
 
-class _Rehearsed(Monitor):
+class _WithoutImplied(Monitor):
     """A monitor that is not asked what its run would leak, which takes longer than the run."""
 
     def _implied(self, cause: str) -> float | None:
         return None
 
 
-def rehearse(
+def simulate_monitored(
     generator: np.random.Generator,
     *,
     claim: PrivacyClaim,
     present: int,
     absent: int,
     steps: int,
-    fault: Fault | None = None,
+    fault: RunFault | None = None,
     own_coin: bool = False,
     error: float = 0.001,
     schedule: Callable[[int], float] | None = None,
@@ -133,7 +133,7 @@ def rehearse(
         to_the_end: Whether to go on after an alarm.
         kind: The kind of monitor.
     """
-    wrong, right = fault or Fault(), Fault()
+    wrong, right = fault or RunFault(), RunFault()
     rate = claim.sampling_rate
     if rate is None or (claim.noise_multiplier is None and schedule is None):
         raise InvalidArgumentError(
@@ -192,7 +192,7 @@ def runs_on_paper(steps: int) -> int:
 
 
 def most_noticed(
-    fault: Fault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
+    fault: RunFault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
 ) -> float:
     """How likely at most any monitor notices a fault, from what tells its runs from sound ones.
 
@@ -215,7 +215,7 @@ def most_noticed(
 
 
 def steps_to_alarm(
-    fault: Fault,
+    fault: RunFault,
     *,
     claim: PrivacyClaim,
     present: int,
@@ -242,7 +242,7 @@ def steps_to_alarm(
     _validate.integer(0, seed=seed)
     found = []
     for generator in np.random.default_rng(seed).spawn(runs):
-        monitor = rehearse(
+        monitor = simulate_monitored(
             generator,
             claim=claim,
             present=present,
@@ -252,7 +252,7 @@ def steps_to_alarm(
             # The training's own sampler plants where a fault of it is to be seen.
             own_coin=fault.rate == 1.0,
             error=error,
-            kind=_Rehearsed,
+            kind=_WithoutImplied,
         )
         found.append(math.inf if monitor.alarm is None else float(monitor.steps))
     return np.sort(found)

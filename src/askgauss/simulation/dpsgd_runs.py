@@ -13,7 +13,7 @@ from askgauss.checks.scope import AFTER_CLIPPING, INPUT_SPACE
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores
-from askgauss.simulation.dpsgd_parts import Mechanism, Run
+from askgauss.simulation.dpsgd_parts import DPSGDMechanism, SimulatedRun
 from askgauss.simulation.faults import Fault, find_fault
 
 __all__ = ["check_canaries", "check_work", "simulate_dpsgd", "simulate_scores"]
@@ -73,7 +73,7 @@ def simulate_dpsgd(
     _validate.one_of(("own coin", "data path", "spread"), canaries=path)
     own_coin = path == "own coin"
     several = broken is not None and broken.several_tensors
-    run = Run.begin(
+    run = SimulatedRun.begin(
         _placed(present, absent, seed, several=several, spread=path == "spread"),
         steps=steps,
         sampling_rate=sampling_rate,
@@ -86,7 +86,7 @@ def simulate_dpsgd(
         clip_norm=run.clip_norm,
         noise_multiplier=noise_multiplier,
     )
-    mechanism = Mechanism() if broken is None else broken.apply(Mechanism())
+    mechanism = DPSGDMechanism() if broken is None else broken.apply(DPSGDMechanism())
     mechanism.record(run, recorder, own_coin=own_coin)
     recorded = recorder.transcript()
     facts = replace(

@@ -339,13 +339,7 @@ def _decoder(plan: TreePlan) -> NDArray[np.float64]:
         row[next(numbers)] = 1.0
         return row
 
-    noise = tree.TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
+    noise = plan.stream(draw)
     return np.array([noise.next() for _ in range(plan.steps)])
 
 
