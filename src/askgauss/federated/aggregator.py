@@ -15,7 +15,7 @@ from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.peer_estimates import PeerEstimates
-from askgauss.federated.probes import probed
+from askgauss.federated.probes import Probe
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.mechanisms.plans import TreePlan
@@ -224,9 +224,9 @@ class AuditedAggregator(Kept, AuditedRun[()]):
     def _probed(self, *, weighted: bool) -> ProbeFacts:
         form = self._clients.form
         assert form is not None
-        return probed(
-            self._aggregate,
-            form,
+        return Probe(
+            aggregate=self._aggregate,
+            form=form,
             call=lambda aggregate, updates, weights: aggregate(updates, weights),
             clip_norm=self._norm,
             divisor=self._clients.divisor,
@@ -234,7 +234,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             weighted=weighted,
             adaptive=callable(self._clip_norm),
             seed=self.canaries.root_seed,
-        )
+        ).facts()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the audit needs to go on, between two rounds; the aggregator is yours to save.

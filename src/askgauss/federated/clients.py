@@ -21,7 +21,12 @@ from askgauss.exceptions import (
 from askgauss.federated.honest import HonestRound, HonestWeights
 from askgauss.federated.peer_estimates import PeerRecord
 from askgauss.federated.probes import PROBED_SIZES
-from askgauss.federated.round_recorder import LinearRecording, Participants, StepRecording
+from askgauss.federated.round_recorder import (
+    LinearRecording,
+    Participants,
+    ReleasedRound,
+    StepRecording,
+)
 from askgauss.federated.updates import Form, checked_weights
 from askgauss.files import codec
 from askgauss.mechanisms.plans import TreePlan
@@ -246,7 +251,7 @@ class CanaryClients:
                 "Expected updates of at least one client in the first round, got none: canaries "
                 "send what looks like theirs."
             )
-        # A round that was not released is drawn once: what happens to it says nothing of the coins.
+        # A round that was not released is drawn once: its failure does not depend on the draw.
         planted = self.recorder.sample() if self._drawn is None else self._drawn
         self._drawn = planted
         clients = len(updates) + planted.size
@@ -340,7 +345,14 @@ class CanaryClients:
             self._read_honest(form, parts, now)
         try:
             self.recording.observe(
-                form, values, clean, self._signs, clip_norm=now.clip_norm, clients=now.clients
+                ReleasedRound(
+                    form=form,
+                    values=values,
+                    clean=clean,
+                    signs=self._signs,
+                    clip_norm=now.clip_norm,
+                    clients=now.clients,
+                )
             )
         except PrivacyAlarm:
             self._close(now, next_norm)

@@ -24,7 +24,7 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.federated import CanaryClients, Joined
-from askgauss.federated.probes import probed
+from askgauss.federated.probes import Probe
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.monitor import Monitor, monitor_of
@@ -348,9 +348,9 @@ class _Flower(Kept, AuditedRun[()]):
         form = self._clients.form
         assert form is not None
         with _quiet():
-            return probed(
-                self.strategy,
-                form,
+            return Probe(
+                aggregate=self.strategy,
+                form=form,
                 call=call,
                 clip_norm=lambda strategy: float(strategy.clipping_norm),
                 divisor=self._clients.divisor,
@@ -358,7 +358,7 @@ class _Flower(Kept, AuditedRun[()]):
                 weighted=True,
                 adaptive=adaptive,
                 seed=self._clients.canaries.root_seed,
-            )
+            ).facts()
 
     def aggregate_evaluate(self, *arguments: Any) -> Any:
         """As the strategy does."""

@@ -1,4 +1,4 @@
-"""The bets a monitor makes against a run's claim, and what they have won."""
+"""E-processes against a run's claim, one for each part of a step that is watched."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ObservedStep(NamedTuple):
         kept: Values of the kept canaries.
         noise_multiplier: What the recorder was told of the step; None where nothing.
         known: Whether the background has been taken off.
-        own_coin: Whether the recorder's coin planted.
+        own_coin: Whether the recorder sampled the canaries, not the training's sampler.
     """
 
     planted: NDArray[np.int64]

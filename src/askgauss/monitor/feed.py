@@ -156,7 +156,7 @@ class Feed:
         begun_after: The step the writer began after.
         declared: Declared noise multipliers and the number of steps each was declared for.
         sampling_rate: The claimed sampling rate; 1 where every record is in every step.
-        sampling: How batches are drawn, where that is not by Poisson coins.
+        sampling: How batches are drawn, where that is not Poisson sampling.
         evidence: Decimal logarithm of each part's e-process, and of all together.
         untested: Parts that are not watched, and why.
         bound: Lower bound on epsilon so far, and the step it stems from.

@@ -1,4 +1,4 @@
-"""The monitor of one run: it is told every step, and says when the claim cannot be right."""
+"""The monitor of one run: it is handed every step, and alarms when the claim cannot be right."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Monitor:
         # A correct run alarms by its evidence, or by the bound at a look: each has its share.
         self._threshold = -math.log(EVIDENCE_SHARE * self._error)
         self._layout: WatchedCanaries | None = None
-        # Background known, own coin, noise declared: what the first step says.
+        # Background known, sampled by the recorder, noise declared: as the first step says.
         self._begun: tuple[bool, bool, bool] | None = None
         self._bets: EProcesses | None = None
         self._looks: Looks | None = None
@@ -265,7 +265,7 @@ class Monitor:
         return self._course.course(bounds, self._expected_values())
 
     def _expected_values(self) -> float:
-        """Canaries that a step shows the noise of, on average over the coins that plant."""
+        """Canaries that a step shows the noise of, on average over who is sampled."""
         layout, scheme = self._layout, self._scheme
         if layout is None:
             return 1.0

@@ -1,4 +1,4 @@
-"""A bound on epsilon that holds at every look: an exact bound at geometric steps."""
+"""Group-sequential lower bounds on epsilon: exact at geometrically spaced looks, valid together."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Looks:
         planned: The planned number of steps, where known.
         error: How often any of the bounds may be above the truth.
         delta: Where epsilon is stated.
-        rate: The planting rate where the recorder's own coin set it, else None: then it is bounded.
+        rate: The sampling rate where the recorder sampled, else None: then it is bounded.
         present: Number of present canaries.
-        scheme: How the recorder plants, where that is not by Poisson coins.
+        scheme: How the recorder samples, where that is not Poisson sampling.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Runs on paper as a monitor sees them: the sums of a step drawn from their own laws.
+"""Simulated runs as a monitor sees them: the sums of a step drawn from their distributions.
 
-A canary is never drawn by itself, but for the few that are kept, so that a step costs little more
-than the monitor's own work.
+Single canaries are drawn only where their values are kept, so that a step costs little more than
+the monitor's own work.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def simulate_monitored(
         absent: Number of absent ones.
         steps: Number of steps.
         fault: What is wrong.
-        own_coin: Whether the recorder's own coin plants; then the rate is not watched.
+        own_coin: Whether the recorder samples the canaries; then the rate is not watched.
         error: How often a correct run may alarm.
         schedule: Declared noise of each step, where the claim names none.
         to_the_end: Whether to go on after an alarm.
@@ -209,8 +209,8 @@ def most_noticed(
     spread = max(excess + 0.5 * excess * excess - math.log1p(excess), 0.0)
     moved = (fault.contribution - 1.0) / noise
     drawn = min(rate * fault.rate, 1.0)
-    coin = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
-    each = present * (drawn * 0.5 * moved * moved + coin) + (present + absent) * spread
+    sampled = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
+    each = present * (drawn * 0.5 * moved * moved + sampled) + (present + absent) * spread
     return min(1.0, error + math.sqrt(0.5 * steps * each))
 
 

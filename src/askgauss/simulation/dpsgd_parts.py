@@ -117,7 +117,7 @@ class SimulatedRun:
 
 
 def poisson(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
-    """Batches in which every record is by a coin of its own."""
+    """Poisson sampling."""
     records = run.records
     for _ in range(steps):
         yield records[run.sampler.random(records.size) < run.sampling_rate]
@@ -172,7 +172,7 @@ class DPSGDMechanism:
 
     Attributes:
         length: Steps taken, from the steps accounted for.
-        sampler: Batches, from a run and its number of steps; canaries with a coin of their own
+        sampler: Batches, from a run and its number of steps; canaries that the recorder samples
             never meet it.
         gradient: Gradients of the records of a batch; canaries planted in the sum never meet it.
         clip: Those gradients clipped; canaries planted in the sum never meet it either.
@@ -191,25 +191,25 @@ class DPSGDMechanism:
     noise: Callable[[SimulatedRun], NDArray[np.float64]] = gaussian
     resume: Callable[[SimulatedRun], None] = restore_everything
 
-    def record(self, run: SimulatedRun, recorder: Recorder, *, own_coin: bool) -> None:
+    def record(self, run: SimulatedRun, recorder: Recorder, *, own_draws: bool) -> None:
         """Run every step, and hand what it releases to the recorder.
 
         Args:
             run: The run.
             recorder: Who records it.
-            own_coin: Plant canaries in the clipped sum, by the recorder's coin; otherwise they are
-                records like any other, and go through the sampler and the clipper.
+            own_draws: Whether the recorder samples canaries, which are added to the clipped sum;
+                otherwise they are records like any other, and go through sampler and clipper.
         """
         steps, canaries = self.length(run.steps), run.canaries
         nothing = np.zeros(canaries.size)
         batches = (
-            (recorder.sample() for _ in range(steps)) if own_coin else self.sampler(run, steps)
+            (recorder.sample() for _ in range(steps)) if own_draws else self.sampler(run, steps)
         )
         for batch in batches:
             if run.step == steps // 2:
                 self.resume(run)
             run.batch, run.previous = batch, run.batch
-            if own_coin:
+            if own_draws:
                 released = self._release(run, None)
                 canaries.plant(released, batch, run.clip_norm)
             else:
@@ -217,7 +217,7 @@ class DPSGDMechanism:
             recorder.observe(
                 canaries.project(released),
                 background=nothing,
-                planted=None if own_coin else batch,
+                planted=None if own_draws else batch,
                 watch=released[canaries.watch],
             )
             run.step += 1

@@ -49,10 +49,10 @@ def simulate_dpsgd(
         seed: Root of every random choice.
         fault: A part of the mechanism to break, by name (`askgauss.simulation.FAULTS`) or as an
             object. The arguments above are then what the run claims.
-        canaries: What canaries go through: ``"own coin"`` plants them in the clipped sum by the
-            recorder's coin; on the ``"data path"`` they are records, sampled and clipped by the
-            simulated training, and ``"spread"`` ones have gradients that reach into four tensors.
-            If not given, the first that meets the fault.
+        canaries: What canaries go through: with ``"own coin"`` the recorder samples them and adds
+            them to the clipped sum; on the ``"data path"`` they are records, sampled and clipped
+            by the simulated training, and ``"spread"`` ones have gradients that reach into four
+            tensors. If not given, the first that meets the fault.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or there is no such fault.
@@ -71,7 +71,7 @@ def simulate_dpsgd(
     broken = find_fault(fault)
     path = canaries or ("own coin" if broken is None else broken.canaries)
     _validate.one_of(("own coin", "data path", "spread"), canaries=path)
-    own_coin = path == "own coin"
+    own_draws = path == "own coin"
     several = broken is not None and broken.several_tensors
     run = SimulatedRun.begin(
         _placed(present, absent, seed, several=several, spread=path == "spread"),
@@ -82,12 +82,12 @@ def simulate_dpsgd(
     )
     recorder = Recorder(
         run.canaries,
-        sampling_rate=sampling_rate if own_coin else None,
+        sampling_rate=sampling_rate if own_draws else None,
         clip_norm=run.clip_norm,
         noise_multiplier=noise_multiplier,
     )
     mechanism = DPSGDMechanism() if broken is None else broken.apply(DPSGDMechanism())
-    mechanism.record(run, recorder, own_coin=own_coin)
+    mechanism.record(run, recorder, own_draws=own_draws)
     recorded = recorder.transcript()
     facts = replace(
         recorded.facts,
@@ -96,7 +96,7 @@ def simulate_dpsgd(
         poisson=True,
         accounted_steps=min(recorded.number_of_steps, steps),
         accounted_sampling_rate=sampling_rate,
-        exercised=AFTER_CLIPPING if own_coin else INPUT_SPACE,
+        exercised=AFTER_CLIPPING if own_draws else INPUT_SPACE,
         # No run of its own: the same seed gives the same transcript, to the byte.
         run=None,
     )

@@ -296,7 +296,7 @@ Fault(
     verdict=Verdict.INVALID,
     canaries="data path",
 )
-def _common_coins(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
+def _shared_draws(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     records = run.records
     for _ in range(steps):
         heads = run.sampler.random(-(-records.size // 4)) < run.sampling_rate
