@@ -164,7 +164,7 @@ class Feed:
         alarm: The first alarm.
         course: How the run went.
         version: The askgauss that wrote it.
-        delta: Where epsilons are stated; None in feeds of old, which always have a claim.
+        delta: Where epsilons are stated.
         private: Whether so few canaries stand behind its numbers that they tell of single ones.
     """
 
@@ -188,16 +188,8 @@ class Feed:
     alarm: Alarm | None = None
     course: Course = field(default_factory=Course)
     version: str = __version__
-    delta: float | None = None
+    delta: float
     private: bool = False
-
-    @property
-    def level(self) -> float:
-        """The delta that epsilons are stated at."""
-        if self.delta is not None:
-            return self.delta
-        assert self.claim is not None
-        return self.claim.delta
 
     @property
     def alarm_at(self) -> float:
@@ -210,11 +202,11 @@ class Feed:
         if sum(count for _, count in self.declared) != self.steps or not self.declared:
             return None
         if self.sampling_rate is not None:
-            return _spent_on(self.declared, self.sampling_rate, self.level)
+            return _spent_on(self.declared, self.sampling_rate, self.delta)
         if self.sampling is None or len(self.declared) > 1:
             return None
         ((noise, steps),) = self.declared
-        return _spent_by(self.sampling, noise, steps, self.level)
+        return _spent_by(self.sampling, noise, steps, self.delta)
 
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out.
@@ -241,12 +233,12 @@ class Feed:
     def _spent_at_most(self) -> float | None:
         """What steps of one noise multiplier have spent, up to a fifth too much."""
         rate = self.sampling_rate
-        if len(self.declared) != 1 or not rate or not self.level:
+        if len(self.declared) != 1 or not rate or not self.delta:
             return None
         ((noise, steps),) = self.declared
         if steps != self.steps or not steps or not noise:
             return None
-        return accounting.quick_upper(1.0 / noise, rate, steps, self.level)
+        return accounting.quick_upper(1.0 / noise, rate, steps, self.delta)
 
     def _measured(self) -> dict[str, float | None]:
         found: dict[str, float | None] = {
@@ -274,8 +266,6 @@ class Feed:
         lengths = {len(course.step), len(course.evidence), len(course.noise), len(course.bound)}
         if len(lengths) != 1:
             raise FileFormatError("Expected all parts of course to be of one length.")
-        if self.claim is None and self.delta is None:
-            raise FileFormatError("Expected claim, or delta where there is none.")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

@@ -20,6 +20,7 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.files import codec
+from askgauss.monitor import alarm_cause
 from askgauss.monitor.eprocess import (
     PARTS,
     EProcesses,
@@ -554,8 +555,9 @@ class Monitor:
             self._evidence_told = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
-            self._find_onset(bets, cause)
-            self._sound(cause, bets.evidence(cause), self._words(cause, noise))
+            alarm_cause.find_onset(cause, bets, self._tally, self._rate)
+            summary = alarm_cause.summary(cause, bets, self._tally, noise, self._rate)
+            self._sound(cause, bets.evidence(cause), summary)
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
@@ -611,24 +613,6 @@ class Monitor:
                 epsilon=spent,
             )
 
-    def _find_onset(self, bets: EProcesses, cause: str) -> None:
-        """Where the fault seems to have begun: what is said of it is measured from there on."""
-        rate = self._rate
-
-        def weigh(freedom: float, square: float, signal: tuple[float, float, float]) -> float:
-            count, total, opportunities = signal
-            if cause == "contribution":
-                return (total - count) / math.sqrt(max(count, 1.0))
-            if cause == "sampling rate" and rate is not None:
-                return (count - rate * opportunities) / math.sqrt(max(opportunities, 1.0))
-            if cause != "noise" or not square < freedom:
-                return 0.0
-            # The likelihood of the noise that was measured, over that of what is declared.
-            share = max(square / freedom, 1e-300)
-            return -0.5 * freedom * (math.log(share) + 1.0 - share)
-
-        self._tally.narrow(weigh, bets.weakest_tensor() if cause == "noise" else None)
-
     def _count_declared(self, noise: float | None) -> None:
         known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
         if known and noise is not None:
@@ -664,54 +648,20 @@ class Monitor:
     def _warn(text: str) -> None:
         warnings.warn(text, AskGaussWarning, stacklevel=5)
 
-    def _words(self, cause: str, noise: float | None) -> str:
-        tally, bets = self._tally, self._bets
-        assert bets is not None
-        if cause == "noise":
-            tensor = bets.weakest_tensor()
-            where = "" if tensor is None else f" in tensor {tensor}"
-            ratio = tally.noise(tensor, lately=True)
-            shown = "" if noise is None else f" ({ratio * noise:.4g} for {noise:.4g})"
-            return f"The noise{where} is {ratio:.3g} times what is declared{shown}."
-        if cause == "contribution":
-            deviation = tally.noise(lately=True) * (1.0 if noise is None else noise)
-            added = tally.contribution(deviation, lately=True)
-            return f"A planted canary adds {added:.3g} clip norms, where 1 is the most."
-        if cause == "sampling rate":
-            return (
-                f"Canaries are sampled at rate {tally.rate(lately=True):.4g}, where "
-                f"{self._rate:.4g} is claimed."
-            )
-        step, correlation = bets.likeness()
-        return f"The noise correlates by {correlation:+.3f} with that of step {step}."
-
     def _implied(self, cause: str) -> float | None:
         """Epsilon at the planned end: what was measured so far, and from here on as lately."""
-        bets, rate, scheme = self._bets, self._rate, self._scheme
-        if cause == "repeated noise" and bets is not None:
-            # The same noise twice cancels out of a difference.
-            return math.inf if abs(bets.likeness()[1]) > 0.99 else None
         single = len(self._declared) == 1 and not self._undeclared
-        unknown = self._delta == 0.0 or (rate is None and self._poisson)
-        if cause not in PARTS or unknown or bets is None or not single:
-            return None
-        declared, tally = next(iter(self._declared)), self._tally
-        tensor = bets.weakest_tensor() if cause == "noise" else None
-        history = []
-        rest = max((self._planned or self._steps) - self._steps, 0)
-        for steps, lately in ((self._steps, False), (rest, True)):
-            noise = declared * tally.noise(tensor, lately=lately)
-            if cause == "contribution":
-                noise /= max(tally.contribution(noise, lately=lately), 1.0)
-            if cause == "sampling rate":
-                noise, rate = declared, tally.rate(lately=lately)
-            if steps:
-                history.append((noise, steps))
-        if rate is not None:
-            segments = ((noise, min(rate, 1.0), steps) for noise, steps in history)
-            return accounting.history_epsilon(segments, self._delta)
-        assert scheme is not None
-        return _over_a_run(scheme, history, self._delta)
+        return alarm_cause.implied_epsilon(
+            cause,
+            bets=self._bets,
+            tally=self._tally,
+            declared=next(iter(self._declared)) if single else None,
+            rate=self._rate,
+            scheme=None if self._poisson else self._scheme,
+            steps=self._steps,
+            planned=self._planned,
+            delta=self._delta,
+        )
 
     # ------------------------------------------------------------------------- keeping
 
@@ -798,15 +748,6 @@ class Monitor:
         # Those before the checkpoint were compared, quickly.
         self._looked, self._judged = 0 if looks is None else len(looks.taken), 0
         self._began, self._began_after = time.monotonic(), memory.steps
-
-
-def _over_a_run(scheme: Scheme, history: list[tuple[float, int]], delta: float) -> float:
-    """Epsilon of segments of noise and steps, as if their squared signals were spread evenly."""
-    steps = sum(count for _, count in history)
-    if any(noise == 0.0 for noise, _ in history):
-        return scheme.epsilon_lower(noise_multiplier=0.0, steps=steps, delta=delta)
-    squared = sum(count / noise**2 for noise, count in history) / steps
-    return scheme.epsilon_lower(noise_multiplier=squared**-0.5, steps=steps, delta=delta)
 
 
 def monitor_of(given: Monitor | bool | None, claim: PrivacyClaim | None = None) -> Monitor | None:
