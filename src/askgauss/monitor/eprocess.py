@@ -54,8 +54,8 @@ class ObservedStep(NamedTuple):
         total: Sum over the others.
         square: Sum of squares over the others.
         kept: Values of the kept canaries.
-        noise_multiplier: What the recorder was told of the step; None where nothing.
-        known: Whether the background has been taken off.
+        noise_multiplier: What was declared for the step; None where nothing was.
+        known: Whether the other records' sum has been subtracted.
         own_coin: Whether the recorder sampled the canaries, not the training's sampler.
     """
 
@@ -380,14 +380,14 @@ class Tally:
         )
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
-        """Noise in units of what is declared, as may be told; nan where none was seen.
+        """Noise in units of what is declared, as may be published; nan where none was seen.
 
-        It stands on the grid of its error: in a tensor of one canary it is that canary's own.
+        It is rounded to its standard error: in a tensor of one canary it is that canary's value.
         """
         freedom, square = self._noise_of(tensor, lately)
         if not freedom > 0.0:
             return math.nan
-        # The exact number of values would tell how many canaries were planted.
+        # The exact number of values would reveal how many canaries were included.
         values = 2.0 ** round(math.log2(freedom))
         return scale_on_grid(math.sqrt(square / freedom), values)
 
@@ -407,7 +407,7 @@ class Tally:
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     def contribution(self, deviation: float, *, lately: bool = False) -> float:
-        """What a planted canary adds, in clip norms, as may be told; nan where none was planted.
+        """What an included canary adds, in clip norms, as may be published; nan where none was.
 
         Args:
             deviation: The noise of one value, in clip norms: the grid is as wide as the error.

@@ -1,4 +1,4 @@
-"""What a monitor tells the outside: alarms, the course of a run, and the file others follow.
+"""What a monitor publishes: alarms, the course of a run, and the file that others follow.
 
 The file, ``watch.json``, holds aggregates only: nothing of a single canary, and no seed.
 """
@@ -84,7 +84,7 @@ class Alarm:
     summary: str = ""
 
     def rounded(self) -> Alarm:
-        """The same, as those outside are told."""
+        """The same, rounded for publication."""
         epsilon = None if self.epsilon is None else digits(self.epsilon)
         return replace(self, evidence=round(self.evidence, 2), epsilon=epsilon)
 
@@ -115,7 +115,7 @@ class Projection:
     high: float
 
     def rounded(self) -> Projection:
-        """The same, as those outside are told."""
+        """The same, rounded for publication."""
         low, high = widened((self.low, self.high))
         return replace(self, epsilon=digits(self.epsilon), low=low, high=high)
 
@@ -144,7 +144,7 @@ class Feed:
     """What ``watch.json`` says.
 
     Attributes:
-        claim: What the run claims; None where it was not told.
+        claim: What the run claims; None where no claim was given.
         error: How often a correct run may alarm, ever.
         confidence: Confidence of the bound, at all steps at once.
         steps: Steps watched so far.
@@ -165,7 +165,7 @@ class Feed:
         course: How the run went.
         version: The askgauss that wrote it.
         delta: Where epsilons are stated.
-        private: Whether so few canaries stand behind its numbers that they tell of single ones.
+        private: Whether its numbers are of so few canaries that they reveal individuals.
     """
 
     claim: PrivacyClaim | None

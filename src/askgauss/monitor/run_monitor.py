@@ -51,7 +51,7 @@ _NOTHING = math.log(2.0)
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 # What watching takes of a run at most, where it can wait.
 _LOOKING = 0.01
-# Different declared noise multipliers that are told apart.
+# Different declared noise multipliers that are counted apart.
 _DECLARED = 64
 # What an accountant may be off the epsilon that a claim has by another.
 _ROUNDING = 0.005
@@ -74,30 +74,29 @@ class _Memory:
     undeclared: int
     course: HistoryState
     alarm: Alarm | None
-    evidence_told: dict[str, float] = field(default_factory=dict)
+    public_evidence: dict[str, float] = field(default_factory=dict)
     planned: int | None = None
 
 
 class Monitor:
-    """Watches the steps of one run and alarms as soon as its claim cannot be right.
+    """Tests the steps of one run as it trains, and alarms when its claim cannot be right.
 
     Give it to a `Recorder`, or to an integration that has one. After every step it weighs the
     evidence that there is less noise than declared, that a record adds more than the clip norm,
-    that records are sampled more often than claimed (where the training's own sampler plants), and
-    that noise is used again. Each is an e-process, and so is their mean: a correct run alarms with
-    probability ``error`` at most, in all its steps together.
+    that records are sampled more often than claimed (where the training's own sampler includes the
+    canaries), and that noise is reused. Each is an e-process, and so is their mean: a correct run
+    alarms with probability ``error`` at most, in all its steps together.
 
-    It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end, such that all
-    these bounds hold together, and alarms where one is above the claimed epsilon. Of ``error``, a
-    tenth is for these looks and the rest for the e-process. How batches are drawn, by the
-    recorder's word, is in these bounds; outside Poisson sampling how often records are drawn is not
-    watched.
+    It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end. These bounds are
+    valid together, and one above the claimed epsilon is an alarm. Of ``error``, a tenth is for
+    these looks and the rest for the e-process. The bounds assume the sampling scheme that was
+    declared to the recorder; outside Poisson sampling the sampling rate is not tested.
 
     Args:
         claim: What the run claims. ``steps`` is the planned end. Where it has no
-            ``noise_multiplier``, what the recorder is told of a step holds, which may follow a
-            schedule, or else what the claim needs. Without a claim, a run is held to what its
-            recorder is told, and nothing is said about its end.
+            ``noise_multiplier``, the one declared for a step counts, which may follow a schedule,
+            or else the one that the claim needs. Without a claim, steps are compared with what is
+            declared for them, and nothing is projected to the end.
         error: How often a correct run may alarm.
         on_alarm: ``"raise"`` stops the run with a `PrivacyAlarm`; ``"warn"`` warns; a function is
             called with the `Alarm`. Each once: in the step that it is about or, after the first 32
@@ -177,10 +176,10 @@ class Monitor:
         self._undeclared = 0
         self._course = History()
         # As it was when a point of the course ended: what those outside see of it.
-        self._evidence_told: dict[str, float] = {}
+        self._public_evidence: dict[str, float] = {}
         self._began = self._written = time.monotonic()
         self._began_after = 0
-        self._told = False
+        self._handled = False
         self._pending: list[ObservedStep] = []
         self._compared = False
         self._passed_over = False
@@ -189,16 +188,16 @@ class Monitor:
         # Seconds that composing took for those outside.
         self._looking = 0.0
 
-    # ------------------------------------------------------------------------- what it says
+    # ------------------------------------------------------------------------- reporting
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What the run claims, if it was told."""
+        """What the run claims, if a claim was given."""
         return self._claim
 
     @property
     def planned(self) -> int | None:
-        """Steps that the run is to take, if anybody said."""
+        """Steps that the run is to take, where known."""
         return self._planned
 
     def plan(self, steps: int | None) -> None:
@@ -262,7 +261,7 @@ class Monitor:
 
     def _course_of(self, *, composed: bool) -> Course:
         looks = self._looks
-        bounds = [] if looks is None else looks.bounds(told=True, composed=composed)
+        bounds = [] if looks is None else looks.bounds(public=True, composed=composed)
         return self._course.course(bounds, self._expected_values())
 
     def _expected_values(self) -> float:
@@ -285,8 +284,8 @@ class Monitor:
     def _feed(self, status: Literal["running", "finished", "failed"]) -> Feed:
         """The same, with the bounds that have been composed."""
         looks = self._looks
-        best = None if looks is None else looks.best(told=True, composed=True)
-        ends = None if looks is None else looks.projection(told=True, composed=True)
+        best = None if looks is None else looks.best(public=True, composed=True)
+        ends = None if looks is None else looks.projection(public=True, composed=True)
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -301,7 +300,7 @@ class Monitor:
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,
             sampling=None if self._poisson else self._scheme,
-            evidence={name: round(value, 2) for name, value in self._evidence_told.items()},
+            evidence={name: round(value, 2) for name, value in self._public_evidence.items()},
             untested=self.untested,
             bound=None if best is None else (down(best[0]), best[1]),
             projection=None if ends is None else ends.rounded(),
@@ -327,15 +326,15 @@ class Monitor:
         state = "no alarm" if self.alarm is None else f"alarm at step {self.alarm.step}"
         return f"Monitor(steps={self.steps}, {state})"
 
-    # ------------------------------------------------------------------------- what it is told
+    # ------------------------------------------------------------------------- observing steps
 
     def attach(
         self, canaries: Canaries, kept: NDArray[np.int64], *, sampling: Scheme | None
     ) -> None:
-        """A recorder says whom it watches.
+        """Attach to a recorder, which calls this.
 
         Args:
-            canaries: Who is planted where.
+            canaries: The canaries of its run.
             kept: Indices of the canaries whose values are seen one by one.
             sampling: How batches are drawn; None where only the claim may say so.
 
@@ -379,11 +378,11 @@ class Monitor:
             epsilon=claim.epsilon, delta=claim.delta, steps=claim.steps
         )
 
-    def _declared_noise(self, told: float | None) -> float | None:
+    def _declared_noise(self, stated: float | None) -> float | None:
         """The noise multiplier a step must have at least, above 0; None where none is known."""
         claimed = self._claimed_noise
         if claimed is None:
-            claimed = self._needed if told is None else told
+            claimed = self._needed if stated is None else stated
         return claimed or None
 
     def _begin(
@@ -425,8 +424,8 @@ class Monitor:
             self._begun = (step.known, step.own_coin, noise is not None)
             self._bets, self._looks = self._begin(*self._begun)
             if not self._bets.parts:
-                told = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
-                self._warn(f"The monitor can watch nothing of this run ({told}).")
+                why = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
+                self._warn(f"The monitor can watch nothing of this run ({why}).")
         if self._passed_over:
             self._passed_over = False
             self._settle()
@@ -440,7 +439,7 @@ class Monitor:
             or self._at_a_glance_wrong(step, noise)
         ):
             self._settle()
-        if self._told_outside and time.monotonic() - self._written >= self._seconds:
+        if self._published and time.monotonic() - self._written >= self._seconds:
             self._write("running")
         self._raise_once()
         self._advance()
@@ -449,7 +448,7 @@ class Monitor:
         """Compose one more bound for those outside, if that has not taken its share of the run."""
         began = time.monotonic()
         busy = self._looking > _LOOKING * (began - self._began)
-        if self._looks is not None and self._told_outside and not busy:
+        if self._looks is not None and self._published and not busy:
             self._looks.advance()
             self._looking += time.monotonic() - began
 
@@ -500,11 +499,11 @@ class Monitor:
             self._judge_looks(quickly=True)
 
     def pass_over(self) -> None:
-        """Do not weigh the coming step: what is observed of it was chosen by what it released."""
+        """Leave out the next step: what is observed of it was selected by what it released."""
         self._passed_over = True
 
     def check_weights(self, difference: float, allowed: float) -> None:
-        """Told by whoever compares the weights with what the audited release makes of them.
+        """Compare the weights with what the audited release makes of them; integrations call this.
 
         Args:
             difference: The largest difference found.
@@ -522,11 +521,11 @@ class Monitor:
             )
 
     def breach(self, cause: str, summary: str) -> None:
-        """Alarm at once: told by whoever saw, exactly and not by chance, that the claim is broken.
+        """Alarm at once: an exact check found that the claim is violated.
 
         Args:
-            cause: What is broken, in a word or two.
-            summary: What was seen, in a sentence.
+            cause: What violates it, in a word or two.
+            summary: What was found, in a sentence.
 
         Raises:
             PrivacyAlarm: The alarm is to be raised. Only the first one of a run is.
@@ -536,10 +535,10 @@ class Monitor:
         self._raise_once()
 
     def close(self, *, failed: bool = False) -> None:
-        """The run ended, or stops here; say so to those who follow it."""
+        """The run ended, or stops here: publish its last state."""
         self._settle()
         self._judge_looks()
-        if self._told_outside:
+        if self._published:
             self._write("failed" if failed else "finished")
 
     def _judge(self, bets: EProcesses, evidence: float, noise: float | None, count: float) -> None:
@@ -552,7 +551,7 @@ class Monitor:
             at_once=evidence >= self._threshold and self._alarm is None,
         )
         if ended:
-            self._evidence_told = self._evidence_of(bets)
+            self._public_evidence = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
             alarm_cause.find_onset(cause, bets, self._tally, self._rate)
@@ -630,12 +629,12 @@ class Monitor:
             self._alarm = Alarm(self._steps, cause, evidence / _LOG_TEN, implied, summary)
 
     def _raise_once(self) -> None:
-        """Tell of a new alarm, after everything about the step has been kept."""
+        """Act on a new alarm, after everything about the step has been recorded."""
         alarm = self._alarm
-        if alarm is None or self._told:
+        if alarm is None or self._handled:
             return
-        self._told = True
-        if self._told_outside:
+        self._handled = True
+        if self._published:
             self._write("running" if self._on_alarm != "raise" else "failed")
         if self._on_alarm == "raise":
             raise PrivacyAlarm(str(alarm), alarm)
@@ -666,14 +665,14 @@ class Monitor:
     # ------------------------------------------------------------------------- keeping
 
     @property
-    def _told_outside(self) -> bool:
+    def _published(self) -> bool:
         return self._folder is not None or self._log is not None
 
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
-        """Tell those outside: the file that others follow, and the logger."""
+        """Publish: the file that others follow, and the logger."""
         self._written = time.monotonic()
         self._settle()
-        # A run that trains does not wait for bounds: those outside get what there is.
+        # A run that trains does not wait for bounds: what has been composed is published.
         if self._looks is not None and status != "running":
             self._looks.compose()
         feed = self._feed(status)
@@ -681,13 +680,13 @@ class Monitor:
             if self._folder is not None:
                 write_feed(self._folder, feed)
         except OSError as error:
-            # A full disk must not end a run that is otherwise sound.
+            # A full disk must not end the run.
             self._warn(f"watch.json could not be written: {error}.")
         if self._log is not None:
             self._log(feed.numbers(), step=feed.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart, as plain values."""
+        """Everything needed to resume after a restart, as plain values."""
         self._settle()
         looks = self._looks
         memory = _Memory(
@@ -703,14 +702,14 @@ class Monitor:
             undeclared=self._undeclared,
             course=self._course.state(),
             alarm=self._alarm,
-            evidence_told=self._evidence_told,
+            public_evidence=self._public_evidence,
             planned=self._planned,
         )
         plain: dict[str, Any] = codec.to_plain(memory)
         return plain
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the evidence stays what it was.
+        """Resume where `state_dict` was taken; the evidence stays what it was.
 
         Raises:
             FileFormatError: The state is not one of a monitor, or of other canaries.
@@ -743,8 +742,8 @@ class Monitor:
         self._tally, self._steps = tally, memory.steps
         self._declared, self._undeclared = dict(memory.declared), memory.undeclared
         self._course, self._alarm = course, memory.alarm
-        self._evidence_told = dict(memory.evidence_told)
-        self._told, self._pending = memory.alarm is not None, []
+        self._public_evidence = dict(memory.public_evidence)
+        self._handled, self._pending = memory.alarm is not None, []
         # Those before the checkpoint were compared, quickly.
         self._looked, self._judged = 0 if looks is None else len(looks.taken), 0
         self._began, self._began_after = time.monotonic(), memory.steps

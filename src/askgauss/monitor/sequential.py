@@ -156,28 +156,28 @@ class Looks:
     def compose(self) -> None:
         """Compose the bounds of all looks so far."""
         self.bounds()
-        for told in (False, True):
-            self.projection(told=told)
+        for public in (False, True):
+            self.projection(public=public)
 
     def advance(self) -> None:
         """Compose one number, quickly, that others may see and that has not been composed."""
-        told = [] if self.slow else self._told()
-        wanted = (self._bound_at(look) for look in reversed(told))
-        ends = (end for look in told[-1:] for end in self._projected(look))
+        public = [] if self.slow else self._public()
+        wanted = (self._bound_at(look) for look in reversed(public))
+        ends = (end for look in public[-1:] for end in self._projected(look))
         for composition in itertools.chain(wanted, ends):
             if self._known(composition) is None:
                 self._coarse[composition] = self._quickly(composition)
                 return
 
-    def bounds(self, *, told: bool = False, composed: bool = False) -> list[tuple[int, float]]:
+    def bounds(self, *, public: bool = False, composed: bool = False) -> list[tuple[int, float]]:
         """Step and bound of every look; each is about the steps up to it.
 
         Args:
-            told: Only of those that others than the run's owner may see.
+            public: Only of those that others than the run's owner may see.
             composed: Only of those that were composed before.
         """
         found = []
-        for look in self._told() if told else self.taken:
+        for look in self._public() if public else self.taken:
             if composed and (look, self.error_at(look.step)) not in self._limits:
                 continue
             composition = self._bound_at(look)
@@ -186,27 +186,27 @@ class Looks:
                 found.append((look.step, bound))
         return found
 
-    def best(self, *, told: bool = False, composed: bool = False) -> tuple[float, int] | None:
+    def best(self, *, public: bool = False, composed: bool = False) -> tuple[float, int] | None:
         """The largest bound so far and its step: more steps never leak less."""
-        bounds = self.bounds(told=told, composed=composed)
+        bounds = self.bounds(public=public, composed=composed)
         return max(((bound, step) for step, bound in bounds), default=None)
 
-    def _told(self) -> list[Sums]:
+    def _public(self) -> list[Sums]:
         """Looks whose bounds those outside may see: no two of them differ by a handful."""
-        told: list[Sums] = []
+        public: list[Sums] = []
         for look in self.taken:
             rest = 0 if self._planned is None else self._planned - look.step
             to_come = rest * look.planted / look.step
             if look.planted >= FEWEST_TOLD and not (rest > 0 and to_come < FEWEST_TOLD):
-                told.append(look)
-        return told
+                public.append(look)
+        return public
 
     def _bound_at(self, look: Sums) -> Composition:
         return (*self._ends(look, self.error_at(look.step))[0], look.step)
 
-    def projection(self, *, told: bool = False, composed: bool = False) -> Projection | None:
+    def projection(self, *, public: bool = False, composed: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
-        looks = self._told() if told else self.taken
+        looks = self._public() if public else self.taken
         if composed:
             looks = [look for look in looks if look in self._ends_of]
         for look in reversed(looks):

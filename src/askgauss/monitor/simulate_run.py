@@ -98,7 +98,7 @@ class RunFault:
 
 
 class _WithoutImplied(Monitor):
-    """A monitor that is not asked what its run would leak, which takes longer than the run."""
+    """A monitor that does not compute the implied epsilon, which takes longer than the run."""
 
     def _implied(self, cause: str) -> float | None:
         return None
@@ -118,7 +118,7 @@ def simulate_monitored(
     to_the_end: bool = False,
     kind: type[Monitor] = Monitor,
 ) -> Monitor:
-    """A monitor after a run on paper, with a known background.
+    """A monitor after a simulated run, with a known background.
 
     Args:
         generator: Where chance comes from.
@@ -141,8 +141,8 @@ def simulate_monitored(
         )
     canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
     kept = np.arange(min(_KEPT, canaries.size))
-    told: list[Alarm] = []
-    monitor = kind(claim=claim, error=error, on_alarm=told.append)
+    alarms: list[Alarm] = []
+    monitor = kind(claim=claim, error=error, on_alarm=alarms.append)
     monitor.attach(canaries, kept, sampling=Poisson(rate=rate))
     quiet = np.flatnonzero(~canaries.member[kept])
     rows: list[NDArray[np.float64]] = []
@@ -173,7 +173,7 @@ def simulate_monitored(
                 own_coin=own_coin,
             )
         )
-        if told and not to_the_end:
+        if alarms and not to_the_end:
             break
     return monitor
 
@@ -194,11 +194,11 @@ def runs_on_paper(steps: int) -> int:
 def most_noticed(
     fault: RunFault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
 ) -> float:
-    """How likely at most any monitor notices a fault, from what tells its runs from sound ones.
+    """An upper bound on the power of any monitor against a fault.
 
-    A sound run alarms with probability ``error`` at most, a faulty one more often by no more than
-    the distance of the two laws, which by Pinsker's inequality is at most the root of half their
-    divergence. Faults too slight to be noticed thus need no rehearsal.
+    A correct run alarms with probability ``error`` at most, a faulty one more often by no more than
+    the total variation of the two distributions, which by Pinsker's inequality is at most the root
+    of half their divergence. Faults too slight to be detected thus need no simulation.
     """
     _check_size(present, absent, steps)
     rate, noise = claim.sampling_rate, claim.noise_multiplier
@@ -225,7 +225,7 @@ def steps_to_alarm(
     runs: int = 100,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """The step each of so many broken runs was stopped in, sorted; infinite where none was.
+    """The step each of so many faulty runs was stopped in, sorted; infinite where none was.
 
     Args:
         fault: What is wrong.
