@@ -32,7 +32,7 @@ class PlacedCanaries(Canaries):
     """What canaries at random places of a parameter vector share.
 
     Args:
-        count: Number of canaries, each present by a fair coin of its own; or give
+        count: Number of canaries, each present with probability 1/2, independently; or give
         present: how many are present, and
         absent: how many are absent.
         dimension: Length of the parameter vector; or give
