@@ -67,7 +67,7 @@ class Canaries(abc.ABC):
     count: int | None = None
     present: int | None = None
     absent: int | None = None
-    # Not in the repr: whoever reads a log would know the canaries by it.
+    # Not in the repr: a reader of a log could derive the canaries from it.
     seed: int | None = field(default=None, repr=False)
     _seed: int = field(init=False, repr=False, default=0)
 
@@ -129,7 +129,7 @@ class Canaries(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A short digest of who is planted where, to tell one run's canaries from another's."""
+        """A short digest of places and membership, to distinguish the canaries of two runs."""
 
 
 def check_numbers(count: int | None, present: int | None, absent: int | None) -> int:

@@ -128,7 +128,7 @@ class PlacedCanaries(Canaries):
         return np.asarray(np.searchsorted(edges, coordinates, side="right"), dtype=np.int64)
 
     def fingerprint(self) -> str:
-        """A short digest of who is planted where, to tell one run's canaries from another's."""
+        """A short digest of places and membership, to distinguish the canaries of two runs."""
         return self._fingerprint
 
     @functools.cached_property

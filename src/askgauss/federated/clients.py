@@ -112,7 +112,7 @@ class CanaryClients:
         background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
         seed: Root of the canaries' random choices.
         monitor: Watches every round.
-        plan: Noise that hangs together from round to round: a tree, or a strategy. In place of a
+        plan: Noise that is correlated between rounds: a tree, or a strategy. In place of a
             scheme it says how often a client takes part.
         clip_norm: The norm updates are clipped to, where there is a plan.
         peers: Whether to read what other methods read, too.
@@ -414,7 +414,7 @@ class CanaryClients:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: arrays, and plain values under ``"state"``.
+        """Everything needed to resume: arrays, and plain values under ``"state"``.
 
         Raises:
             RecordingError: A round is open: it joined canaries, and was not read.
@@ -446,7 +446,7 @@ class CanaryClients:
         return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Resume where `state_dict` was taken.
 
         Raises:
             FileFormatError: The state is not one of canary clients, or parts of it are missing.

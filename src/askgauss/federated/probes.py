@@ -165,8 +165,8 @@ class Probe:
         if mean is None:
             return "nothing released", copied
         flat = np.concatenate([np.ravel(part) for part in self.form.parts(mean, "the mean")])
-        told = None if weights is None else np.asarray(weights, dtype=np.float64)
-        return flat.astype(np.float64) * self.divisor(told, len(updates)) / self._norm, copied
+        stated = None if weights is None else np.asarray(weights, dtype=np.float64)
+        return flat.astype(np.float64) * self.divisor(stated, len(updates)) / self._norm, copied
 
     def _odd(self, value: float) -> str:
         odd = self.form.filled(value, at=0)
@@ -358,7 +358,7 @@ def _read_at(
 
 
 def _reading(added: float, error: float, noise: float, values: int) -> ProbeReading:
-    """What may be told of a reading."""
+    """A reading, rounded for publication."""
     error = two_digits_up(max(error, _SILENT))
     return ProbeReading(
         added=on_grid(added, error, 1.0),

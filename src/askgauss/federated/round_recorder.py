@@ -110,7 +110,7 @@ class StepRecording:
         return ()
 
     def carry(self, sums: tuple[Array, ...]) -> None:
-        """Go on with nothing."""
+        """Resume with nothing."""
 
     def transcript(self, rounds: RoundFacts) -> Transcript:
         """What the rounds so far released."""
@@ -195,7 +195,7 @@ class LinearRecording:
         return tuple(saved_numbers(state, name, self._size) for name in ("released", "clean"))
 
     def carry(self, sums: tuple[Array, ...]) -> None:
-        """Go on with these sums."""
+        """Resume with these sums."""
         self._released, self._clean = sums
 
     def transcript(self, rounds: RoundFacts) -> LinearTranscript:
@@ -262,7 +262,7 @@ class Participants:
     def restore(
         self, named: bool | None, rounds: tuple[tuple[str | int, tuple[int, ...]], ...]
     ) -> None:
-        """Go on with what was `saved`."""
+        """Resume with what was `saved`."""
         self._named = named
         self._rounds = {name: list(entered) for name, entered in rounds}
 

@@ -1,4 +1,4 @@
-"""Federated averaging on paper: a private server, the ways it can be broken, and its rounds."""
+"""Simulated federated averaging: a private server, its faults, and its rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
         noise_multiplier: Noise on the sum, in clip norms.
         adaptive: Whether the clip norm follows the updates.
         seed: Root of the noise.
-        plan: DP-FTRL: noise that hangs together from round to round, by a tree or a strategy, and
+        plan: DP-FTRL: noise that is correlated between rounds, by a tree or a strategy, and
             ``noise_multiplier`` is that of one node or row. Divide by as many clients in every
             round.
     """
@@ -296,7 +296,7 @@ def simulate_federated(
     seed: int = 0,
     plan: TreePlan | Strategy | None = None,
 ) -> Transcript | LinearTranscript:
-    """Run federated averaging with canary clients on paper.
+    """Simulate federated averaging with canary clients.
 
     Args:
         rounds: Number of rounds.
@@ -341,7 +341,7 @@ def simulate_federated(
     adaptive = adaptive or (fault is not None and fault.adaptive)
     eager = fault is not None and fault.eager
     if eager and plan is None:
-        # Without noise that hangs together nothing limits how often a client takes part.
+        # Without correlated noise nothing limits how often a client takes part.
         plan = TreePlan(
             steps=rounds,
             release="prefixes",

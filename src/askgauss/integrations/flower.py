@@ -207,7 +207,7 @@ class _Flower(Kept, AuditedRun[()]):
         return 0 if self._clients is None else self._clients.recorder.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the audit needs to go on, between two rounds.
+        """Everything the audit needs to resume, between two rounds.
 
         The model, and what the strategy itself carries (an adaptive clip norm), are yours to save.
         """
@@ -225,7 +225,7 @@ class _Flower(Kept, AuditedRun[()]):
         return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the model of the same round.
+        """Resume where `state_dict` was taken, with the model of the same round.
 
         Raises:
             FileFormatError: The state is not one of an audited strategy, or parts are missing.

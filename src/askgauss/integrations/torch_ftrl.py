@@ -81,7 +81,7 @@ class DPFTRL(AuditedRun[()]):
         momentum: Of the prefix sums; costs no privacy.
         expected_batch_size: Divides the sums, so that the learning rate is that of a mean.
         seed: Of the noise, and of canaries given by number, to repeat a run; drawn from the
-            operating system if not given. Whoever knows it can take the noise off.
+            operating system if not given. An adversary who knows it can subtract the noise.
         canaries: Canaries to plant, by number (each present by a fair coin) or made by you over the
             flat vector of trainable parameters; none if not given.
         release: What the audit sees: ``prefixes``, which the training uses, or ``nodes``, all that
@@ -359,7 +359,7 @@ class DPFTRL(AuditedRun[()]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, the weights too: tensors and plain values.
+        """Everything needed to resume, the weights too: tensors and plain values.
 
         It holds sums without noise, and the state of the noise to come: keep it secret.
         """
@@ -389,7 +389,7 @@ class DPFTRL(AuditedRun[()]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same model and settings.
+        """Resume where `state_dict` was taken, with the same model and settings.
 
         Raises:
             FileFormatError: The state is incomplete or of a newer schema.
@@ -548,7 +548,7 @@ class _Audit:
         return np.asarray(along, dtype=np.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: tensors and plain values."""
+        """Everything needed to resume: tensors and plain values."""
         recorder = self.recorder.state_dict()
         plain = recorder.pop("state")
         return {
@@ -561,7 +561,7 @@ class _Audit:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Resume where `state_dict` was taken."""
         if state["known"] != self._known:
             raise RecordingError("Expected a checkpoint with the same background= as this run.")
         arrays = {name: item.cpu().numpy() for name, item in state["recorder"].items()}

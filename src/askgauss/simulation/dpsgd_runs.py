@@ -128,7 +128,7 @@ def simulate_scores(
     absent: int,
     seed: int | np.random.Generator,
 ) -> CanaryScores:
-    """Only the scores of such a run, in one draw a canary: the same law, thousands of times faster.
+    """Only the scores of such a run, one draw per canary: the same distribution, far faster.
 
     Examples:
         >>> simulate_scores(steps=2500, sampling_rate=0.08, noise_multiplier=2.6,
@@ -167,7 +167,7 @@ def check_canaries(present: int, absent: int) -> None:
 
 
 def check_work(steps: int, numbers: int, name: str) -> None:
-    """Refuse runs that would take hours to go through on paper."""
+    """Refuse runs that would take hours to simulate."""
     hint = "Simulate a shorter or a smaller run; simulate_scores draws the scores alone."
     _validate.count(maximum=_MOST_STEPS, hint=hint, steps=steps)
     _validate.count(maximum=_MOST_NUMBERS, hint=hint, **{f"steps * {name}": steps * numbers})

@@ -279,7 +279,7 @@ class ExampleAudit(WrappedRun):
         step, seen = state.step, state.seen
         first = self._records - self._present.size
         times = (indices[None, :] == (first + np.arange(self._present.size))[:, None]).sum(axis=1)
-        # Directions change slowly: the steps 1, 2, 4, 8, ... are enough to tell.
+        # Directions change slowly: the steps 1, 2, 4, 8, ... are enough.
         seen = jax.lax.cond(
             (step & (step + 1)) == 0, lambda: self._compare(seen, params), lambda: seen
         )

@@ -79,7 +79,7 @@ class Readings:
         steps: Steps to read.
         width: Numbers a step.
         buffer: Rows on the device; as many as steps if not given.
-        name: What tells this audit from another.
+        name: What distinguishes this audit from another.
 
     Raises:
         InvalidArgumentError: They would take too much memory.
@@ -186,7 +186,7 @@ class Readings:
 
     @property
     def name(self) -> str:
-        """What tells this audit's readings from another's."""
+        """What distinguishes this audit's readings from another's."""
         return self._tag.tobytes().hex()
 
     @property
@@ -248,7 +248,7 @@ class Readings:
         return readings[np.arange(held, last) % len(readings)]
 
     def _check_branch(self, readings: NDArray[np.float32], last: int) -> None:
-        """Refuse a state that does not come from the drained one, while its rows still tell."""
+        """Refuse a state that does not come from the drained one, while its rows still show it."""
         first = max(0, last - len(readings))
         parts, start = [self.nothing], self.held
         for part in reversed(self._drained):
@@ -401,7 +401,7 @@ class WrappedRun(Kept, AuditedRun[Any]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what was drained before a restart, next to the state of the transformation.
+        """Resume with what was drained before a restart, next to the state of the transformation.
 
         Raises:
             FileFormatError: The state is not one of an audit, or parts of it are missing.
