@@ -237,7 +237,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         ).facts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the audit needs to resume, between two rounds; the aggregator is yours to save.
+        """What the audit needs to resume, between two rounds; the aggregator is yours to save.
 
         Raises:
             UnsupportedError: Peers are compared, or a client has a name that cannot be saved.
