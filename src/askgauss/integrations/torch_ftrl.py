@@ -43,7 +43,6 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.injection import Seam
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums
 from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.stats import gaussian
 
 try:
     import torch
@@ -71,7 +70,7 @@ class DPFTRL(AuditedRun[()]):
         learning_rate: Step size on the prefix sums.
         clip_norm: Largest norm of one example's gradient.
         noise_multiplier: Noise standard deviation of one tree node, in clip norms; see
-            `askgauss.mechanisms.tree.noise_multiplier`.
+            `askgauss.mechanisms.plans.TreePlan`.
         steps: Steps in all, the number the privacy was accounted for.
         estimator: ``honaker`` has less noise, ``plain`` draws less of it; same privacy.
         restart_every: Start a new tree after so many steps.
@@ -220,9 +219,7 @@ class DPFTRL(AuditedRun[()]):
 
     def epsilon(self, *, delta: float) -> float:
         """The epsilon of the whole run as it was planned."""
-        _validate.probability(delta=delta)
-        mu = self._plan.sensitivity() / self._noise_multiplier
-        return gaussian.gdp_epsilon(delta=delta, mu=mu)
+        return self._plan.epsilon(noise_multiplier=self._noise_multiplier, delta=delta)
 
     def zero_grad(self) -> None:
         """Forget gradients; `step` does so by itself."""

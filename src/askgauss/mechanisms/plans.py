@@ -8,13 +8,16 @@ from typing import Any, Literal
 from askgauss import _validate
 from askgauss.files import codec
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.strategy import GaussianMechanism
 
 __all__ = ["Plan", "StrategyPlan", "TreePlan", "read_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreePlan:
+class TreePlan(GaussianMechanism):
     """A tree mechanism as it was planned and accounted for.
+
+    All nodes together are one Gaussian mechanism, whose noise is that of one node in clip norms.
 
     Attributes:
         steps: Leaves in all.
@@ -24,6 +27,12 @@ class TreePlan:
         completion: Trees that are left are first filled with empty leaves.
         participations: Most leaves one record enters.
         min_separation: Least distance between two of them.
+
+    Examples:
+        >>> plan = TreePlan(steps=10_000, participations=100, min_separation=100,
+        ...                 restart_every=2_000, completion=True)
+        >>> round(plan.epsilon(noise_multiplier=46.3, delta=1e-5), 2)
+        6.43
     """
 
     steps: int
