@@ -13,7 +13,6 @@ from scipy.special import ndtri
 
 import askgauss as ag
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.sampling import EveryStep
@@ -35,7 +34,7 @@ def server_side() -> None:
     limits = {"participations": 4, "min_separation": 16}
     restarts = {"steps": rounds, "restart_every": 16, **limits}
     banded = BandedStrategy.toeplitz([1.0, 0.5, 0.35, 0.3], rounds, **limits)
-    noise = tree.noise_multiplier(epsilon=epsilon, delta=DELTA, **restarts)
+    noise = TreePlan(**restarts).noise_multiplier(epsilon=epsilon, delta=DELTA)
     plans = {
         "plain tree, restarts": (TreePlan(release="prefixes", **restarts), noise),
         "Honaker tree, restarts": (

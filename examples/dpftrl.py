@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 import askgauss as ag
 from askgauss.integrations.torch_ftrl import DPFTRL
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 
 STEPS = 64
 CLAIM = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
@@ -55,7 +56,7 @@ def train(noise_multiplier: float) -> tuple[DPFTRL, float]:
 
 def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook")
-    right = tree.noise_multiplier(epsilon=CLAIM.epsilon, delta=CLAIM.delta, steps=STEPS)
+    right = TreePlan(steps=STEPS).noise_multiplier(epsilon=CLAIM.epsilon, delta=CLAIM.delta)
     wrong = right * math.sqrt(3 / tree.levels(STEPS))
     for noise_multiplier, levels in ((right, tree.levels(STEPS)), (wrong, 3)):
         optimizer, accuracy = train(noise_multiplier)

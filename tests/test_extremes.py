@@ -17,7 +17,7 @@ import askgauss as ag
 from askgauss import accounting, power, sampling
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.federated import simulate_federated
-from askgauss.monitor.simulate_run import Fault, most_noticed, runs_on_paper, steps_to_alarm
+from askgauss.monitor.simulate_run import RunFault, most_noticed, runs_on_paper, steps_to_alarm
 from askgauss.simulation import simulate_scores
 from askgauss.stats import binomial, quantised_composition, score_law, search, subsampled_shift
 
@@ -105,10 +105,10 @@ REFUSED = {
     "outputs without end": lambda: ag.audit_mechanism(
         abs, 0.0, 1.0, delta=1e-5, max_samples=10**12
     ),
-    "a fault beyond all": lambda: Fault(noise=1e300),
-    "a period beyond memory": lambda: Fault.parse("period=1e300"),
+    "a fault beyond all": lambda: RunFault(noise=1e300),
+    "a period beyond memory": lambda: RunFault.parse("period=1e300"),
     "a rehearsal without end": lambda: steps_to_alarm(
-        Fault(),
+        RunFault(),
         claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.1),
         present=10,
         absent=10,
@@ -298,14 +298,19 @@ def test_weights_of_a_rate_that_underflows():
 def test_faults_too_slight_and_plain():
     claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.1)
     size = {"claim": claim, "present": 100, "absent": 100, "steps": 100, "error": 0.001}
-    assert most_noticed(Fault(), **size) == 0.001
-    assert most_noticed(Fault(noise=0.9999999999), **size) < 0.002
-    assert most_noticed(Fault(contribution=1.0 + 1e-9), **size) < 0.002
-    assert most_noticed(Fault(rate=1.0 + 1e-9), **size) < 0.002
-    for plain in (Fault(noise=0.5), Fault(contribution=3.0), Fault(rate=3.0), Fault(period=1)):
+    assert most_noticed(RunFault(), **size) == 0.001
+    assert most_noticed(RunFault(noise=0.9999999999), **size) < 0.002
+    assert most_noticed(RunFault(contribution=1.0 + 1e-9), **size) < 0.002
+    assert most_noticed(RunFault(rate=1.0 + 1e-9), **size) < 0.002
+    for plain in (
+        RunFault(noise=0.5),
+        RunFault(contribution=3.0),
+        RunFault(rate=3.0),
+        RunFault(period=1),
+    ):
         assert most_noticed(plain, **size) == 1.0
     # A fault of which at most this share is noticed is noticed in no more.
-    slight = Fault(noise=0.998)
+    slight = RunFault(noise=0.998)
     found = steps_to_alarm(
         slight, claim=claim, present=20, absent=20, steps=50, runs=40, error=0.001
     )
@@ -315,7 +320,7 @@ def test_faults_too_slight_and_plain():
 
 def test_the_divergence_of_a_fault_is_that_of_its_densities():
     """Noise and contribution together, by quadrature: two of four canaries planted."""
-    noise, fault = 2.0, Fault(noise=1.5, contribution=1.2)
+    noise, fault = 2.0, RunFault(noise=1.5, contribution=1.2)
 
     def apart(moved, mean):
         """Of one value with this fault from one without."""

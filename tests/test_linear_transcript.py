@@ -695,7 +695,7 @@ def test_measured_noise_counts_absent_canaries():
 def test_scores_say_how_much_of_the_tree_they_carry():
     """A record moves the nodes of 16 leaves by sqrt(5); prefixes show less, with less power."""
     claim = ag.PrivacyClaim(epsilon=4.0, delta=1e-5)
-    noise = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=16)
+    noise = TreePlan(steps=16).noise_multiplier(epsilon=4.0, delta=1e-5)
     found = {}
     for release in ("nodes", "prefixes"):
         run = ag.simulate_dpftrl(

@@ -20,7 +20,7 @@ from askgauss.checks.registry import made
 from askgauss.checks.sampler import SAMPLER_CHECKS
 from askgauss.checks.step_invariants import record_contributions
 from askgauss.federated import AuditedAggregator
-from askgauss.monitor.history import CourseKeeper
+from askgauss.monitor.history import History
 from askgauss.recording.facts import ProbeFacts, ProbeReading, RoundFacts, StepFacts
 from askgauss.replay import join
 from askgauss.results import Status, Verdict
@@ -329,7 +329,7 @@ def test_a_feed_has_no_more_than_three_digits_of_any_epsilon():
 
 def test_the_grid_of_the_noise_does_not_tell_how_many_were_planted():
     def grid(planted):
-        keeper = CourseKeeper()
+        keeper = History()
         freedom = square = 0.0
         for step in range(1, 9):
             freedom += 1000 - planted

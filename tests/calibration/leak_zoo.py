@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.mechanisms import tree
 from askgauss.mechanisms.decorrelate.tree_pieces import NodeSums, released_nodes
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.scores import CanaryScores
@@ -336,8 +335,8 @@ class TreeRun:
 
 @functools.cache
 def _node_noise(epsilon: float, delta: float, steps: int, restart_every: int | None) -> float:
-    return tree.noise_multiplier(
-        epsilon=epsilon, delta=delta, steps=steps, restart_every=restart_every
+    return TreePlan(steps=steps, restart_every=restart_every).noise_multiplier(
+        epsilon=epsilon, delta=delta
     )
 
 

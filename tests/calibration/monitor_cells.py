@@ -19,12 +19,12 @@ from askgauss.monitor.eprocess import (
     CORRELATION,
     ODDS,
     PARTS,
-    Bets,
-    Layout,
+    EProcesses,
     ObservedStep,
+    WatchedCanaries,
 )
 from askgauss.monitor.eprocess import NOISE as NOISE_BETS
-from askgauss.monitor.simulate_run import Fault, _Rehearsed
+from askgauss.monitor.simulate_run import RunFault, _WithoutImplied
 from askgauss.stats import e_process
 from tests.monitor.runs import NOISE, RATE, watched
 
@@ -80,18 +80,18 @@ CLEAN |= SCHEMES
 # Runs that are judged side by side.
 _BATCH = 250
 FAULTS = {
-    "noise x0.9": ({"fault": Fault(noise=0.9)}, 1),
-    "noise x0.95": ({"fault": Fault(noise=0.95)}, None),
-    "noise x0.99": ({"fault": Fault(noise=0.99)}, 40),
-    "contribution 1.5": ({"fault": Fault(contribution=1.5)}, 40),
-    "rate x1.5": ({"fault": Fault(rate=1.5)}, 10),
-    "rate x1.1": ({"fault": Fault(rate=1.1)}, None),
-    "the same noise in every step": ({"fault": Fault(period=1)}, None),
-    "noise comes back after 50 steps": ({"fault": Fault(period=50)}, None),
-    "noise x0.9 from step 300 on": ({"fault": Fault(noise=0.9, start=300)}, None),
-    "noise x0.99 from step 300 on": ({"fault": Fault(noise=0.99, start=300)}, None),
+    "noise x0.9": ({"fault": RunFault(noise=0.9)}, 1),
+    "noise x0.95": ({"fault": RunFault(noise=0.95)}, None),
+    "noise x0.99": ({"fault": RunFault(noise=0.99)}, 40),
+    "contribution 1.5": ({"fault": RunFault(contribution=1.5)}, 40),
+    "rate x1.5": ({"fault": RunFault(rate=1.5)}, 10),
+    "rate x1.1": ({"fault": RunFault(rate=1.1)}, None),
+    "the same noise in every step": ({"fault": RunFault(period=1)}, None),
+    "noise comes back after 50 steps": ({"fault": RunFault(period=50)}, None),
+    "noise x0.9 from step 300 on": ({"fault": RunFault(noise=0.9, start=300)}, None),
+    "noise x0.99 from step 300 on": ({"fault": RunFault(noise=0.99, start=300)}, None),
     "200 canaries, 100 present: noise x0.9": (
-        {"fault": Fault(noise=0.9), "present": 100, "absent": 100},
+        {"fault": RunFault(noise=0.9), "present": 100, "absent": 100},
         10,
     ),
 }
@@ -119,10 +119,10 @@ def largest_evidence(
     """
     canaries = ag.DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
     size = canaries.size
-    layout = Layout(canaries, np.arange(min(256, size)))
+    layout = WatchedCanaries(canaries, np.arange(min(256, size)))
     quiet = layout.quiet.size
     parts = tuple(name for name in PARTS if drawn is None or name != "sampling rate")
-    log_weight = Bets(layout, parts, RATE)._log_weight[:, np.newaxis]
+    log_weight = EProcesses(layout, parts, RATE)._log_weight[:, np.newaxis]
     wealth = np.full((log_weight.size, runs), -np.inf)
     peak = np.full(runs, -np.inf)
     earlier: dict[int, NDArray[np.float64]] = {}
@@ -186,7 +186,7 @@ def alarm_steps(name: str, runs: int, steps: int = 600, seed: int = 1) -> list[f
     found = []
     for run in range(runs):
         generator = np.random.default_rng([seed, run, *name.encode()])
-        monitor = watched(generator, steps=steps, kind=_Rehearsed, **FAULTS[name][0])
+        monitor = watched(generator, steps=steps, kind=_WithoutImplied, **FAULTS[name][0])
         found.append(math.inf if monitor.alarm is None else monitor.steps)
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from askgauss.auditors import GaussianShift
-from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.scores import CanaryScores
 from askgauss.simulation import simulate_dpftrl
 from askgauss.stats import gaussian
@@ -67,7 +67,7 @@ CELLS = [
 def audits(cell: Cell, seed: int) -> tuple[list[CanaryScores], float]:
     """Scores of many audits, and the epsilon of the record the release protects least."""
     accounted = {key: value for key, value in cell.options.items() if key in ACCOUNTED}
-    sigma = tree.noise_multiplier(epsilon=cell.epsilon, delta=DELTA, **accounted)
+    sigma = TreePlan(**accounted).noise_multiplier(epsilon=cell.epsilon, delta=DELTA)
     run = simulate_dpftrl(
         noise_multiplier=sigma,
         present=AUDITS * cell.present,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_recorder import LinearRecorder, released_nodes
 from askgauss.results import Status
@@ -36,7 +35,7 @@ def failed(result):
 
 
 def test_noise_reused_after_a_restart_is_named():
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=48, restart_every=16)
+    sigma = TreePlan(steps=48, restart_every=16).noise_multiplier(epsilon=4.0, delta=1e-5)
     plan = TreePlan(steps=48, restart_every=16)
     broken = ag.audit(run(plan, lambda draw, _, *node: draw(0, *node), sigma), claim=CLAIM)
     assert "noise after restarts" in failed(broken)
@@ -57,13 +56,13 @@ def test_noise_reused_after_a_restart_is_named():
 def test_prefixes_show_too_little_noise(options):
     plan = TreePlan(steps=48, release="prefixes", **options)
     accounted = {name: options[name] for name in options if name != "estimator"}
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=48, **accounted)
+    sigma = TreePlan(steps=48, **accounted).noise_multiplier(epsilon=4.0, delta=1e-5)
     broken = run(plan, lambda draw, *node: draw(*node), 0.8 * sigma, claimed=sigma)
     assert "noise scale" in failed(ag.audit(broken, claim=CLAIM))
 
 
 def test_steps_are_compared_with_what_was_accounted_for():
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=32)
+    sigma = TreePlan(steps=32).noise_multiplier(epsilon=4.0, delta=1e-5)
     transcript = simulate_dpftrl(steps=128, noise_multiplier=sigma, present=100, absent=100, seed=0)
 
     def step_count(data, **claimed):
@@ -74,7 +73,7 @@ def test_steps_are_compared_with_what_was_accounted_for():
     assert step_count(transcript, steps=128).status is Status.PASS
     more = step_count(transcript, steps=32)
     assert (more.status, more.measured, more.claimed) == (Status.FAIL, 128.0, 32.0)
-    implied = tree.epsilon(noise_multiplier=sigma, delta=1e-5, steps=128)
+    implied = TreePlan(steps=128).epsilon(noise_multiplier=sigma, delta=1e-5)
     assert f"implies epsilon {implied:.3g} where 4 is claimed" in more.summary
     # With twice the noise the claim holds all the same.
     assert step_count(transcript, steps=32, noise_multiplier=2 * sigma).status is Status.WARN
@@ -98,7 +97,7 @@ def test_a_run_that_stopped_early_says_so():
 
 
 def test_noise_for_left_children_only_is_named():
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=128)
+    sigma = TreePlan(steps=128).noise_multiplier(epsilon=4.0, delta=1e-5)
 
     def left_only(draw, number, level, index):
         drawn = draw(number, level, index)
@@ -110,7 +109,7 @@ def test_noise_for_left_children_only_is_named():
 
 
 def test_too_few_levels_are_named():
-    claimed = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=128)
+    claimed = TreePlan(steps=128).noise_multiplier(epsilon=4.0, delta=1e-5)
     broken = ag.audit(
         run(
             TreePlan(steps=128),

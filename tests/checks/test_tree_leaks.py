@@ -29,7 +29,7 @@ def audited(change, *, seed=0, steps=STEPS, claim=CLAIM, **options):
     canaries = ag.DiracCanaries(present=400, absent=400, dimension=COORDINATES, seed=seed)
     good = node_noise(seed, canaries.size)
     accounted = {name: options[name] for name in ("restart_every",) if name in options}
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=steps, **accounted)
+    sigma = TreePlan(steps=steps, **accounted).noise_multiplier(epsilon=4.0, delta=1e-5)
     plan = TreePlan(steps=steps, **options)
     transcript = run_tree(plan, canaries, lambda *node: change(good, *node), noise_multiplier=sigma)
     return ag.audit(transcript, claim=claim)
@@ -175,7 +175,7 @@ def test_a_node_implies_what_its_records_leak():
     """By hand: seven nodes as they should be, and one with a hundredth of the noise."""
     result = audited(scaled(0.01, lambda *n: n == (0, 0, 77)))
     found = next(item for item in result.findings if item.check == "noise by node")
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=STEPS)
+    sigma = TreePlan(steps=STEPS).noise_multiplier(epsilon=4.0, delta=1e-5)
     true = ag.gaussian.gdp_epsilon(1e-5, math.sqrt(7.0 + 1e4) / sigma)
     assert found.interval[0] < 0.01 * sigma < found.interval[1]
     said = float(found.summary.split("implies epsilon ")[1].split(" ")[0])
@@ -186,7 +186,7 @@ def test_a_node_implies_what_its_records_leak():
 def test_records_that_count_twice_are_seen():
     canaries = ag.DiracCanaries(present=200, absent=200, dimension=400, seed=0)
     plan = TreePlan(steps=16, release="prefixes", estimator="honaker")
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=1e-5, steps=16)
+    sigma = TreePlan(steps=16).noise_multiplier(epsilon=4.0, delta=1e-5)
     recorder = LinearRecorder(canaries, plan, noise_multiplier=sigma)
     noise = tree.TreeNoise(
         tree.numpy_draw(np.random.default_rng(1), 400), steps=16, estimator="honaker"

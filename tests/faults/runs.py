@@ -9,7 +9,7 @@ from askgauss import accounting
 from askgauss.auditing import audit
 from askgauss.checks.causes import leading, ordered
 from askgauss.claims import PrivacyClaim
-from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.results import AuditResult, Status
@@ -94,8 +94,8 @@ def names(result: AuditResult, fault: Fault | TreeFault) -> bool:
 
 def simulated_tree(fault: TreeFault | None, seed: int) -> LinearTranscript:
     restart = TREE_RESTART if fault is not None and fault.restarts else None
-    noise = tree.noise_multiplier(
-        epsilon=TREE_EPSILON, delta=DELTA, steps=TREE_STEPS, restart_every=restart
+    noise = TreePlan(steps=TREE_STEPS, restart_every=restart).noise_multiplier(
+        epsilon=TREE_EPSILON, delta=DELTA
     )
     return simulate_dpftrl(
         steps=TREE_STEPS,

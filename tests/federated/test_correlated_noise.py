@@ -8,7 +8,6 @@ import pytest
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.decorrelate.strategy_rows import moved_by
 from askgauss.mechanisms.matrix import MatrixMechanism
@@ -21,8 +20,8 @@ LIMITS = {"participations": 4, "min_separation": 16}
 TREE = TreePlan(steps=ROUNDS, release="prefixes", restart_every=16, **LIMITS)
 BANDED = BandedStrategy.toeplitz([1.0, 0.5, 0.35, 0.3], ROUNDS, **LIMITS)
 NOISE = {
-    "tree": tree.noise_multiplier(
-        epsilon=EPSILON, delta=DELTA, steps=ROUNDS, restart_every=16, **LIMITS
+    "tree": TreePlan(steps=ROUNDS, restart_every=16, **LIMITS).noise_multiplier(
+        epsilon=EPSILON, delta=DELTA
     ),
     "banded": BANDED.noise_multiplier(epsilon=EPSILON, delta=DELTA),
 }

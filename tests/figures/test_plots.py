@@ -14,7 +14,7 @@ from askgauss.figures.course_figures import with_course
 from askgauss.figures.leak_figures import EpsilonAxis
 from askgauss.figures.noise_figures import NoiseByStep, NoiseByTensor
 from askgauss.figures.style import ACCENTS, AuditFigure
-from askgauss.monitor.simulate_run import Fault
+from askgauss.monitor.simulate_run import RunFault
 from tests.figures.kinds import KINDS
 from tests.monitor.runs import watched as rehearsed
 from tests.report import samples
@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 @pytest.fixture(scope="module")
 def watched():
     """A run with everything there is to draw."""
-    monitor = rehearsed(np.random.default_rng(0), steps=40, fault=Fault(noise=0.9, start=20))
+    monitor = rehearsed(np.random.default_rng(0), steps=40, fault=RunFault(noise=0.9, start=20))
     return with_course(samples.violation(), monitor.feed("failed"))
 
 

@@ -93,6 +93,7 @@ def _watch(shop: Workshop) -> bytes:
             projection=feed.Projection(step=2, steps=10, epsilon=1.0, low=0.5, high=2.0),
             alarm=feed.Alarm(step=2, cause="noise", evidence=3.0, epsilon=2.0, summary="little"),
             course=course,
+            delta=CLAIM.delta,
         ),
     )
     return (shop.folder / "watch" / feed.FEED_NAME).read_bytes()

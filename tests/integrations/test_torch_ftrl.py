@@ -22,6 +22,7 @@ from askgauss.exceptions import (
 )
 from askgauss.integrations.torch_ftrl import DPFTRL
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 
 # torch says so of every model whose inputs need no gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")
@@ -122,9 +123,9 @@ def test_weights_are_those_of_a_slow_loop(estimator, momentum):
 
 
 def test_the_plan_gives_the_claim():
-    sigma = tree.noise_multiplier(
-        epsilon=3.0, delta=1e-5, steps=12, participations=3, min_separation=4, restart_every=4
-    )
+    sigma = TreePlan(
+        steps=12, participations=3, min_separation=4, restart_every=4
+    ).noise_multiplier(epsilon=3.0, delta=1e-5)
     _, optimizer = make(
         steps=12, noise_multiplier=sigma, participations=3, min_separation=4, restart_every=4
     )
@@ -289,7 +290,7 @@ def test_digits():
     model = GradSampleModule(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)))
     order = torch.randperm(len(features)).numpy()
     training, held_out = order[:1437], order[1437:]
-    sigma = tree.noise_multiplier(epsilon=8.0, delta=1e-5, steps=64)
+    sigma = TreePlan(steps=64).noise_multiplier(epsilon=8.0, delta=1e-5)
     optimizer = DPFTRL(
         model,
         learning_rate=0.2,

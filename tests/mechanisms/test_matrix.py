@@ -21,6 +21,7 @@ from askgauss.mechanisms import matrix, tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import numpy_draw
 from askgauss.scores import ScoreMetadata
 
@@ -184,7 +185,9 @@ def test_noise_multiplier_and_epsilon():
     mechanism = MatrixMechanism.tree(100)
     for epsilon in (0.5, 8.0):
         noise = mechanism.noise_multiplier(epsilon=epsilon, delta=1e-5)
-        assert noise == pytest.approx(tree.noise_multiplier(epsilon=epsilon, delta=1e-5, steps=100))
+        assert noise == pytest.approx(
+            TreePlan(steps=100).noise_multiplier(epsilon=epsilon, delta=1e-5)
+        )
         assert mechanism.epsilon(noise_multiplier=noise, delta=1e-5) == pytest.approx(epsilon)
 
 

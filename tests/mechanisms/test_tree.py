@@ -18,6 +18,7 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
 
 SIZES = [*range(1, 20), 31, 32, 33, 64]
@@ -471,10 +472,10 @@ def test_bad_arguments():
         (lambda: tree.sensitivity(4, participations=0), "participations"),
         (lambda: tree.sensitivity(4, min_separation=0), "min_separation"),
         (lambda: tree.sensitivity(True), "steps"),
-        (lambda: tree.epsilon(noise_multiplier=0.0, delta=1e-5, steps=4), "noise_multiplier"),
-        (lambda: tree.epsilon(noise_multiplier=-1.0, delta=1e-5, steps=4), "noise_multiplier"),
-        (lambda: tree.epsilon(noise_multiplier=1.0, delta=0.0, steps=4), "delta"),
-        (lambda: tree.noise_multiplier(epsilon=0.0, delta=1e-5, steps=4), "epsilon"),
+        (lambda: TreePlan(steps=4).epsilon(noise_multiplier=0.0, delta=1e-5), "noise_multiplier"),
+        (lambda: TreePlan(steps=4).epsilon(noise_multiplier=-1.0, delta=1e-5), "noise_multiplier"),
+        (lambda: TreePlan(steps=4).epsilon(noise_multiplier=1.0, delta=0.0), "delta"),
+        (lambda: TreePlan(steps=4).noise_multiplier(epsilon=0.0, delta=1e-5), "epsilon"),
     ):
         with pytest.raises(InvalidArgumentError, match=name):
             call()
@@ -609,7 +610,7 @@ def test_published_example_with_restarts():
     assert effective == pytest.approx(0.7205, abs=1e-4)
     # Renyi accounting reports 6.92; the exact conversion of the same Gaussian is lower.
     renyi = rdp_epsilon(GaussianDpEvent(effective))
-    exact = tree.epsilon(noise_multiplier=46.3, delta=1e-5, **options)
+    exact = TreePlan(**options).epsilon(noise_multiplier=46.3, delta=1e-5)
     assert renyi == pytest.approx(6.92, abs=5e-3)
     assert 0.9 * renyi < exact < renyi
 
@@ -619,7 +620,7 @@ def test_published_example_with_restarts():
 def test_epsilon_against_dp_accounting(steps, noise):
     from dp_accounting import SingleEpochTreeAggregationDpEvent
 
-    ours = tree.epsilon(noise_multiplier=noise, delta=1e-5, steps=steps)
+    ours = TreePlan(steps=steps).epsilon(noise_multiplier=noise, delta=1e-5)
     theirs = rdp_epsilon(SingleEpochTreeAggregationDpEvent(noise, steps))
     assert 0.85 * theirs < ours <= theirs
 
@@ -627,16 +628,11 @@ def test_epsilon_against_dp_accounting(steps, noise):
 def test_epsilon_with_restarts_against_dp_accounting():
     from dp_accounting import SelfComposedDpEvent, SingleEpochTreeAggregationDpEvent
 
-    once = tree.epsilon(noise_multiplier=5.0, delta=1e-5, steps=150, restart_every=60)
+    once = TreePlan(steps=150, restart_every=60).epsilon(noise_multiplier=5.0, delta=1e-5)
     assert once <= rdp_epsilon(SingleEpochTreeAggregationDpEvent(5.0, [60, 60, 30]))
     # Once in each of three trees of 64: separation 64 forbids twice in one tree.
-    thrice = tree.epsilon(
-        noise_multiplier=5.0,
-        delta=1e-5,
-        steps=192,
-        restart_every=64,
-        participations=3,
-        min_separation=64,
+    thrice = TreePlan(steps=192, restart_every=64, participations=3, min_separation=64).epsilon(
+        noise_multiplier=5.0, delta=1e-5
     )
     composed = SelfComposedDpEvent(SingleEpochTreeAggregationDpEvent(5.0, 64), 3)
     assert 0.85 * rdp_epsilon(composed) < thrice <= rdp_epsilon(composed)
@@ -644,6 +640,6 @@ def test_epsilon_with_restarts_against_dp_accounting():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 100.0])
 def test_noise_multiplier_and_epsilon_are_inverse(epsilon):
-    options = {"delta": 1e-6, "steps": 128, "participations": 4, "min_separation": 10}
-    noise = tree.noise_multiplier(epsilon=epsilon, **options)
-    assert tree.epsilon(noise_multiplier=noise, **options) == pytest.approx(epsilon, rel=1e-9)
+    plan = TreePlan(steps=128, participations=4, min_separation=10)
+    noise = plan.noise_multiplier(epsilon=epsilon, delta=1e-6)
+    assert plan.epsilon(noise_multiplier=noise, delta=1e-6) == pytest.approx(epsilon, rel=1e-9)

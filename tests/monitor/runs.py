@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import askgauss as ag
-from askgauss.monitor.simulate_run import rehearse
+from askgauss.monitor.simulate_run import simulate_monitored
 
 NOISE = 2.576
 RATE = 0.08
@@ -19,6 +19,6 @@ def claimed(*, noise=NOISE, planned=2500):
 def watched(generator, *, planned=2500, schedule=None, present=250, absent=4750, **options):
     """A monitor after such a run."""
     claim = claimed(noise=NOISE if schedule is None else None, planned=planned)
-    return rehearse(
+    return simulate_monitored(
         generator, claim=claim, present=present, absent=absent, schedule=schedule, **options
     )

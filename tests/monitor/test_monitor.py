@@ -21,7 +21,7 @@ from askgauss.exceptions import (
 from askgauss.files import codec
 from askgauss.monitor import Alarm, Monitor, ObservedStep, read_feed
 from askgauss.monitor.eprocess import CONTRIBUTION, CORRELATION, NOISE, ODDS
-from askgauss.monitor.simulate_run import Fault
+from askgauss.monitor.simulate_run import RunFault
 from tests.monitor.runs import watched
 
 SIGMA = 2.0
@@ -429,7 +429,7 @@ def test_more_noise_of_any_kind_is_no_alarm(noise):
 @pytest.mark.parametrize("period", [1, 2, 7, 60])
 def test_noise_that_comes_back_is_seen_whatever_its_age(period):
     monitor = watched(
-        np.random.default_rng(period), steps=3 * period + 70, fault=Fault(period=period)
+        np.random.default_rng(period), steps=3 * period + 70, fault=RunFault(period=period)
     )
     assert monitor.alarm.cause == "repeated noise"
     assert monitor.alarm.epsilon == math.inf

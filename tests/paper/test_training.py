@@ -8,7 +8,7 @@ import torch
 
 import askgauss as ag
 from askgauss.canaries import Stream
-from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import train_dpftrl, train_dpsgd
 from askgauss.paper.linear_heads import Heads, HeadsShape
 from askgauss.paper.run_folder import RunFolder
@@ -149,7 +149,7 @@ def test_heads_with_one_label_differ_in_the_canaries_alone(tmp_path, features):
 
 
 def _tree_plan(published: bool, canaries: int = 600):
-    noise = tree.noise_multiplier(epsilon=8.0, delta=1e-5, steps=16)
+    noise = TreePlan(steps=16).noise_multiplier(epsilon=8.0, delta=1e-5)
     head = train_dpftrl.TreeHead(
         name="head",
         epsilon=8.0,

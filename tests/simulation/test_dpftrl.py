@@ -245,7 +245,7 @@ def rescaled(transcript, noise_multiplier):
 
 
 def sigma_of(epsilon, steps=128):
-    return tree.noise_multiplier(epsilon=epsilon, delta=DELTA, steps=steps)
+    return TreePlan(steps=steps).noise_multiplier(epsilon=epsilon, delta=DELTA)
 
 
 def bound(data, auditor=None):
@@ -377,7 +377,7 @@ def left_children_only(noise, number, level, index):
 def test_noise_reused_after_a_restart_shows_between_the_trees(release, estimator):
     """The scores do not see it: each canary meets the noise of one tree only."""
     plan = TreePlan(steps=48, restart_every=16, release=release, estimator=estimator)
-    sigma = tree.noise_multiplier(epsilon=4.0, delta=DELTA, steps=48, restart_every=16)
+    sigma = TreePlan(steps=48, restart_every=16).noise_multiplier(epsilon=4.0, delta=DELTA)
     good = faulty(plan, unchanged, noise_multiplier=sigma)
     correlation, pairs = good.restart_correlation()
     assert abs(correlation) < 4.5 / math.sqrt(pairs)  # fails for 7 seeds in a million

@@ -24,7 +24,7 @@ from askgauss.simulation import (
     simulate_dpftrl,
     simulate_dpsgd,
 )
-from askgauss.simulation.dpsgd_parts import Gradients, Mechanism, Run, per_record
+from askgauss.simulation.dpsgd_parts import DPSGDMechanism, Gradients, SimulatedRun, per_record
 
 SMALL = Size(present=150, absent=150, steps=120)
 SETTING = {
@@ -66,13 +66,15 @@ def test_a_run_without_a_fault_is_not_flagged(canaries):
 
 
 def test_names_and_parts():
-    parts = {item.name for item in fields(Mechanism)}
+    parts = {item.name for item in fields(DPSGDMechanism)}
     assert len(FAULTS) >= 25
     for name, fault in FAULTS.items():
         assert name == fault.name == name.lower().replace(" ", "-").replace("_", "-")
         assert fault.part in parts
-        broken = fault.apply(Mechanism())
-        changed = [item for item in parts if getattr(broken, item) != getattr(Mechanism(), item)]
+        broken = fault.apply(DPSGDMechanism())
+        changed = [
+            item for item in parts if getattr(broken, item) != getattr(DPSGDMechanism(), item)
+        ]
         assert changed == [fault.part]
     assert {fault.part for fault in FAULTS.values()} == parts
     assert not {item.name for item in INVISIBLE} & set(FAULTS)
@@ -94,14 +96,16 @@ def test_spread_clipping_is_not_met_by_single_coordinates():
 def test_the_data_path_is_the_sum_of_clipped_records_and_noise():
     """Against a dense computation, one row a record."""
     canaries = ag.BlockCanaries(present=6, absent=4, tensors=(30, 30), block=4, seed=1)
-    run = Run.begin(canaries, steps=1, sampling_rate=1.0, noise_multiplier=0.0, clip_norm=2.0)
+    run = SimulatedRun.begin(
+        canaries, steps=1, sampling_rate=1.0, noise_multiplier=0.0, clip_norm=2.0
+    )
     rows = np.zeros((6, 60))
     members = np.flatnonzero(canaries.member)
     for row, index in zip(rows, members, strict=True):
         row[canaries.coordinates[index]] = canaries.signs[index] * 3.0
     dense = np.minimum(1.0, 2.0 / np.linalg.norm(rows, axis=1))[:, None] * rows
     sparse = Gradients(canaries.coordinates[members], canaries.signs[members] * 3.0)
-    released = Mechanism()._release(run, per_record(run, sparse))
+    released = DPSGDMechanism()._release(run, per_record(run, sparse))
     np.testing.assert_allclose(released, dense.sum(axis=0), rtol=1e-12)
     np.testing.assert_allclose(
         canaries.project(released), np.where(canaries.member, 2.0, 0.0), atol=1e-12

@@ -15,7 +15,7 @@ import numpy as np
 import askgauss as ag
 from askgauss.auditors import auditor_types
 from askgauss.federated import FEDERATED_FAULTS, simulate_federated
-from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.policy import gate
 from askgauss.results import AuditResult
 from askgauss.sampling import EveryStep
@@ -196,7 +196,7 @@ def _replaced() -> AuditResult:
 
 
 def _bands() -> AuditResult:
-    noise = tree.noise_multiplier(epsilon=4.0, delta=DELTA, steps=64)
+    noise = TreePlan(steps=64).noise_multiplier(epsilon=4.0, delta=DELTA)
     recorded = ag.simulate_dpftrl(
         steps=64,
         noise_multiplier=noise,
@@ -355,7 +355,7 @@ def _torch_ftrl() -> AuditResult:
         model,
         learning_rate=0.1,
         clip_norm=1.0,
-        noise_multiplier=tree.noise_multiplier(epsilon=8.0, delta=DELTA, steps=32),
+        noise_multiplier=TreePlan(steps=32).noise_multiplier(epsilon=8.0, delta=DELTA),
         steps=32,
         expected_batch_size=8.0,
         seed=unlikely(9),

@@ -34,7 +34,7 @@ __all__ = [
     "COARSE",
     "FINE",
     "SMALL",
-    "Grid",
+    "LossGrid",
     "dpsgd_epsilon_lower",
     "dpsgd_signal_to_noise",
     "quick_signal_to_noise",
@@ -49,7 +49,7 @@ Schedule = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class LossGrid:
     """The grid on which privacy losses are composed: a lower bound on any, closer on a finer one.
 
     Attributes:
@@ -64,12 +64,12 @@ class Grid:
     run_points: int = LARGEST_FFT
 
 
-FINE = Grid(resolution=100.0)
+FINE = LossGrid(resolution=100.0)
 # At most two parts in a thousand below the fine one where epsilon is above .1.
-COARSE = Grid(resolution=12.0)
+COARSE = LossGrid(resolution=12.0)
 # A few parts in a thousand below where epsilon is between .1 and 30 and the rate .001 or above; at
 # lower rates the bound may be 0.
-SMALL = Grid(resolution=12.0, step_points=100, run_points=1 << 16)
+SMALL = LossGrid(resolution=12.0, step_points=100, run_points=1 << 16)
 # Signal that is not heard beside one a thousand million times as loud.
 _INAUDIBLE = 1e-9
 # More signal than this is taken for this, which leaks no more: its square is a number.
@@ -90,7 +90,7 @@ def dpsgd_epsilon_lower(
     sampling_rate: float,
     steps: int,
     delta: float,
-    grid: Grid = FINE,
+    grid: LossGrid = FINE,
 ) -> float:
     """The epsilon that a signal-to-noise ratio amounts to over a DP-SGD run, from below.
 
@@ -351,7 +351,7 @@ def _central_limit_signal(epsilon: float, delta: float, sampling_rate: float, st
 
 @lru_cache(maxsize=2048)
 def _epsilon_lower(
-    signal: float, sampling_rate: float, steps: int, delta: float, grid: Grid = FINE
+    signal: float, sampling_rate: float, steps: int, delta: float, grid: LossGrid = FINE
 ) -> float:
     if signal == math.inf:
         return noiseless_epsilon(sampling_rate, steps, delta)
@@ -374,7 +374,7 @@ def _hidden(signal: float, sampling_rate: float, steps: int, delta: float) -> bo
 
 
 def _composed_lower(
-    signal: float, sampling_rate: float, steps: int, delta: float, grid: Grid
+    signal: float, sampling_rate: float, steps: int, delta: float, grid: LossGrid
 ) -> float:
     sampling_rate = min(sampling_rate, _OFTENEST)
     resolution = _resolution(grid, steps)
@@ -388,7 +388,7 @@ def _composed_lower(
     return threshold_epsilon(signal, sampling_rate, steps, delta)
 
 
-def _resolution(grid: Grid, steps: int) -> float:
+def _resolution(grid: LossGrid, steps: int) -> float:
     """Long runs have a wide distribution of losses and need, and get, fewer points a step."""
     return min(grid.resolution, max(5.0, 4e4 / math.sqrt(steps)))
 
@@ -430,7 +430,7 @@ def replaced_epsilon_lower(
 
 
 def _merged_epsilon(
-    signal: float, sampling_rate: float, steps: int, delta: float, interval: float, grid: Grid
+    signal: float, sampling_rate: float, steps: int, delta: float, interval: float, grid: LossGrid
 ) -> float | None:
     """Epsilon of a run of merged steps, present over absent; None if the grid is too long.
 

@@ -1,13 +1,14 @@
-"""Who is planted where, and who is present.
+"""Canaries: directions or records that are inserted into a run or held out of it.
 
 A canary is a direction of norm one in the space of the released sum. A *present* canary is
-planted, in the steps that sample it, with the largest norm one record may have; an *absent* one is
-a direction in which nothing is ever planted. Absent canaries therefore cost the training nothing,
-and both kinds are drawn from the same places, so that only membership tells them apart.
+inserted: steps that sample it include it with the largest norm one record may have. An *absent* one
+is held out: nothing is ever added along it, so that it costs the training nothing. Both kinds are
+drawn from one distribution and differ in membership alone.
 
-Placed canaries are directions themselves. Example canaries are records: the model turns each into
-a gradient, whose direction changes as it trains, and the run's own sampler and clipper plant it.
-Text canaries are records of a language model, of which only the finished model's loss is seen.
+Placed canaries are directions themselves (gradient space). Example canaries are records (input
+space): the model turns each into a gradient, whose direction changes as it trains, and the run's
+own sampler and clipper treat it. Text canaries are records of a language model, of which only the
+finished model's loss is seen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What canaries of every kind share: their number, who is present, and where chance comes from."""
+"""What canaries of every kind share: their number, their membership, and their random streams."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
     "checked_sizes",
     "distinct_coordinates",
     "fresh_seed",
+    "numbers_and_seed",
     "random_stream",
-    "total_number",
 ]
 
 
@@ -55,7 +55,7 @@ class Canaries(abc.ABC):
     """What all canaries share: how many there are, and which of them are present.
 
     Args:
-        count: Number of canaries, each present by a fair coin of its own; or give
+        count: Number of canaries, each present with probability 1/2, independently; or give
         present: how many are present, and
         absent: how many are absent.
         seed: Root of every random choice; drawn from the operating system if not given.
@@ -67,20 +67,18 @@ class Canaries(abc.ABC):
     count: int | None = None
     present: int | None = None
     absent: int | None = None
-    # Not in the repr: whoever reads a log would know the canaries by it.
+    # Not in the repr: a reader of a log could derive the canaries from it.
     seed: int | None = field(default=None, repr=False)
     _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        check_numbers(self.count, self.present, self.absent)
-        if self.seed is not None:
-            _validate.integer(0, seed=self.seed)
-        object.__setattr__(self, "_seed", fresh_seed() if self.seed is None else int(self.seed))
+        _, seed = numbers_and_seed(self.count, self.present, self.absent, self.seed)
+        object.__setattr__(self, "_seed", seed)
 
     @property
     def size(self) -> int:
         """Number of canaries, present and absent."""
-        return total_number(self.count, self.present, self.absent)
+        return int(self.count or 0) + int(self.present or 0) + int(self.absent or 0)
 
     @property
     def root_seed(self) -> int:
@@ -94,7 +92,7 @@ class Canaries(abc.ABC):
 
     @property
     def fair_coins(self) -> bool:
-        """Whether every canary was made present by a fair coin of its own."""
+        """Whether every canary is present with probability 1/2, independently of the others."""
         return self.count is not None
 
     @functools.cached_property
@@ -131,11 +129,11 @@ class Canaries(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A short digest of who is planted where, to tell one run's canaries from another's."""
+        """A short digest of places and membership, to distinguish the canaries of two runs."""
 
 
-def check_numbers(count: int | None, present: int | None, absent: int | None) -> None:
-    """Refuse numbers that do not say how many canaries there are."""
+def check_numbers(count: int | None, present: int | None, absent: int | None) -> int:
+    """How many canaries numbers ask for, where they do."""
     groups = (present, absent)
     if None in groups if count is None else groups != (None, None):
         raise InvalidArgumentError(
@@ -146,17 +144,19 @@ def check_numbers(count: int | None, present: int | None, absent: int | None) ->
         _validate.count(4, maximum=_validate.MOST_CANARIES, count=count)
     else:
         _validate.count(2, maximum=_validate.MOST_CANARIES, absent=absent)
-        # None present is allowed: a rehearsal that plants nothing and changes nothing.
+        # None present is allowed: a trial run that inserts nothing and changes nothing.
         _validate.count(0, maximum=_validate.MOST_CANARIES, present=present)
+    return int(count or 0) + int(present or 0) + int(absent or 0)
 
 
-def total_number(count: int | None, present: int | None, absent: int | None) -> int:
-    """How many canaries numbers that were checked ask for."""
-    if count is not None:
-        return int(count)
-    assert present is not None
-    assert absent is not None
-    return int(present) + int(absent)
+def numbers_and_seed(
+    count: int | None, present: int | None, absent: int | None, seed: int | None
+) -> tuple[int, int]:
+    """How many canaries there are, and the seed that their content and membership grow from."""
+    size = check_numbers(count, present, absent)
+    if seed is not None:
+        _validate.integer(0, seed=seed)
+    return size, fresh_seed() if seed is None else int(seed)
 
 
 def checked_sizes(given: Any, name: str = "tensors") -> tuple[int, ...]:

@@ -32,7 +32,7 @@ class PlacedCanaries(Canaries):
     """What canaries at random places of a parameter vector share.
 
     Args:
-        count: Number of canaries, each present by a fair coin of its own; or give
+        count: Number of canaries, each present with probability 1/2, independently; or give
         present: how many are present, and
         absent: how many are absent.
         dimension: Length of the parameter vector; or give
@@ -128,7 +128,7 @@ class PlacedCanaries(Canaries):
         return np.asarray(np.searchsorted(edges, coordinates, side="right"), dtype=np.int64)
 
     def fingerprint(self) -> str:
-        """A short digest of who is planted where, to tell one run's canaries from another's."""
+        """A short digest of places and membership, to distinguish the canaries of two runs."""
         return self._fingerprint
 
     @functools.cached_property

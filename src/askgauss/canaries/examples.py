@@ -18,12 +18,10 @@ from askgauss import _validate
 from askgauss.canaries.canary_set import (
     Canaries,
     Stream,
-    check_numbers,
     checked_sizes,
     distinct_coordinates,
-    fresh_seed,
+    numbers_and_seed,
     random_stream,
-    total_number,
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 
@@ -42,8 +40,8 @@ class ExampleCanaries(Canaries):
     Args:
         inputs: One input a canary, as the model gets it: after every transform.
         labels: One label a canary.
-        count: Number of canaries, which is that of the inputs, each present by a fair coin of its
-            own; what happens if nothing is said. Or give
+        count: Number of canaries, which is that of the inputs, each present with probability 1/2,
+            independently; the default. Or give
         present: how many are present, and
         absent: how many are absent; the rest if not given.
         seed: Root of every random choice; drawn from the operating system if not given.
@@ -100,8 +98,8 @@ class ExampleCanaries(Canaries):
                 right label works against the canary.
             labels: Their true labels, in 0 to classes - 1.
             classes: Number of classes.
-            count: How many canaries, each present by a fair coin; the whole pool if nothing is
-                said. Or give
+            count: How many canaries, each present with probability 1/2; by default the whole pool.
+                Or give
             present: how many are present, and
             absent: how many are absent.
             seed: Root of every random choice; drawn from the operating system if not given.
@@ -125,13 +123,11 @@ class ExampleCanaries(Canaries):
             )
         if count is None and present is None and absent is None:
             count = pool
-        check_numbers(count, present, absent)
-        size = total_number(count, present, absent)
+        size, root = numbers_and_seed(count, present, absent, seed)
         if size > pool:
             raise InvalidArgumentError(
                 f"Expected at least {size} inputs to choose from, got {pool}. Take fewer canaries."
             )
-        root = _root(seed)
         generator = random_stream(root, Stream.PLACES)
         chosen = generator.permutation(pool)[:size]
         wrong = (truth[chosen] + generator.integers(1, classes, size=size)) % classes
@@ -163,7 +159,7 @@ class ExampleCanaries(Canaries):
         Args:
             shape: Shape of one input.
             classes: Number of classes.
-            count: How many canaries, each present by a fair coin; or give
+            count: How many canaries, each present with probability 1/2; or give
             present: how many are present, and
             absent: how many are absent.
             seed: Root of every random choice; drawn from the operating system if not given.
@@ -177,8 +173,7 @@ class ExampleCanaries(Canaries):
         _validate.integer(2, classes=classes)
         sizes = checked_sizes(shape, "shape")
         _validate.integer(1, lit=lit)
-        check_numbers(count, present, absent)
-        size, root = total_number(count, present, absent), _root(seed)
+        size, root = numbers_and_seed(count, present, absent, seed)
         entries = math.prod(sizes)
         different = math.comb(entries, lit) * classes
         # Twice as many, so that few draws repeat an earlier one.
@@ -271,14 +266,6 @@ class ExampleCanaries(Canaries):
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(np.packbits(self.member).tobytes())
         return digest.hexdigest()[:32]
-
-
-def _root(seed: int | None) -> int:
-    """The seed to use, so that examples and membership grow from the same one."""
-    if seed is None:
-        return fresh_seed()
-    _validate.integer(0, seed=seed)
-    return int(seed)
 
 
 def _frozen_examples(name: str, given: Any) -> NDArray[Any]:

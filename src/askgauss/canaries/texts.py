@@ -13,10 +13,8 @@ from askgauss import _validate
 from askgauss.canaries.canary_set import (
     Canaries,
     Stream,
-    check_numbers,
-    fresh_seed,
+    numbers_and_seed,
     random_stream,
-    total_number,
 )
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.scores import CanaryScores, ScoreMetadata
@@ -28,7 +26,7 @@ _TOKEN = "<canary-{}>"
 
 @dataclass(frozen=True, slots=False, eq=False)
 class TextCanaries(Canaries):
-    """Texts, each in the training set if its coin says so, scored by the finished model's loss.
+    """Texts, present in the training set or held out, scored by the finished model's loss.
 
     A text is a prefix and a suffix. It goes through the tokenizer, the sampler and the training
     like any record; afterwards the model is asked how likely the suffix is after the prefix. Make
@@ -46,8 +44,8 @@ class TextCanaries(Canaries):
         prefixes: What comes before, one a canary.
         suffixes: What is scored, one a canary; no two texts may be alike.
         tokens: Tokens that the tokenizer has to learn.
-        count: Number of canaries, each present by a fair coin of its own, as auditors that guess
-            membership need. Or give
+        count: Number of canaries, each present with probability 1/2, independently, as auditors
+            that guess membership need. Or give
         present: how many are present, and
         absent: how many are absent.
         seed: Root of every random choice; drawn from the operating system if not given.
@@ -105,14 +103,14 @@ class TextCanaries(Canaries):
 
         Args:
             prefixes: Texts to draw from, each with the space that separates it.
-            count: How many canaries, each present by a fair coin. Or give
+            count: How many canaries, each present with probability 1/2. Or give
             present: how many are present, and
             absent: how many are absent.
             seed: Root of every random choice; drawn from the operating system if not given.
         """
         if isinstance(prefixes, str) or not prefixes:
             raise _validate.fail("prefixes", prefixes, "to hold a text or more")
-        number, root = _numbers(count, present, absent, seed)
+        number, root = numbers_and_seed(count, present, absent, seed)
         drawn = random_stream(root, Stream.PLACES).integers(len(prefixes), size=number)
         tokens = tuple(_TOKEN.format(index) for index in range(number))
         return cls(
@@ -143,7 +141,7 @@ class TextCanaries(Canaries):
             words: What to draw from, such as the tokenizer's vocabulary.
             length: Words in a text.
             given: How many of them are the prefix, and are not scored.
-            count: How many canaries, each present by a fair coin. Or give
+            count: How many canaries, each present with probability 1/2. Or give
             present: how many are present, and
             absent: how many are absent.
             seed: Root of every random choice; drawn from the operating system if not given.
@@ -153,7 +151,7 @@ class TextCanaries(Canaries):
         _validate.within(0, length, closed="left", given=given)
         if isinstance(words, str) or len(words) < 2:
             raise _validate.fail("words", words, "to hold two words or more")
-        number, root = _numbers(count, present, absent, seed)
+        number, root = numbers_and_seed(count, present, absent, seed)
         drawn = random_stream(root, Stream.PLACES).integers(len(words), size=(number, length))
         rows = [[words[index] for index in row] for row in drawn]
         return cls(
@@ -205,13 +203,3 @@ class TextCanaries(Canaries):
         """A short digest of the texts and of who is present."""
         content = "\x00".join((*self.texts, self.member.tobytes().hex()))
         return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _numbers(
-    count: int | None, present: int | None, absent: int | None, seed: int | None
-) -> tuple[int, int]:
-    """How many canaries there are, and the seed that everything grows from."""
-    check_numbers(count, present, absent)
-    if seed is not None:
-        _validate.integer(0, seed=seed)
-    return total_number(count, present, absent), fresh_seed() if seed is None else int(seed)

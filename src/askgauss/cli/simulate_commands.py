@@ -299,13 +299,12 @@ def _broken_tree(
     fault: TreeFault, present: int, absent: int, seed: int
 ) -> tuple[AuditInput, PrivacyClaim]:
     from askgauss.claims import PrivacyClaim
-    from askgauss.mechanisms import tree
+    from askgauss.mechanisms.plans import TreePlan
     from askgauss.simulation import simulate_dpftrl
 
     restart = _RESTART if fault.restarts else None
-    noise = tree.noise_multiplier(
-        epsilon=_EPSILON, delta=_DELTA, steps=_LEAVES, restart_every=restart
-    )
+    plan = TreePlan(steps=_LEAVES, restart_every=restart)
+    noise = plan.noise_multiplier(epsilon=_EPSILON, delta=_DELTA)
     transcript = simulate_dpftrl(
         steps=_LEAVES,
         noise_multiplier=noise,

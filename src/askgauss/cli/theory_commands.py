@@ -91,7 +91,7 @@ def _plan_monitor(
     """Print after how many steps of a run on paper each fault is seen."""
     from askgauss import _validate, accounting
     from askgauss.claims import PrivacyClaim
-    from askgauss.monitor.simulate_run import Fault, most_noticed, runs_on_paper, steps_to_alarm
+    from askgauss.monitor.simulate_run import RunFault, most_noticed, runs_on_paper, steps_to_alarm
 
     _validate.within(0, 0.5, gate_error=error)
     _validate.probability(power=power)
@@ -102,7 +102,7 @@ def _plan_monitor(
     rows = [("fault", "half of runs by step", f"{power:.0%} by step")]
     size: dict[str, Any] = {"present": present, "absent": absent, "steps": steps, "error": error}
     for name in faults:
-        fault = Fault.parse(name)
+        fault = RunFault.parse(name)
         if most_noticed(fault, claim=claim, **size) < min(power, 0.5):
             rows.append((name, "never", "never"))
             continue

@@ -15,7 +15,7 @@ from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
 from askgauss.federated.peer_estimates import PeerEstimates
-from askgauss.federated.probes import probed
+from askgauss.federated.probes import Probe
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.mechanisms.plans import TreePlan
@@ -71,7 +71,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         seed: Root of the canaries' random choices.
         monitor: Watches every round, and may end the run: ``Monitor(claim=claim)``, or True to hold
             it to what is declared here. An alarm comes before the mean is handed on.
-        plan: DP-FTRL at the server, whose noise hangs together from round to round: a `TreePlan`
+        plan: DP-FTRL at the server, whose noise is correlated between rounds: a `TreePlan`
             of which prefixes are released, or a strategy (`BandedStrategy`, `BufferedToeplitz`, a
             `MatrixMechanism`), with the participations that were accounted for. The aggregator
             returns the mean of a round, with the noise that this round adds to those before it.
@@ -193,7 +193,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             weights: What they report, such as numbers of examples; None where they report nothing.
             participants: Their names, to count how often each takes part; in every round or none.
             step: Rounds that were released before by your own count, 0 for the first; checked when
-                given, so that a run does not go on from checkpoints of two moments.
+                given, so that a run is not resumed from checkpoints of two moments.
 
         Returns:
             What the aggregator returned.
@@ -224,9 +224,9 @@ class AuditedAggregator(Kept, AuditedRun[()]):
     def _probed(self, *, weighted: bool) -> ProbeFacts:
         form = self._clients.form
         assert form is not None
-        return probed(
-            self._aggregate,
-            form,
+        return Probe(
+            aggregate=self._aggregate,
+            form=form,
             call=lambda aggregate, updates, weights: aggregate(updates, weights),
             clip_norm=self._norm,
             divisor=self._clients.divisor,
@@ -234,10 +234,10 @@ class AuditedAggregator(Kept, AuditedRun[()]):
             weighted=weighted,
             adaptive=callable(self._clip_norm),
             seed=self.canaries.root_seed,
-        )
+        ).facts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the audit needs to go on, between two rounds; the aggregator is yours to save.
+        """What the audit needs to resume, between two rounds; the aggregator is yours to save.
 
         Raises:
             UnsupportedError: Peers are compared, or a client has a name that cannot be saved.
@@ -247,7 +247,7 @@ class AuditedAggregator(Kept, AuditedRun[()]):
         return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with an aggregator of the same round.
+        """Resume where `state_dict` was taken, with an aggregator of the same round.
 
         Raises:
             FileFormatError: The state is not one of an audited aggregator, or parts are missing.

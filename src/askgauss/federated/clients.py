@@ -21,7 +21,12 @@ from askgauss.exceptions import (
 from askgauss.federated.honest import HonestRound, HonestWeights
 from askgauss.federated.peer_estimates import PeerRecord
 from askgauss.federated.probes import PROBED_SIZES
-from askgauss.federated.round_recorder import LinearRecording, Participants, StepRecording
+from askgauss.federated.round_recorder import (
+    LinearRecording,
+    Participants,
+    ReleasedRound,
+    StepRecording,
+)
 from askgauss.federated.updates import Form, checked_weights
 from askgauss.files import codec
 from askgauss.mechanisms.plans import TreePlan
@@ -107,7 +112,7 @@ class CanaryClients:
         background: Whether the honest updates, clipped, are taken off, where the scheme allows it.
         seed: Root of the canaries' random choices.
         monitor: Watches every round.
-        plan: Noise that hangs together from round to round: a tree, or a strategy. In place of a
+        plan: Noise that is correlated between rounds: a tree, or a strategy. In place of a
             scheme it says how often a client takes part.
         clip_norm: The norm updates are clipped to, where there is a plan.
         peers: Whether to read what other methods read, too.
@@ -246,7 +251,7 @@ class CanaryClients:
                 "Expected updates of at least one client in the first round, got none: canaries "
                 "send what looks like theirs."
             )
-        # A round that was not released is drawn once: what happens to it says nothing of the coins.
+        # A round that was not released is drawn once: its failure does not depend on the draw.
         planted = self.recorder.sample() if self._drawn is None else self._drawn
         self._drawn = planted
         clients = len(updates) + planted.size
@@ -340,7 +345,14 @@ class CanaryClients:
             self._read_honest(form, parts, now)
         try:
             self.recording.observe(
-                form, values, clean, self._signs, clip_norm=now.clip_norm, clients=now.clients
+                ReleasedRound(
+                    form=form,
+                    values=values,
+                    clean=clean,
+                    signs=self._signs,
+                    clip_norm=now.clip_norm,
+                    clients=now.clients,
+                )
             )
         except PrivacyAlarm:
             self._close(now, next_norm)
@@ -402,7 +414,7 @@ class CanaryClients:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: arrays, and plain values under ``"state"``.
+        """Everything needed to resume: arrays, and plain values under ``"state"``.
 
         Raises:
             RecordingError: A round is open: it joined canaries, and was not read.
@@ -434,7 +446,7 @@ class CanaryClients:
         return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Resume where `state_dict` was taken.
 
         Raises:
             FileFormatError: The state is not one of canary clients, or parts of it are missing.

@@ -20,9 +20,9 @@ __all__ = ["HonestRound", "HonestWeights"]
 _MOST_VALUES = 200_000_000
 # Fewer values than these do not say how large the noise of a round is.
 _FEWEST_VALUES = 100
-# Norms of updates, in clip norms, by which clients are told apart.
+# Norms of updates, in clip norms, by which clients are grouped.
 _EDGES = (1.0, 2.0, 4.0, 16.0)
-# Clients that are told apart, by their places in a round and by their names.
+# Clients that are followed, by their places in a round and by their names.
 _MOST_PLACES, _MOST_NAMES = 256, 4096
 # What an update that the aggregator clipped in place may be off the clip norm.
 _CLIPPED = 1e-5
@@ -57,7 +57,7 @@ class HonestWeights:
     Their updates are clipped here too, and taken off. What is left along the updates of a group
     comes on top of what was taken off, and both together may be one clip norm. Whether clients are
     weighed as they report shows over many rounds: so every way is followed, and the one that fits
-    best in the end is told.
+    best in the end is reported.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class HonestWeights:
         left: Sequence[float],
         groups: Sequence[tuple[int, str, str, tuple[float, ...]]],
     ) -> None:
-        """Go on with what was `saved`."""
+        """Resume with what was `saved`."""
         self._rounds, self._left = rounds, np.array(left)
         self._sums = ({}, {}, {})
         for way, kind, name, values in groups:

@@ -1,9 +1,9 @@
-"""Rounds that never happen: a copy of the aggregator, and updates that must not upset it.
+"""Probes: rounds of a copy of the aggregator, with updates that must not upset it.
 
-What probes say is published, and a copy of an aggregator has the generator of its real rounds: left
-to it, the first of these would have the noise of the probes. So every probe gets the same coins,
-and none of the run's where they can be found; what is told is a difference of two probes, in which
-their noise cancels, on a grid as wide as what is left of it.
+What probes find is published, and a copy of an aggregator has the generator of its real rounds:
+left alone, the first of these would have the noise of the probes. So generators of a copy are
+seeded anew where they can be found, alike for every probe; published is a difference of two probes,
+in which their noise cancels, on a grid as wide as what is left of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from askgauss.federated.updates import Form
 from askgauss.recording.facts import ProbeFacts, ProbeReading
 from askgauss.stats.rounding import on_grid, scale_on_grid, two_digits_up
 
-__all__ = ["PROBED_SIZES", "probed"]
+__all__ = ["PROBED_SIZES", "Probe"]
 
 _CLIENTS, _FEWEST_CLIENTS = 256, 64
 # Values that all updates of a probe may have together; beyond, clients share one array.
@@ -53,50 +53,6 @@ _SILENT = 1e-6
 _FEWEST_VALUES = 100
 
 
-def probed(
-    aggregate: Any,
-    form: Form,
-    *,
-    call: Callable[[Any, list[Any], list[float] | None], Any],
-    clip_norm: Callable[[Any], float],
-    divisor: Callable[[NDArray[np.float64] | None, int], float],
-    constant: float | None,
-    weighted: bool,
-    adaptive: bool,
-    seed: int,
-) -> ProbeFacts:
-    """What copies of an aggregator do with odd updates; itself is left as it is.
-
-    Args:
-        aggregate: What is copied.
-        form: The form of its updates.
-        call: Calls a copy with updates and weights; returns the mean.
-        clip_norm: Reads the clip norm of a copy.
-        divisor: What turns a mean into the sum that the noise assumes.
-        constant: That number, where it does not depend on the round.
-        weighted: Whether clients report weights.
-        adaptive: Whether the clip norm may change.
-        seed: Root of the audit's random choices: of it grow the coins of the copies.
-    """
-    try:
-        copied = copy.deepcopy(aggregate)
-    except (TypeError, ValueError, RuntimeError, AttributeError, copy.Error) as error:
-        return ProbeFacts(unchecked=f"an aggregator that can be copied ({type(error).__name__})")
-    if copied is aggregate:
-        # Copies of a function share what it remembers.
-        return ProbeFacts(
-            unchecked="an aggregator that can be copied: an object with __call__, or a method of "
-            "one, and no plain function"
-        )
-    state = np.random.get_state()  # noqa: NPY002  (frameworks draw their noise from it)
-    try:
-        with np.errstate(all="ignore"):
-            probe = _Probe(aggregate, form, call, clip_norm, divisor, constant, weighted, seed)
-            return probe.facts(adaptive)
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
     """An update that some clients of a probe send."""
@@ -108,61 +64,63 @@ class _Sent:
     direction: NDArray[np.float64]
 
 
-class _Probe:
-    def __init__(
-        self,
-        aggregate: Any,
-        form: Form,
-        call: Callable[[Any, list[Any], list[float] | None], Any],
-        clip_norm: Callable[[Any], float],
-        divisor: Callable[[NDArray[np.float64] | None, int], float],
-        constant: float | None,
-        weighted: bool,
-        seed: int,
-    ) -> None:
-        self._aggregate, self._form, self._call = aggregate, form, call
-        self._clip_norm, self._divisor, self._weighted = clip_norm, divisor, weighted
-        room = max(_FEWEST_CLIENTS, min(_CLIENTS, _MOST_VALUES // form.dimension))
-        self._clients = room if constant is None else max(2, round(constant))
-        self._norm = clip_norm(aggregate)
-        stream = random_stream(seed, Stream.PROBES)
-        self._coins = int(stream.integers(2**32))
-        self._stream = stream
+@dataclass(slots=True, kw_only=True)
+class Probe:
+    """What copies of an aggregator do with odd updates; the aggregator is left as it is.
 
-    def _many(self, clients: int, size: float) -> list[Any]:
-        """Clients whose updates all have this norm, in clip norms."""
-        value = size * self._norm / math.sqrt(self._form.dimension)
-        if clients * self._form.dimension > _MOST_VALUES:
-            return [self._form.filled(value)] * clients
-        return [self._form.filled(value) for _ in range(clients)]
+    Args:
+        aggregate: What is copied.
+        form: The form of its updates.
+        call: Calls a copy with updates and weights; returns the mean.
+        clip_norm: Reads the clip norm of a copy.
+        divisor: What turns a mean into the sum that the noise assumes.
+        constant: That number, where it does not depend on the round.
+        weighted: Whether clients report weights.
+        adaptive: Whether the clip norm may change.
+        seed: Root of the audit's random choices, and of the generators of the copies.
+    """
 
-    def _copy(self) -> Any:
-        """A copy with coins of its own, the same for every probe."""
-        copies: dict[int, Any] = {}
-        copied = copy.deepcopy(self._aggregate, copies)
-        for item in list(copies.values()):
-            _seed(item, self._coins)
-        np.random.seed(self._coins)  # noqa: NPY002
-        return copied
+    aggregate: Any
+    form: Form
+    call: Callable[[Any, list[Any], list[float] | None], Any]
+    clip_norm: Callable[[Any], float]
+    divisor: Callable[[NDArray[np.float64] | None, int], float]
+    constant: float | None
+    weighted: bool
+    adaptive: bool
+    seed: int
+    _clients: int = field(init=False)
+    _norm: float = field(init=False)
+    _stream: np.random.Generator = field(init=False)
+    _copy_seed: int = field(init=False)
 
-    def _release(
-        self, updates: list[Any], weights: list[float] | None = None
-    ) -> tuple[NDArray[np.float64] | str, Any]:
-        """The released sum of a fresh copy, flat, or the name of what was raised; and the copy."""
-        copied = self._copy()
-        if weights is None and self._weighted:
-            weights = [1.0] * len(updates)
+    def facts(self) -> ProbeFacts:
+        """Probe copies of the aggregator, where it can be copied."""
         try:
-            mean = self._call(copied, updates, weights)
-        except Exception as error:  # noqa: BLE001  (whatever it raises is what is asked for)
-            return type(error).__name__, copied
-        if mean is None:
-            return "nothing released", copied
-        flat = np.concatenate([np.ravel(part) for part in self._form.parts(mean, "the mean")])
-        told = None if weights is None else np.asarray(weights, dtype=np.float64)
-        return flat.astype(np.float64) * self._divisor(told, len(updates)) / self._norm, copied
+            copied = copy.deepcopy(self.aggregate)
+        except (TypeError, ValueError, RuntimeError, AttributeError, copy.Error) as error:
+            return ProbeFacts(
+                unchecked=f"an aggregator that can be copied ({type(error).__name__})"
+            )
+        if copied is self.aggregate:
+            # Copies of a function share what it remembers.
+            return ProbeFacts(
+                unchecked="an aggregator that can be copied: an object with __call__, or a method "
+                "of one, and no plain function"
+            )
+        state = np.random.get_state()  # noqa: NPY002  (frameworks draw their noise from it)
+        try:
+            with np.errstate(all="ignore"):
+                return self._probed()
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
 
-    def facts(self, adaptive: bool) -> ProbeFacts:
+    def _probed(self) -> ProbeFacts:
+        room = max(_FEWEST_CLIENTS, min(_CLIENTS, _MOST_VALUES // self.form.dimension))
+        self._clients = room if self.constant is None else max(2, round(self.constant))
+        self._norm = self.clip_norm(self.aggregate)
+        self._stream = random_stream(self.seed, Stream.PROBES)
+        self._copy_seed = int(self._stream.integers(2**32))
         plain, _ = self._release(self._many(self._clients, _SMALL))
         if isinstance(plain, str):
             return ProbeFacts(
@@ -170,22 +128,55 @@ class _Probe:
             )
         found = ProbeFacts(clients=self._clients, with_nan=self._odd(math.nan), zero=self._odd(0.0))
         if plain.size > _FEWEST_VALUES and np.isfinite(plain).all():
-            if self._weighted:
+            if self.weighted:
                 found = self._heavy(found, plain)
             found = self._counted(self._clipped(found, plain), plain)
         if plain.size >= _FEWEST_VALUES and plain.std() > _SILENT:
             found = self._spread(found, plain)
-        return self._direction(found) if adaptive else found
+        return self._direction(found) if self.adaptive else found
+
+    def _many(self, clients: int, size: float) -> list[Any]:
+        """Clients whose updates all have this norm, in clip norms."""
+        value = size * self._norm / math.sqrt(self.form.dimension)
+        if clients * self.form.dimension > _MOST_VALUES:
+            return [self.form.filled(value)] * clients
+        return [self.form.filled(value) for _ in range(clients)]
+
+    def _copy(self) -> Any:
+        """A copy whose generators are seeded anew, alike for every probe."""
+        copies: dict[int, Any] = {}
+        copied = copy.deepcopy(self.aggregate, copies)
+        for item in list(copies.values()):
+            _reseed(item, self._copy_seed)
+        np.random.seed(self._copy_seed)  # noqa: NPY002
+        return copied
+
+    def _release(
+        self, updates: list[Any], weights: list[float] | None = None
+    ) -> tuple[NDArray[np.float64] | str, Any]:
+        """The released sum of a fresh copy, flat, or the name of what was raised; and the copy."""
+        copied = self._copy()
+        if weights is None and self.weighted:
+            weights = [1.0] * len(updates)
+        try:
+            mean = self.call(copied, updates, weights)
+        except Exception as error:  # noqa: BLE001  (whatever it raises is what is asked for)
+            return type(error).__name__, copied
+        if mean is None:
+            return "nothing released", copied
+        flat = np.concatenate([np.ravel(part) for part in self.form.parts(mean, "the mean")])
+        stated = None if weights is None else np.asarray(weights, dtype=np.float64)
+        return flat.astype(np.float64) * self.divisor(stated, len(updates)) / self._norm, copied
 
     def _odd(self, value: float) -> str:
-        odd = self._form.filled(value, at=0)
+        odd = self.form.filled(value, at=0)
         released, _ = self._release([odd, *self._many(self._clients - 1, _SMALL)])
         if isinstance(released, str):
             return released
         return "finite" if np.isfinite(released).all() else "nan"
 
     def _heavy(self, found: ProbeFacts, plain: NDArray[np.float64]) -> ProbeFacts:
-        heavy = self._form.filled(_LARGE * self._norm, at=0)
+        heavy = self.form.filled(_LARGE * self._norm, at=0)
         weights = [_HEAVY] + [1.0] * (self._clients - 1)
         released, _ = self._release([heavy, *self._many(self._clients - 1, _SMALL)], weights)
         if isinstance(released, str):
@@ -195,9 +186,9 @@ class _Probe:
 
     def _counted(self, found: ProbeFacts, plain: NDArray[np.float64]) -> ProbeFacts:
         """What the client adds that counts most, each at a coordinate of its own."""
-        many = min(self._clients, self._form.dimension - _FEWEST_VALUES)
-        places = self._stream.choice(self._form.dimension, many, replace=False)
-        far = [self._form.filled(_LARGE * self._norm, at=int(place)) for place in places]
+        many = min(self._clients, self.form.dimension - _FEWEST_VALUES)
+        places = self._stream.choice(self.form.dimension, many, replace=False)
+        far = [self.form.filled(_LARGE * self._norm, at=int(place)) for place in places]
         released, _ = self._release([*far, *self._many(self._clients - many, _SMALL)])
         read = None if isinstance(released, str) else _read_at(places, released, plain)
         return found if read is None else replace(found, counted=_reading(*read))
@@ -206,7 +197,7 @@ class _Probe:
         """The most that an update adds which is to be clipped."""
         readings: list[tuple[ProbeReading, _Sent]] = []
         # As many ways at once as there are clients and as memory has room for.
-        room = max(1, min(self._clients, _MOST_VALUES // (4 * self._form.dimension)))
+        room = max(1, min(self._clients, _MOST_VALUES // (4 * self.form.dimension)))
         for start in range(0, len(_WAYS), room):
             together = [
                 sent
@@ -244,7 +235,7 @@ class _Probe:
 
     def _made(self, size: float, spread: bool, dtype: np.dtype[Any] | None) -> _Sent | None:
         """An update of this norm, in clip norms; None where its numbers are too coarse for it."""
-        form = self._form
+        form = self.form
         length = size * self._norm
         if math.isinf(size):
             length = max(_OVERFLOWS, PROBED_SIZES[-1] * self._norm)
@@ -301,20 +292,20 @@ class _Probe:
             released, copied = self._release(self._many(self._clients, size))
             if isinstance(released, str):
                 return found
-            norms.append(float(self._clip_norm(copied)) / self._norm)
+            norms.append(float(self.clip_norm(copied)) / self._norm)
         return replace(found, norm_if_above=norms[0], norm_if_below=norms[1])
 
 
-def _seed(item: Any, coins: int) -> None:
-    """Give a generator among the copied objects other coins than those of the run."""
+def _reseed(item: Any, seed: int) -> None:
+    """Seed a generator among the copied objects anew: not as in the run."""
     if isinstance(item, np.random.Generator):
         item = item.bit_generator
     if isinstance(item, np.random.BitGenerator):
-        item.state = type(item)(coins).state
+        item.state = type(item)(seed).state
     elif isinstance(item, np.random.RandomState | random.Random):
-        item.seed(coins)
+        item.seed(seed)
     elif callable(getattr(item, "manual_seed", None)):
-        item.manual_seed(coins)
+        item.manual_seed(seed)
 
 
 def _fitted(
@@ -325,7 +316,7 @@ def _fitted(
     """How far a release lies along directions, the errors of that, and the noise that it has.
 
     What the plain probe has of the same noise is taken off, whatever its scale: all of it where
-    both had the same coins; where they had not, nothing to speak of.
+    both had the same seed; where they had not, nothing to speak of.
     """
     own = np.column_stack([*directions, np.ones(plain.size)])
     common = plain - plain.mean()
@@ -367,7 +358,7 @@ def _read_at(
 
 
 def _reading(added: float, error: float, noise: float, values: int) -> ProbeReading:
-    """What may be told of a reading."""
+    """A reading, rounded for publication."""
     error = two_digits_up(max(error, _SILENT))
     return ProbeReading(
         added=on_grid(added, error, 1.0),

@@ -1,9 +1,9 @@
-"""What rounds released, recorded: with fresh noise in each, or with noise that hangs together."""
+"""What rounds released, recorded: with independent noise in each, or with correlated noise."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from askgauss.recording.step_rows import saved_numbers
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
 
-__all__ = ["LinearRecording", "Participants", "StepRecording"]
+__all__ = ["LinearRecording", "Participants", "ReleasedRound", "StepRecording"]
 
 # Ways to take part beyond the limits of which the worst is looked for.
 _MOST_WAYS = 64
@@ -35,8 +35,39 @@ _MOST_WAYS = 64
 Array = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedRound:
+    """What a round released along the canaries.
+
+    Attributes:
+        form: The form of its updates.
+        values: The sum that was released, at all coordinates that are read.
+        clean: What honest clients added to it there, where that is known.
+        signs: Which way each canary points.
+        clip_norm: The norm that updates were clipped to.
+        clients: Number of clients, canaries among them.
+    """
+
+    form: Form
+    values: Array
+    clean: Array | None
+    signs: Array
+    clip_norm: float
+    clients: int
+
+    @property
+    def released(self) -> Array:
+        """The sum along each canary."""
+        return self.signs * self.form.along(self.values)
+
+    @property
+    def background(self) -> Array | None:
+        """What honest clients added along each canary, where that is known."""
+        return None if self.clean is None else self.signs * self.form.along(self.clean)
+
+
 class StepRecording:
-    """Rounds whose noise is fresh."""
+    """Rounds whose noise is independent."""
 
     def __init__(
         self,
@@ -59,32 +90,15 @@ class StepRecording:
         """What watches the rounds."""
         return self.recorder.monitor
 
-    def observe(
-        self,
-        form: Form,
-        values: Array,
-        clean: Array | None,
-        signs: Array,
-        *,
-        clip_norm: float,
-        clients: int,
-    ) -> None:
-        """Record a round.
-
-        Args:
-            form: The form of its updates.
-            values: The sum that was released, at all coordinates that are read.
-            clean: What honest clients added to it there, where that is known.
-            signs: Which way each canary points.
-            clip_norm: The norm that updates were clipped to.
-            clients: Number of clients, canaries among them.
-        """
+    def observe(self, now: ReleasedRound) -> None:
+        """Record a round."""
+        values = now.values if now.clean is None else now.values - now.clean
         self.recorder.observe(
-            signs * form.along(values),
-            background=None if clean is None else signs * form.along(clean),
-            clip_norm=clip_norm,
-            watch=form.watched(values if clean is None else values - clean),
-            batch_size=clients,
+            now.released,
+            background=now.background,
+            clip_norm=now.clip_norm,
+            watch=now.form.watched(values),
+            batch_size=now.clients,
         )
 
     def carried(self) -> dict[str, Array]:
@@ -96,7 +110,7 @@ class StepRecording:
         return ()
 
     def carry(self, sums: tuple[Array, ...]) -> None:
-        """Go on with nothing."""
+        """Resume with nothing."""
 
     def transcript(self, rounds: RoundFacts) -> Transcript:
         """What the rounds so far released."""
@@ -146,7 +160,7 @@ class LinearRecording:
         self.recorder = LinearRecorder(
             canaries, plan, clip_norm=clip_norm, noise_multiplier=noise_multiplier
         )
-        # A canary is in the rounds of its leaves for sure: nobody else's presence tells.
+        # A canary is in the rounds of its leaves for sure: other clients do not reveal it.
         self.known_background = True
         self.monitor: Monitor | None = None
         self.plan: TreePlan | Strategy | None = plan
@@ -154,28 +168,9 @@ class LinearRecording:
         self._released: Array | float = 0.0
         self._clean: Array | float = 0.0
 
-    def observe(
-        self,
-        form: Form,
-        values: Array,
-        clean: Array | None,
-        signs: Array,
-        *,
-        clip_norm: float,
-        clients: int,
-    ) -> None:
-        """Record a round.
-
-        Args:
-            form: The form of its updates.
-            values: The sum that was released, at all coordinates that are read.
-            clean: What honest clients added to it there, where that is known.
-            signs: Which way each canary points.
-            clip_norm: The norm that updates were clipped to.
-            clients: Number of clients, canaries among them.
-        """
-        released = signs * form.along(values)
-        background = None if clean is None else signs * form.along(clean)
+    def observe(self, now: ReleasedRound) -> None:
+        """Record a round."""
+        released, background = now.released, now.background
         if isinstance(self.plan, TreePlan):
             released = released + self._released
             if background is not None:
@@ -200,7 +195,7 @@ class LinearRecording:
         return tuple(saved_numbers(state, name, self._size) for name in ("released", "clean"))
 
     def carry(self, sums: tuple[Array, ...]) -> None:
-        """Go on with these sums."""
+        """Resume with these sums."""
         self._released, self._clean = sums
 
     def transcript(self, rounds: RoundFacts) -> LinearTranscript:
@@ -267,7 +262,7 @@ class Participants:
     def restore(
         self, named: bool | None, rounds: tuple[tuple[str | int, tuple[int, ...]], ...]
     ) -> None:
-        """Go on with what was `saved`."""
+        """Resume with what was `saved`."""
         self._named = named
         self._rounds = {name: list(entered) for name, entered in rounds}
 

@@ -1,4 +1,4 @@
-"""Federated averaging on paper: a private server, the ways it can be broken, and its rounds."""
+"""Simulated federated averaging: a private server, its faults, and its rounds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from askgauss import _validate
 from askgauss.canaries import Stream, random_stream
 from askgauss.canaries.canary_set import check_numbers
 from askgauss.federated.aggregator import AuditedAggregator
-from askgauss.mechanisms.noise_streams import Draw, NoiseStream
+from askgauss.mechanisms.noise_streams import NoiseStream
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
-from askgauss.mechanisms.tree import TreeNoise
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
@@ -41,7 +40,7 @@ class Server:
         noise_multiplier: Noise on the sum, in clip norms.
         adaptive: Whether the clip norm follows the updates.
         seed: Root of the noise.
-        plan: DP-FTRL: noise that hangs together from round to round, by a tree or a strategy, and
+        plan: DP-FTRL: noise that is correlated between rounds, by a tree or a strategy, and
             ``noise_multiplier`` is that of one node or row. Divide by as many clients in every
             round.
     """
@@ -96,7 +95,7 @@ class Server:
         if self.plan is None:
             return self.generator.normal(0.0, scale, size)
         if self._stream is None:
-            self._stream = _stream(self.plan, _Draw(self.generator, size))
+            self._stream = self.plan.stream(_Draw(self.generator, size))
         drawn = np.asarray(self._stream.next())
         if isinstance(self.plan, Strategy):
             return scale * drawn
@@ -113,18 +112,6 @@ class _Draw:
 
     def __call__(self, out: Any) -> Any:
         return self.generator.standard_normal(self.size)
-
-
-def _stream(plan: TreePlan | Strategy, draw: Draw) -> NoiseStream:
-    if isinstance(plan, Strategy):
-        return plan.stream(draw)
-    return TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
 
 
 FEDERATED_FAULTS: dict[str, FederatedFault] = {}
@@ -309,7 +296,7 @@ def simulate_federated(
     seed: int = 0,
     plan: TreePlan | Strategy | None = None,
 ) -> Transcript | LinearTranscript:
-    """Run federated averaging with canary clients on paper.
+    """Simulate federated averaging with canary clients.
 
     Args:
         rounds: Number of rounds.
@@ -354,7 +341,7 @@ def simulate_federated(
     adaptive = adaptive or (fault is not None and fault.adaptive)
     eager = fault is not None and fault.eager
     if eager and plan is None:
-        # Without noise that hangs together nothing limits how often a client takes part.
+        # Without correlated noise nothing limits how often a client takes part.
         plan = TreePlan(
             steps=rounds,
             release="prefixes",

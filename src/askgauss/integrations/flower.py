@@ -24,7 +24,7 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.federated import CanaryClients, Joined
-from askgauss.federated.probes import probed
+from askgauss.federated.probes import Probe
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.monitor import Monitor, monitor_of
@@ -207,7 +207,7 @@ class _Flower(Kept, AuditedRun[()]):
         return 0 if self._clients is None else self._clients.recorder.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the audit needs to go on, between two rounds.
+        """Everything the audit needs to resume, between two rounds.
 
         The model, and what the strategy itself carries (an adaptive clip norm), are yours to save.
         """
@@ -225,7 +225,7 @@ class _Flower(Kept, AuditedRun[()]):
         return {**state, "state": codec.to_plain(progress)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the model of the same round.
+        """Resume where `state_dict` was taken, with the model of the same round.
 
         Raises:
             FileFormatError: The state is not one of an audited strategy, or parts are missing.
@@ -348,9 +348,9 @@ class _Flower(Kept, AuditedRun[()]):
         form = self._clients.form
         assert form is not None
         with _quiet():
-            return probed(
-                self.strategy,
-                form,
+            return Probe(
+                aggregate=self.strategy,
+                form=form,
                 call=call,
                 clip_norm=lambda strategy: float(strategy.clipping_norm),
                 divisor=self._clients.divisor,
@@ -358,7 +358,7 @@ class _Flower(Kept, AuditedRun[()]):
                 weighted=True,
                 adaptive=adaptive,
                 seed=self._clients.canaries.root_seed,
-            )
+            ).facts()
 
     def aggregate_evaluate(self, *arguments: Any) -> Any:
         """As the strategy does."""

@@ -376,7 +376,7 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
 
 
 def _digests(model: Any) -> dict[str, str]:
-    """What tells the weights that train from others, by their paths."""
+    """Digests of the weights that train, by their paths."""
     return {
         variable.path: hashlib.sha256(np.asarray(variable.value).tobytes()).hexdigest()
         for variable in model.trainable_variables

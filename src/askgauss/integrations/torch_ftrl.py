@@ -70,7 +70,7 @@ class DPFTRL(AuditedRun[()]):
         learning_rate: Step size on the prefix sums.
         clip_norm: Largest norm of one example's gradient.
         noise_multiplier: Noise standard deviation of one tree node, in clip norms; see
-            `askgauss.mechanisms.tree.noise_multiplier`.
+            `askgauss.mechanisms.plans.TreePlan`.
         steps: Steps in all, the number the privacy was accounted for.
         estimator: ``honaker`` has less noise, ``plain`` draws less of it; same privacy.
         restart_every: Start a new tree after so many steps.
@@ -80,7 +80,7 @@ class DPFTRL(AuditedRun[()]):
         momentum: Of the prefix sums; costs no privacy.
         expected_batch_size: Divides the sums, so that the learning rate is that of a mean.
         seed: Of the noise, and of canaries given by number, to repeat a run; drawn from the
-            operating system if not given. Whoever knows it can take the noise off.
+            operating system if not given. An adversary who knows it can subtract the noise.
         canaries: Canaries to plant, by number (each present by a fair coin) or made by you over the
             flat vector of trainable parameters; none if not given.
         release: What the audit sees: ``prefixes``, which the training uses, or ``nodes``, all that
@@ -182,14 +182,7 @@ class DPFTRL(AuditedRun[()]):
                 known=background == "known",
             )
         self._noise = [
-            tree.TreeNoise(
-                self._draw_for(index),
-                steps=steps,
-                estimator=estimator,
-                restart_every=restart_every,
-                completion=completion,
-            )
-            for index in range(len(self._parameters))
+            self._plan.stream(self._draw_for(index)) for index in range(len(self._parameters))
         ]
 
     def _draw_for(self, index: int) -> tree.Draw:
@@ -226,15 +219,7 @@ class DPFTRL(AuditedRun[()]):
 
     def epsilon(self, *, delta: float) -> float:
         """The epsilon of the whole run as it was planned."""
-        return tree.epsilon(
-            noise_multiplier=self._noise_multiplier,
-            delta=delta,
-            steps=self._plan.steps,
-            participations=self._plan.participations,
-            min_separation=self._plan.min_separation,
-            restart_every=self._plan.restart_every,
-            completion=self._plan.completion,
-        )
+        return self._plan.epsilon(noise_multiplier=self._noise_multiplier, delta=delta)
 
     def zero_grad(self) -> None:
         """Forget gradients; `step` does so by itself."""
@@ -371,7 +356,7 @@ class DPFTRL(AuditedRun[()]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, the weights too: tensors and plain values.
+        """Everything needed to resume, the weights too: tensors and plain values.
 
         It holds sums without noise, and the state of the noise to come: keep it secret.
         """
@@ -401,7 +386,7 @@ class DPFTRL(AuditedRun[()]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same model and settings.
+        """Resume where `state_dict` was taken, with the same model and settings.
 
         Raises:
             FileFormatError: The state is incomplete or of a newer schema.
@@ -560,7 +545,7 @@ class _Audit:
         return np.asarray(along, dtype=np.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: tensors and plain values."""
+        """Everything needed to resume: tensors and plain values."""
         recorder = self.recorder.state_dict()
         plain = recorder.pop("state")
         return {
@@ -573,7 +558,7 @@ class _Audit:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Resume where `state_dict` was taken."""
         if state["known"] != self._known:
             raise RecordingError("Expected a checkpoint with the same background= as this run.")
         arrays = {name: item.cpu().numpy() for name, item in state["recorder"].items()}

@@ -7,13 +7,17 @@ from typing import Any, Literal
 
 from askgauss import _validate
 from askgauss.files import codec
+from askgauss.mechanisms import tree
+from askgauss.mechanisms.strategy import GaussianMechanism
 
 __all__ = ["Plan", "StrategyPlan", "TreePlan", "read_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreePlan:
+class TreePlan(GaussianMechanism):
     """A tree mechanism as it was planned and accounted for.
+
+    All nodes together are one Gaussian mechanism, whose noise is that of one node in clip norms.
 
     Attributes:
         steps: Leaves in all.
@@ -23,6 +27,12 @@ class TreePlan:
         completion: Trees that are left are first filled with empty leaves.
         participations: Most leaves one record enters.
         min_separation: Least distance between two of them.
+
+    Examples:
+        >>> plan = TreePlan(steps=10_000, participations=100, min_separation=100,
+        ...                 restart_every=2_000, completion=True)
+        >>> round(plan.epsilon(noise_multiplier=46.3, delta=1e-5), 2)
+        6.43
     """
 
     steps: int
@@ -64,8 +74,28 @@ class TreePlan:
 
     @property
     def independent(self) -> bool:
-        """Whether releases can be taken apart into pieces of independent noise."""
+        """Whether releases can be decorrelated into pieces of independent noise."""
         return self.release == "nodes" or not self.fills_up
+
+    def sensitivity(self) -> float:
+        """How far one record can move all node sums together, in units of the clip norm."""
+        return tree.sensitivity(
+            self.steps,
+            participations=self.participations,
+            min_separation=self.min_separation,
+            restart_every=self.restart_every,
+            completion=self.completion,
+        )
+
+    def stream(self, draw: tree.Draw) -> tree.TreeNoise:
+        """The noise of one prefix after another, see `askgauss.mechanisms.tree.TreeNoise`."""
+        return tree.TreeNoise(
+            draw,
+            steps=self.steps,
+            estimator=self.estimator,
+            restart_every=self.restart_every,
+            completion=self.completion,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

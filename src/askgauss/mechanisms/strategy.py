@@ -26,29 +26,17 @@ from askgauss.exceptions import MissingExtraError
 from askgauss.mechanisms.noise_streams import Draw, NoiseStream
 from askgauss.stats import gaussian
 
-__all__ = ["Strategy", "factorization"]
+__all__ = ["GaussianMechanism", "Strategy", "factorization"]
 
 Array = NDArray[np.float64]
 
 _COLUMNS_AT_ONCE = 256
 
 
-class Strategy(abc.ABC):
-    """A square lower-triangular strategy, whose rows get independent Gaussian noise.
-
-    Attributes:
-        kind: What it is called in a plan.
-        steps: Number of steps.
-        participations: Most steps one record enters.
-        min_separation: Least distance between two of them.
-    """
+class GaussianMechanism(abc.ABC):
+    """Anything that adds independent Gaussian noise to rows of bounded sensitivity."""
 
     __slots__ = ()
-    kind: ClassVar[str]
-
-    steps: Any
-    participations: Any
-    min_separation: Any
 
     @abc.abstractmethod
     def sensitivity(self) -> float:
@@ -73,6 +61,24 @@ class Strategy(abc.ABC):
         )
         _validate.probability(delta=delta)
         return gaussian.gdp_epsilon(delta=delta, mu=self.sensitivity() / noise_multiplier)
+
+
+class Strategy(GaussianMechanism):
+    """A square lower-triangular strategy, whose rows get independent Gaussian noise.
+
+    Attributes:
+        kind: What it is called in a plan.
+        steps: Number of steps.
+        participations: Most steps one record enters.
+        min_separation: Least distance between two of them.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    steps: Any
+    participations: Any
+    min_separation: Any
 
     @abc.abstractmethod
     def row(self, step: int) -> tuple[int, Array]:

@@ -1,4 +1,4 @@
-"""The bets a monitor makes against a run's claim, and what they have won."""
+"""E-processes against a run's claim, one for each part of a step that is watched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.stats import e_process
 from askgauss.stats.rounding import on_grid, scale_on_grid
 
-__all__ = ["PARTS", "Bets", "BetsState", "Layout", "ObservedStep", "Tally"]
+__all__ = ["PARTS", "EProcessState", "EProcesses", "ObservedStep", "Tally", "WatchedCanaries"]
 
 PARTS = ("noise", "contribution", "sampling rate", "repeated noise")
 # Alternatives to the claim. Whatever lies between two of them is seen by both, a little later.
@@ -54,9 +54,9 @@ class ObservedStep(NamedTuple):
         total: Sum over the others.
         square: Sum of squares over the others.
         kept: Values of the kept canaries.
-        noise_multiplier: What the recorder was told of the step; None where nothing.
-        known: Whether the background has been taken off.
-        own_coin: Whether the recorder's coin planted.
+        noise_multiplier: What was declared for the step; None where nothing was.
+        known: Whether the other records' sum has been subtracted.
+        own_coin: Whether the recorder sampled the canaries, not the training's sampler.
     """
 
     planted: NDArray[np.int64]
@@ -70,7 +70,7 @@ class ObservedStep(NamedTuple):
     own_coin: bool
 
 
-class Layout:
+class WatchedCanaries:
     """What is watched, as far as it is fixed before the run.
 
     Args:
@@ -110,7 +110,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BetsState:
+class EProcessState:
     """The plain values of a checkpoint."""
 
     parts: tuple[str, ...]
@@ -120,7 +120,7 @@ class BetsState:
     row_steps: tuple[int, ...]
 
 
-class Bets:
+class EProcesses:
     """One e-process for each part that is watched, and their mean.
 
     Given the alternative, all but one kind of bet is a straight line in a few statistics of the
@@ -132,7 +132,7 @@ class Bets:
         rate: The claimed sampling rate, where it is watched.
     """
 
-    def __init__(self, layout: Layout, parts: tuple[str, ...], rate: float | None) -> None:
+    def __init__(self, layout: WatchedCanaries, parts: tuple[str, ...], rate: float | None) -> None:
         self._layout, self._parts = layout, parts
         self._step = 0
         self._log_weight = np.zeros(0)
@@ -285,9 +285,9 @@ class Bets:
         group = int(np.argmax(self._wealth[self._slices["noise"]])) // NOISE.size
         return None if group == 0 else int(self._layout.tensors[group - 1])
 
-    def state(self) -> BetsState:
+    def state(self) -> EProcessState:
         """Everything that changes from step to step."""
-        return BetsState(
+        return EProcessState(
             parts=self._parts,
             step=self._step,
             wealth=tuple(self._wealth.tolist()),
@@ -295,7 +295,7 @@ class Bets:
             row_steps=tuple(self._row_steps),
         )
 
-    def load(self, state: BetsState) -> None:
+    def load(self, state: EProcessState) -> None:
         """Go on from a state.
 
         Raises:
@@ -380,14 +380,14 @@ class Tally:
         )
 
     def noise(self, tensor: int | None = None, *, lately: bool = False) -> float:
-        """Noise in units of what is declared, as may be told; nan where none was seen.
+        """Noise in units of what is declared, as may be published; nan where none was seen.
 
-        It stands on the grid of its error: in a tensor of one canary it is that canary's own.
+        It is rounded to its standard error: in a tensor of one canary it is that canary's value.
         """
         freedom, square = self._noise_of(tensor, lately)
         if not freedom > 0.0:
             return math.nan
-        # The exact number of values would tell how many canaries were planted.
+        # The exact number of values would reveal how many canaries were included.
         values = 2.0 ** round(math.log2(freedom))
         return scale_on_grid(math.sqrt(square / freedom), values)
 
@@ -407,7 +407,7 @@ class Tally:
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     def contribution(self, deviation: float, *, lately: bool = False) -> float:
-        """What a planted canary adds, in clip norms, as may be told; nan where none was planted.
+        """What an included canary adds, in clip norms, as may be published; nan where none was.
 
         Args:
             deviation: The noise of one value, in clip norms: the grid is as wide as the error.

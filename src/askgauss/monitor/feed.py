@@ -1,4 +1,4 @@
-"""What a monitor tells the outside: alarms, the course of a run, and the file others follow.
+"""What a monitor publishes: alarms, the course of a run, and the file that others follow.
 
 The file, ``watch.json``, holds aggregates only: nothing of a single canary, and no seed.
 """
@@ -84,7 +84,7 @@ class Alarm:
     summary: str = ""
 
     def rounded(self) -> Alarm:
-        """The same, as those outside are told."""
+        """The same, rounded for publication."""
         epsilon = None if self.epsilon is None else digits(self.epsilon)
         return replace(self, evidence=round(self.evidence, 2), epsilon=epsilon)
 
@@ -115,7 +115,7 @@ class Projection:
     high: float
 
     def rounded(self) -> Projection:
-        """The same, as those outside are told."""
+        """The same, rounded for publication."""
         low, high = widened((self.low, self.high))
         return replace(self, epsilon=digits(self.epsilon), low=low, high=high)
 
@@ -144,7 +144,7 @@ class Feed:
     """What ``watch.json`` says.
 
     Attributes:
-        claim: What the run claims; None where it was not told.
+        claim: What the run claims; None where no claim was given.
         error: How often a correct run may alarm, ever.
         confidence: Confidence of the bound, at all steps at once.
         steps: Steps watched so far.
@@ -156,7 +156,7 @@ class Feed:
         begun_after: The step the writer began after.
         declared: Declared noise multipliers and the number of steps each was declared for.
         sampling_rate: The claimed sampling rate; 1 where every record is in every step.
-        sampling: How batches are drawn, where that is not by Poisson coins.
+        sampling: How batches are drawn, where that is not Poisson sampling.
         evidence: Decimal logarithm of each part's e-process, and of all together.
         untested: Parts that are not watched, and why.
         bound: Lower bound on epsilon so far, and the step it stems from.
@@ -164,8 +164,8 @@ class Feed:
         alarm: The first alarm.
         course: How the run went.
         version: The askgauss that wrote it.
-        delta: Where epsilons are stated; None in feeds of old, which always have a claim.
-        private: Whether so few canaries stand behind its numbers that they tell of single ones.
+        delta: Where epsilons are stated.
+        private: Whether its numbers are of so few canaries that they reveal individuals.
     """
 
     claim: PrivacyClaim | None
@@ -188,16 +188,8 @@ class Feed:
     alarm: Alarm | None = None
     course: Course = field(default_factory=Course)
     version: str = __version__
-    delta: float | None = None
+    delta: float
     private: bool = False
-
-    @property
-    def level(self) -> float:
-        """The delta that epsilons are stated at."""
-        if self.delta is not None:
-            return self.delta
-        assert self.claim is not None
-        return self.claim.delta
 
     @property
     def alarm_at(self) -> float:
@@ -210,11 +202,11 @@ class Feed:
         if sum(count for _, count in self.declared) != self.steps or not self.declared:
             return None
         if self.sampling_rate is not None:
-            return _spent_on(self.declared, self.sampling_rate, self.level)
+            return _spent_on(self.declared, self.sampling_rate, self.delta)
         if self.sampling is None or len(self.declared) > 1:
             return None
         ((noise, steps),) = self.declared
-        return _spent_by(self.sampling, noise, steps, self.level)
+        return _spent_by(self.sampling, noise, steps, self.delta)
 
     def numbers(self) -> dict[str, float]:
         """Everything a logger can keep, by name; what is not known is left out.
@@ -241,12 +233,12 @@ class Feed:
     def _spent_at_most(self) -> float | None:
         """What steps of one noise multiplier have spent, up to a fifth too much."""
         rate = self.sampling_rate
-        if len(self.declared) != 1 or not rate or not self.level:
+        if len(self.declared) != 1 or not rate or not self.delta:
             return None
         ((noise, steps),) = self.declared
         if steps != self.steps or not steps or not noise:
             return None
-        return accounting.quick_upper(1.0 / noise, rate, steps, self.level)
+        return accounting.quick_upper(1.0 / noise, rate, steps, self.delta)
 
     def _measured(self) -> dict[str, float | None]:
         found: dict[str, float | None] = {
@@ -274,8 +266,6 @@ class Feed:
         lengths = {len(course.step), len(course.evidence), len(course.noise), len(course.bound)}
         if len(lengths) != 1:
             raise FileFormatError("Expected all parts of course to be of one length.")
-        if self.claim is None and self.delta is None:
-            raise FileFormatError("Expected claim, or delta where there is none.")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

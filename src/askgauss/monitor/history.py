@@ -1,4 +1,4 @@
-"""How a run went, kept in a few hundred points however long it is."""
+"""The history of a run, kept in a few hundred points however long it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Course
 from askgauss.stats.rounding import FEWEST_SHOWN, down, scale_on_grid
 
-__all__ = ["CourseKeeper", "CourseState", "Point"]
+__all__ = ["History", "HistoryState", "Point"]
 
 # Points before every second one is given up.
 _POINTS = 256
@@ -27,11 +27,11 @@ class Point:
     planted: float = 0.0
 
     def noise(self, values: float) -> float:
-        """The scale of the noise, on a grid as wide as its own standard error; nan if unknown.
+        """The scale of the noise, rounded to its standard error; nan if unknown.
 
         Args:
-            values: As many as are expected; the number there is tells how many canaries were
-                planted, and the width of the grid would tell that number.
+            values: Their expected number; the exact one would reveal how many canaries were
+                included.
         """
         if not self.freedom:
             return math.nan
@@ -49,7 +49,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CourseState:
+class HistoryState:
     """The plain values of a checkpoint."""
 
     points: tuple[Point, ...] = ()
@@ -58,7 +58,7 @@ class CourseState:
     stride: int
 
 
-class CourseKeeper:
+class History:
     """Collects steps into points, and joins pairs of points when there are too many."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class CourseKeeper:
             step: Its number.
             evidence: Logarithm of the joint e-process after it.
             noise_sums: Degrees of freedom and squares of the noise of all steps so far.
-            planted: Plantings of the step that the evidence weighed. What it moved by between two
-                points is told, and of a handful would be what single canaries showed.
+            planted: Inclusions of canaries in the step that the evidence weighed. What it moved by
+                between two points is published; of a handful it would reveal single canaries.
             at_once: Whether the point ends here, whatever is in it.
 
         Returns:
-            Whether a point ends here, which is when the course, and the evidence, may be told.
+            Whether a point ends here, which is when the course, and the evidence, may be published.
         """
         point = self._point
         point.step, point.evidence = step, max(point.evidence, evidence)
@@ -108,8 +108,8 @@ class CourseKeeper:
     def course(self, looks: list[tuple[int, float]], values: float) -> Course:
         """The course, with the bounds of these looks.
 
-        Logs and results carry it to people who may not see the noise of a step: so it has no more
-        digits than its numbers are worth.
+        Logs and results carry it to people who may not see the noise of a step: so its numbers are
+        rounded to their standard errors.
 
         Args:
             looks: Step and bound of each.
@@ -131,9 +131,9 @@ class CourseKeeper:
             bound=tuple(bounds),
         )
 
-    def state(self) -> CourseState:
+    def state(self) -> HistoryState:
         """Everything that changes from step to step."""
-        return CourseState(
+        return HistoryState(
             points=tuple(self._points),
             point=self._point,
             sums_before=self._sums_before,
@@ -141,8 +141,8 @@ class CourseKeeper:
         )
 
     @classmethod
-    def of(cls, state: CourseState) -> CourseKeeper:
-        """Go on from a state.
+    def of(cls, state: HistoryState) -> History:
+        """Resume from a state.
 
         Raises:
             FileFormatError: It is not one of a course.

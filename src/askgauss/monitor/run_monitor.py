@@ -1,4 +1,4 @@
-"""The monitor of one run: it is told every step, and says when the claim cannot be right."""
+"""The monitor of one run: it is handed every step, and alarms when the claim cannot be right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.files import codec
-from askgauss.monitor.eprocess import PARTS, Bets, BetsState, Layout, ObservedStep, Tally
+from askgauss.monitor import alarm_cause
+from askgauss.monitor.eprocess import (
+    PARTS,
+    EProcesses,
+    EProcessState,
+    ObservedStep,
+    Tally,
+    WatchedCanaries,
+)
 from askgauss.monitor.feed import (
     EVIDENCE_SHARE,
     Alarm,
@@ -28,7 +36,7 @@ from askgauss.monitor.feed import (
     Projection,
     write_feed,
 )
-from askgauss.monitor.history import CourseKeeper, CourseState
+from askgauss.monitor.history import History, HistoryState
 from askgauss.monitor.sequential import Looks, Sums
 from askgauss.sampling import Poisson, Scheme, assumed_poisson
 from askgauss.stats.rounding import down, is_handful
@@ -43,7 +51,7 @@ _NOTHING = math.log(2.0)
 _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 # What watching takes of a run at most, where it can wait.
 _LOOKING = 0.01
-# Different declared noise multipliers that are told apart.
+# Different declared noise multipliers that are counted apart.
 _DECLARED = 64
 # What an accountant may be off the epsilon that a claim has by another.
 _ROUNDING = 0.005
@@ -58,38 +66,37 @@ class _Memory:
     error: float
     steps: int
     begun: tuple[bool, bool, bool] | None
-    bets: BetsState | None
+    bets: EProcessState | None
     tally: tuple[tuple[float, ...], ...]
     sums: tuple[float, ...]
     looks: tuple[Sums, ...]
     declared: tuple[tuple[float, int], ...]
     undeclared: int
-    course: CourseState
+    course: HistoryState
     alarm: Alarm | None
-    evidence_told: dict[str, float] = field(default_factory=dict)
+    public_evidence: dict[str, float] = field(default_factory=dict)
     planned: int | None = None
 
 
 class Monitor:
-    """Watches the steps of one run and alarms as soon as its claim cannot be right.
+    """Tests the steps of one run as it trains, and alarms when its claim cannot be right.
 
     Give it to a `Recorder`, or to an integration that has one. After every step it weighs the
     evidence that there is less noise than declared, that a record adds more than the clip norm,
-    that records are sampled more often than claimed (where the training's own sampler plants), and
-    that noise is used again. Each is an e-process, and so is their mean: a correct run alarms with
-    probability ``error`` at most, in all its steps together.
+    that records are sampled more often than claimed (where the training's own sampler includes the
+    canaries), and that noise is reused. Each is an e-process, and so is their mean: a correct run
+    alarms with probability ``error`` at most, in all its steps together.
 
-    It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end, such that all
-    these bounds hold together, and alarms where one is above the claimed epsilon. Of ``error``, a
-    tenth is for these looks and the rest for the e-process. How batches are drawn, by the
-    recorder's word, is in these bounds; outside Poisson sampling how often records are drawn is not
-    watched.
+    It also bounds epsilon from below at steps 1, 2, 4, ... and at the planned end. These bounds are
+    valid together, and one above the claimed epsilon is an alarm. Of ``error``, a tenth is for
+    these looks and the rest for the e-process. The bounds assume the sampling scheme that was
+    declared to the recorder; outside Poisson sampling the sampling rate is not tested.
 
     Args:
         claim: What the run claims. ``steps`` is the planned end. Where it has no
-            ``noise_multiplier``, what the recorder is told of a step holds, which may follow a
-            schedule, or else what the claim needs. Without a claim, a run is held to what its
-            recorder is told, and nothing is said about its end.
+            ``noise_multiplier``, the one declared for a step counts, which may follow a schedule,
+            or else the one that the claim needs. Without a claim, steps are compared with what is
+            declared for them, and nothing is projected to the end.
         error: How often a correct run may alarm.
         on_alarm: ``"raise"`` stops the run with a `PrivacyAlarm`; ``"warn"`` warns; a function is
             called with the `Alarm`. Each once: in the step that it is about or, after the first 32
@@ -153,10 +160,10 @@ class Monitor:
         self._seconds = float(seconds)
         # A correct run alarms by its evidence, or by the bound at a look: each has its share.
         self._threshold = -math.log(EVIDENCE_SHARE * self._error)
-        self._layout: Layout | None = None
-        # Background known, own coin, noise declared: what the first step says.
+        self._layout: WatchedCanaries | None = None
+        # Background known, sampled by the recorder, noise declared: as the first step says.
         self._begun: tuple[bool, bool, bool] | None = None
-        self._bets: Bets | None = None
+        self._bets: EProcesses | None = None
         self._looks: Looks | None = None
         self._scheme: Scheme | None = None
         self._rate: float | None = None
@@ -167,12 +174,12 @@ class Monitor:
         self._alarm: Alarm | None = None
         self._declared: dict[float, int] = {}
         self._undeclared = 0
-        self._course = CourseKeeper()
+        self._course = History()
         # As it was when a point of the course ended: what those outside see of it.
-        self._evidence_told: dict[str, float] = {}
+        self._public_evidence: dict[str, float] = {}
         self._began = self._written = time.monotonic()
         self._began_after = 0
-        self._told = False
+        self._handled = False
         self._pending: list[ObservedStep] = []
         self._compared = False
         self._passed_over = False
@@ -181,16 +188,16 @@ class Monitor:
         # Seconds that composing took for those outside.
         self._looking = 0.0
 
-    # ------------------------------------------------------------------------- what it says
+    # ------------------------------------------------------------------------- reporting
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What the run claims, if it was told."""
+        """What the run claims, if a claim was given."""
         return self._claim
 
     @property
     def planned(self) -> int | None:
-        """Steps that the run is to take, if anybody said."""
+        """Steps that the run is to take, where known."""
         return self._planned
 
     def plan(self, steps: int | None) -> None:
@@ -224,7 +231,7 @@ class Monitor:
         return {} if bets is None or not bets.parts else self._evidence_of(bets)
 
     @staticmethod
-    def _evidence_of(bets: Bets) -> dict[str, float]:
+    def _evidence_of(bets: EProcesses) -> dict[str, float]:
         found = {name: bets.evidence(name) / _LOG_TEN for name in bets.parts}
         return found | {"all": bets.evidence() / _LOG_TEN}
 
@@ -254,11 +261,11 @@ class Monitor:
 
     def _course_of(self, *, composed: bool) -> Course:
         looks = self._looks
-        bounds = [] if looks is None else looks.bounds(told=True, composed=composed)
+        bounds = [] if looks is None else looks.bounds(public=True, composed=composed)
         return self._course.course(bounds, self._expected_values())
 
     def _expected_values(self) -> float:
-        """Canaries that a step shows the noise of, on average over the coins that plant."""
+        """Canaries that a step shows the noise of, on average over who is sampled."""
         layout, scheme = self._layout, self._scheme
         if layout is None:
             return 1.0
@@ -277,8 +284,8 @@ class Monitor:
     def _feed(self, status: Literal["running", "finished", "failed"]) -> Feed:
         """The same, with the bounds that have been composed."""
         looks = self._looks
-        best = None if looks is None else looks.best(told=True, composed=True)
-        ends = None if looks is None else looks.projection(told=True, composed=True)
+        best = None if looks is None else looks.best(public=True, composed=True)
+        ends = None if looks is None else looks.projection(public=True, composed=True)
         return Feed(
             claim=self._claim,
             error=self._error,
@@ -293,7 +300,7 @@ class Monitor:
             declared=() if self._undeclared else tuple(sorted(self._declared.items())),
             sampling_rate=self._rate,
             sampling=None if self._poisson else self._scheme,
-            evidence={name: round(value, 2) for name, value in self._evidence_told.items()},
+            evidence={name: round(value, 2) for name, value in self._public_evidence.items()},
             untested=self.untested,
             bound=None if best is None else (down(best[0]), best[1]),
             projection=None if ends is None else ends.rounded(),
@@ -319,15 +326,15 @@ class Monitor:
         state = "no alarm" if self.alarm is None else f"alarm at step {self.alarm.step}"
         return f"Monitor(steps={self.steps}, {state})"
 
-    # ------------------------------------------------------------------------- what it is told
+    # ------------------------------------------------------------------------- observing steps
 
     def attach(
         self, canaries: Canaries, kept: NDArray[np.int64], *, sampling: Scheme | None
     ) -> None:
-        """A recorder says whom it watches.
+        """Attach to a recorder, which calls this.
 
         Args:
-            canaries: Who is planted where.
+            canaries: The canaries of its run.
             kept: Indices of the canaries whose values are seen one by one.
             sampling: How batches are drawn; None where only the claim may say so.
 
@@ -339,7 +346,7 @@ class Monitor:
                 "Expected a monitor of its own for every run, got one that watches another. Make "
                 "a new Monitor."
             )
-        self._layout = Layout(canaries, kept)
+        self._layout = WatchedCanaries(canaries, kept)
         self._tally = Tally(self._layout.size.size)
         self._scheme = sampling
         if self._poisson:
@@ -371,14 +378,16 @@ class Monitor:
             epsilon=claim.epsilon, delta=claim.delta, steps=claim.steps
         )
 
-    def _declared_noise(self, told: float | None) -> float | None:
+    def _declared_noise(self, stated: float | None) -> float | None:
         """The noise multiplier a step must have at least, above 0; None where none is known."""
         claimed = self._claimed_noise
         if claimed is None:
-            claimed = self._needed if told is None else told
+            claimed = self._needed if stated is None else stated
         return claimed or None
 
-    def _begin(self, known: bool, own_coin: bool, declared: bool) -> tuple[Bets, Looks | None]:
+    def _begin(
+        self, known: bool, own_coin: bool, declared: bool
+    ) -> tuple[EProcesses, Looks | None]:
         """Choose what to watch by how the run is recorded, never by what it released."""
         layout = self._layout
         if layout is None:
@@ -402,7 +411,7 @@ class Monitor:
                 scheme=None if self._poisson else self._scheme,
             )
         self._untested = {name: reason for name, reason in reasons.items() if reason}
-        return Bets(layout, parts, self._rate), looks
+        return EProcesses(layout, parts, self._rate), looks
 
     def observe(self, step: ObservedStep) -> None:
         """Watch one step; the recorder calls this once the step is recorded.
@@ -415,8 +424,8 @@ class Monitor:
             self._begun = (step.known, step.own_coin, noise is not None)
             self._bets, self._looks = self._begin(*self._begun)
             if not self._bets.parts:
-                told = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
-                self._warn(f"The monitor can watch nothing of this run ({told}).")
+                why = "; ".join(f"{name}: {reason}" for name, reason in self._untested.items())
+                self._warn(f"The monitor can watch nothing of this run ({why}).")
         if self._passed_over:
             self._passed_over = False
             self._settle()
@@ -430,7 +439,7 @@ class Monitor:
             or self._at_a_glance_wrong(step, noise)
         ):
             self._settle()
-        if self._told_outside and time.monotonic() - self._written >= self._seconds:
+        if self._published and time.monotonic() - self._written >= self._seconds:
             self._write("running")
         self._raise_once()
         self._advance()
@@ -439,7 +448,7 @@ class Monitor:
         """Compose one more bound for those outside, if that has not taken its share of the run."""
         began = time.monotonic()
         busy = self._looking > _LOOKING * (began - self._began)
-        if self._looks is not None and self._told_outside and not busy:
+        if self._looks is not None and self._published and not busy:
             self._looks.advance()
             self._looking += time.monotonic() - began
 
@@ -490,11 +499,11 @@ class Monitor:
             self._judge_looks(quickly=True)
 
     def pass_over(self) -> None:
-        """Do not weigh the coming step: what is observed of it was chosen by what it released."""
+        """Leave out the next step: what is observed of it was selected by what it released."""
         self._passed_over = True
 
     def check_weights(self, difference: float, allowed: float) -> None:
-        """Told by whoever compares the weights with what the audited release makes of them.
+        """Compare the weights with what the audited release makes of them; integrations call this.
 
         Args:
             difference: The largest difference found.
@@ -512,11 +521,11 @@ class Monitor:
             )
 
     def breach(self, cause: str, summary: str) -> None:
-        """Alarm at once: told by whoever saw, exactly and not by chance, that the claim is broken.
+        """Alarm at once: an exact check found that the claim is violated.
 
         Args:
-            cause: What is broken, in a word or two.
-            summary: What was seen, in a sentence.
+            cause: What violates it, in a word or two.
+            summary: What was found, in a sentence.
 
         Raises:
             PrivacyAlarm: The alarm is to be raised. Only the first one of a run is.
@@ -526,13 +535,13 @@ class Monitor:
         self._raise_once()
 
     def close(self, *, failed: bool = False) -> None:
-        """The run ended, or stops here; say so to those who follow it."""
+        """The run ended, or stops here: publish its last state."""
         self._settle()
         self._judge_looks()
-        if self._told_outside:
+        if self._published:
             self._write("failed" if failed else "finished")
 
-    def _judge(self, bets: Bets, evidence: float, noise: float | None, count: float) -> None:
+    def _judge(self, bets: EProcesses, evidence: float, noise: float | None, count: float) -> None:
         ended = self._course.extend(
             self._steps,
             evidence,
@@ -542,11 +551,12 @@ class Monitor:
             at_once=evidence >= self._threshold and self._alarm is None,
         )
         if ended:
-            self._evidence_told = self._evidence_of(bets)
+            self._public_evidence = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
-            self._find_onset(bets, cause)
-            self._sound(cause, bets.evidence(cause), self._words(cause, noise))
+            alarm_cause.find_onset(cause, bets, self._tally, self._rate)
+            summary = alarm_cause.summary(cause, bets, self._tally, noise, self._rate)
+            self._sound(cause, bets.evidence(cause), summary)
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
             self._tally.forget()
@@ -602,24 +612,6 @@ class Monitor:
                 epsilon=spent,
             )
 
-    def _find_onset(self, bets: Bets, cause: str) -> None:
-        """Where the fault seems to have begun: what is said of it is measured from there on."""
-        rate = self._rate
-
-        def weigh(freedom: float, square: float, signal: tuple[float, float, float]) -> float:
-            count, total, opportunities = signal
-            if cause == "contribution":
-                return (total - count) / math.sqrt(max(count, 1.0))
-            if cause == "sampling rate" and rate is not None:
-                return (count - rate * opportunities) / math.sqrt(max(opportunities, 1.0))
-            if cause != "noise" or not square < freedom:
-                return 0.0
-            # The likelihood of the noise that was measured, over that of what is declared.
-            share = max(square / freedom, 1e-300)
-            return -0.5 * freedom * (math.log(share) + 1.0 - share)
-
-        self._tally.narrow(weigh, bets.weakest_tensor() if cause == "noise" else None)
-
     def _count_declared(self, noise: float | None) -> None:
         known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
         if known and noise is not None:
@@ -637,12 +629,12 @@ class Monitor:
             self._alarm = Alarm(self._steps, cause, evidence / _LOG_TEN, implied, summary)
 
     def _raise_once(self) -> None:
-        """Tell of a new alarm, after everything about the step has been kept."""
+        """Act on a new alarm, after everything about the step has been recorded."""
         alarm = self._alarm
-        if alarm is None or self._told:
+        if alarm is None or self._handled:
             return
-        self._told = True
-        if self._told_outside:
+        self._handled = True
+        if self._published:
             self._write("running" if self._on_alarm != "raise" else "failed")
         if self._on_alarm == "raise":
             raise PrivacyAlarm(str(alarm), alarm)
@@ -655,66 +647,32 @@ class Monitor:
     def _warn(text: str) -> None:
         warnings.warn(text, AskGaussWarning, stacklevel=5)
 
-    def _words(self, cause: str, noise: float | None) -> str:
-        tally, bets = self._tally, self._bets
-        assert bets is not None
-        if cause == "noise":
-            tensor = bets.weakest_tensor()
-            where = "" if tensor is None else f" in tensor {tensor}"
-            ratio = tally.noise(tensor, lately=True)
-            shown = "" if noise is None else f" ({ratio * noise:.4g} for {noise:.4g})"
-            return f"The noise{where} is {ratio:.3g} times what is declared{shown}."
-        if cause == "contribution":
-            deviation = tally.noise(lately=True) * (1.0 if noise is None else noise)
-            added = tally.contribution(deviation, lately=True)
-            return f"A planted canary adds {added:.3g} clip norms, where 1 is the most."
-        if cause == "sampling rate":
-            return (
-                f"Canaries are sampled at rate {tally.rate(lately=True):.4g}, where "
-                f"{self._rate:.4g} is claimed."
-            )
-        step, correlation = bets.likeness()
-        return f"The noise correlates by {correlation:+.3f} with that of step {step}."
-
     def _implied(self, cause: str) -> float | None:
         """Epsilon at the planned end: what was measured so far, and from here on as lately."""
-        bets, rate, scheme = self._bets, self._rate, self._scheme
-        if cause == "repeated noise" and bets is not None:
-            # The same noise twice cancels out of a difference.
-            return math.inf if abs(bets.likeness()[1]) > 0.99 else None
         single = len(self._declared) == 1 and not self._undeclared
-        unknown = self._delta == 0.0 or (rate is None and self._poisson)
-        if cause not in PARTS or unknown or bets is None or not single:
-            return None
-        declared, tally = next(iter(self._declared)), self._tally
-        tensor = bets.weakest_tensor() if cause == "noise" else None
-        history = []
-        rest = max((self._planned or self._steps) - self._steps, 0)
-        for steps, lately in ((self._steps, False), (rest, True)):
-            noise = declared * tally.noise(tensor, lately=lately)
-            if cause == "contribution":
-                noise /= max(tally.contribution(noise, lately=lately), 1.0)
-            if cause == "sampling rate":
-                noise, rate = declared, tally.rate(lately=lately)
-            if steps:
-                history.append((noise, steps))
-        if rate is not None:
-            segments = ((noise, min(rate, 1.0), steps) for noise, steps in history)
-            return accounting.history_epsilon(segments, self._delta)
-        assert scheme is not None
-        return _over_a_run(scheme, history, self._delta)
+        return alarm_cause.implied_epsilon(
+            cause,
+            bets=self._bets,
+            tally=self._tally,
+            declared=next(iter(self._declared)) if single else None,
+            rate=self._rate,
+            scheme=None if self._poisson else self._scheme,
+            steps=self._steps,
+            planned=self._planned,
+            delta=self._delta,
+        )
 
     # ------------------------------------------------------------------------- keeping
 
     @property
-    def _told_outside(self) -> bool:
+    def _published(self) -> bool:
         return self._folder is not None or self._log is not None
 
     def _write(self, status: Literal["running", "finished", "failed"]) -> None:
-        """Tell those outside: the file that others follow, and the logger."""
+        """Publish: the file that others follow, and the logger."""
         self._written = time.monotonic()
         self._settle()
-        # A run that trains does not wait for bounds: those outside get what there is.
+        # A run that trains does not wait for bounds: what has been composed is published.
         if self._looks is not None and status != "running":
             self._looks.compose()
         feed = self._feed(status)
@@ -722,13 +680,13 @@ class Monitor:
             if self._folder is not None:
                 write_feed(self._folder, feed)
         except OSError as error:
-            # A full disk must not end a run that is otherwise sound.
+            # A full disk must not end the run.
             self._warn(f"watch.json could not be written: {error}.")
         if self._log is not None:
             self._log(feed.numbers(), step=feed.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart, as plain values."""
+        """Everything needed to resume after a restart, as plain values."""
         self._settle()
         looks = self._looks
         memory = _Memory(
@@ -744,14 +702,14 @@ class Monitor:
             undeclared=self._undeclared,
             course=self._course.state(),
             alarm=self._alarm,
-            evidence_told=self._evidence_told,
+            public_evidence=self._public_evidence,
             planned=self._planned,
         )
         plain: dict[str, Any] = codec.to_plain(memory)
         return plain
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the evidence stays what it was.
+        """Resume where `state_dict` was taken; the evidence stays what it was.
 
         Raises:
             FileFormatError: The state is not one of a monitor, or of other canaries.
@@ -767,7 +725,7 @@ class Monitor:
                     f"Expected a checkpoint of this monitor, got one whose {name} is {theirs!r} "
                     f"where this one has {mine!r}: evidence against one is none against the other."
                 )
-        course = CourseKeeper.of(memory.course)
+        course = History.of(memory.course)
         if (memory.begun is None) != (memory.bets is None):
             raise FileFormatError("Expected the whole state of a monitor. Load another checkpoint.")
         # What was planned before the run, and not what is planned now.
@@ -784,20 +742,11 @@ class Monitor:
         self._tally, self._steps = tally, memory.steps
         self._declared, self._undeclared = dict(memory.declared), memory.undeclared
         self._course, self._alarm = course, memory.alarm
-        self._evidence_told = dict(memory.evidence_told)
-        self._told, self._pending = memory.alarm is not None, []
+        self._public_evidence = dict(memory.public_evidence)
+        self._handled, self._pending = memory.alarm is not None, []
         # Those before the checkpoint were compared, quickly.
         self._looked, self._judged = 0 if looks is None else len(looks.taken), 0
         self._began, self._began_after = time.monotonic(), memory.steps
-
-
-def _over_a_run(scheme: Scheme, history: list[tuple[float, int]], delta: float) -> float:
-    """Epsilon of segments of noise and steps, as if their squared signals were spread evenly."""
-    steps = sum(count for _, count in history)
-    if any(noise == 0.0 for noise, _ in history):
-        return scheme.epsilon_lower(noise_multiplier=0.0, steps=steps, delta=delta)
-    squared = sum(count / noise**2 for noise, count in history) / steps
-    return scheme.epsilon_lower(noise_multiplier=squared**-0.5, steps=steps, delta=delta)
 
 
 def monitor_of(given: Monitor | bool | None, claim: PrivacyClaim | None = None) -> Monitor | None:

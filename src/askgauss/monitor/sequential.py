@@ -1,4 +1,4 @@
-"""A bound on epsilon that holds at every look: an exact bound at geometric steps."""
+"""Group-sequential lower bounds on epsilon: exact at geometrically spaced looks, valid together."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Looks:
         planned: The planned number of steps, where known.
         error: How often any of the bounds may be above the truth.
         delta: Where epsilon is stated.
-        rate: The planting rate where the recorder's own coin set it, else None: then it is bounded.
+        rate: The sampling rate where the recorder sampled, else None: then it is bounded.
         present: Number of present canaries.
-        scheme: How the recorder plants, where that is not by Poisson coins.
+        scheme: How the recorder samples, where that is not Poisson sampling.
     """
 
     def __init__(
@@ -156,28 +156,28 @@ class Looks:
     def compose(self) -> None:
         """Compose the bounds of all looks so far."""
         self.bounds()
-        for told in (False, True):
-            self.projection(told=told)
+        for public in (False, True):
+            self.projection(public=public)
 
     def advance(self) -> None:
         """Compose one number, quickly, that others may see and that has not been composed."""
-        told = [] if self.slow else self._told()
-        wanted = (self._bound_at(look) for look in reversed(told))
-        ends = (end for look in told[-1:] for end in self._projected(look))
+        public = [] if self.slow else self._public()
+        wanted = (self._bound_at(look) for look in reversed(public))
+        ends = (end for look in public[-1:] for end in self._projected(look))
         for composition in itertools.chain(wanted, ends):
             if self._known(composition) is None:
                 self._coarse[composition] = self._quickly(composition)
                 return
 
-    def bounds(self, *, told: bool = False, composed: bool = False) -> list[tuple[int, float]]:
+    def bounds(self, *, public: bool = False, composed: bool = False) -> list[tuple[int, float]]:
         """Step and bound of every look; each is about the steps up to it.
 
         Args:
-            told: Only of those that others than the run's owner may see.
+            public: Only of those that others than the run's owner may see.
             composed: Only of those that were composed before.
         """
         found = []
-        for look in self._told() if told else self.taken:
+        for look in self._public() if public else self.taken:
             if composed and (look, self.error_at(look.step)) not in self._limits:
                 continue
             composition = self._bound_at(look)
@@ -186,27 +186,27 @@ class Looks:
                 found.append((look.step, bound))
         return found
 
-    def best(self, *, told: bool = False, composed: bool = False) -> tuple[float, int] | None:
+    def best(self, *, public: bool = False, composed: bool = False) -> tuple[float, int] | None:
         """The largest bound so far and its step: more steps never leak less."""
-        bounds = self.bounds(told=told, composed=composed)
+        bounds = self.bounds(public=public, composed=composed)
         return max(((bound, step) for step, bound in bounds), default=None)
 
-    def _told(self) -> list[Sums]:
+    def _public(self) -> list[Sums]:
         """Looks whose bounds those outside may see: no two of them differ by a handful."""
-        told: list[Sums] = []
+        public: list[Sums] = []
         for look in self.taken:
             rest = 0 if self._planned is None else self._planned - look.step
             to_come = rest * look.planted / look.step
             if look.planted >= FEWEST_SHOWN and not (rest > 0 and to_come < FEWEST_SHOWN):
-                told.append(look)
-        return told
+                public.append(look)
+        return public
 
     def _bound_at(self, look: Sums) -> Composition:
         return (*self._ends(look, self.error_at(look.step))[0], look.step)
 
-    def projection(self, *, told: bool = False, composed: bool = False) -> Projection | None:
+    def projection(self, *, public: bool = False, composed: bool = False) -> Projection | None:
         """Epsilon at the planned end if the run goes on as up to the last look."""
-        looks = self._told() if told else self.taken
+        looks = self._public() if public else self.taken
         if composed:
             looks = [look for look in looks if look in self._ends_of]
         for look in reversed(looks):
@@ -264,7 +264,7 @@ class Looks:
     def _quickly(self, composition: Composition) -> float:
         return self._composed(*composition, accounting.SMALL)
 
-    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.Grid) -> float:
+    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.LossGrid) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
         if self._delta == 0.0:

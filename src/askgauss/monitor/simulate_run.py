@@ -1,7 +1,7 @@
-"""Runs on paper as a monitor sees them: the sums of a step drawn from their own laws.
+"""Simulated runs as a monitor sees them: the sums of a step drawn from their distributions.
 
-A canary is never drawn by itself, but for the few that are kept, so that a step costs little more
-than the monitor's own work.
+Single canaries are drawn only where their values are kept, so that a step costs little more than
+the monitor's own work.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from askgauss.monitor.feed import Alarm
 from askgauss.monitor.run_monitor import Monitor
 from askgauss.sampling import Poisson
 
-__all__ = ["Fault", "most_noticed", "rehearse", "runs_on_paper", "steps_to_alarm"]
+__all__ = ["RunFault", "most_noticed", "runs_on_paper", "simulate_monitored", "steps_to_alarm"]
 
 _KEPT = 256
-# Faults beyond are none of a size that anybody has to rehearse.
+# Faults beyond are none of a size that anybody has to simulate_monitored.
 _LARGEST_FAULT = 1e6
 _LONGEST_PERIOD = 10**4
 # Steps on paper of one fault, some tens of seconds, and the fewest and most runs they make up.
@@ -36,7 +36,7 @@ _MOST_CANARIES = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RunFault:
     """What is wrong with a run; nothing by default.
 
     Attributes:
@@ -68,14 +68,14 @@ class Fault:
         _validate.count(start=self.start)
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> RunFault:
         """A fault from text like ``noise=0.9``.
 
         Raises:
             InvalidArgumentError: The text names none, or a size it cannot have.
 
         Examples:
-            >>> Fault.parse("contribution=1.5").contribution
+            >>> RunFault.parse("contribution=1.5").contribution
             1.5
         """
         name, _, size = text.partition("=")
@@ -97,28 +97,28 @@ class Fault:
         return cls(contribution=value) if name == "contribution" else cls(rate=value)
 
 
-class _Rehearsed(Monitor):
-    """A monitor that is not asked what its run would leak, which takes longer than the run."""
+class _WithoutImplied(Monitor):
+    """A monitor that does not compute the implied epsilon, which takes longer than the run."""
 
     def _implied(self, cause: str) -> float | None:
         return None
 
 
-def rehearse(
+def simulate_monitored(
     generator: np.random.Generator,
     *,
     claim: PrivacyClaim,
     present: int,
     absent: int,
     steps: int,
-    fault: Fault | None = None,
+    fault: RunFault | None = None,
     own_coin: bool = False,
     error: float = 0.001,
     schedule: Callable[[int], float] | None = None,
     to_the_end: bool = False,
     kind: type[Monitor] = Monitor,
 ) -> Monitor:
-    """A monitor after a run on paper, with a known background.
+    """A monitor after a simulated run, with a known background.
 
     Args:
         generator: Where chance comes from.
@@ -127,13 +127,13 @@ def rehearse(
         absent: Number of absent ones.
         steps: Number of steps.
         fault: What is wrong.
-        own_coin: Whether the recorder's own coin plants; then the rate is not watched.
+        own_coin: Whether the recorder samples the canaries; then the rate is not watched.
         error: How often a correct run may alarm.
         schedule: Declared noise of each step, where the claim names none.
         to_the_end: Whether to go on after an alarm.
         kind: The kind of monitor.
     """
-    wrong, right = fault or Fault(), Fault()
+    wrong, right = fault or RunFault(), RunFault()
     rate = claim.sampling_rate
     if rate is None or (claim.noise_multiplier is None and schedule is None):
         raise InvalidArgumentError(
@@ -141,8 +141,8 @@ def rehearse(
         )
     canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=0)
     kept = np.arange(min(_KEPT, canaries.size))
-    told: list[Alarm] = []
-    monitor = kind(claim=claim, error=error, on_alarm=told.append)
+    alarms: list[Alarm] = []
+    monitor = kind(claim=claim, error=error, on_alarm=alarms.append)
     monitor.attach(canaries, kept, sampling=Poisson(rate=rate))
     quiet = np.flatnonzero(~canaries.member[kept])
     rows: list[NDArray[np.float64]] = []
@@ -173,7 +173,7 @@ def rehearse(
                 own_coin=own_coin,
             )
         )
-        if told and not to_the_end:
+        if alarms and not to_the_end:
             break
     return monitor
 
@@ -192,13 +192,13 @@ def runs_on_paper(steps: int) -> int:
 
 
 def most_noticed(
-    fault: Fault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
+    fault: RunFault, *, claim: PrivacyClaim, present: int, absent: int, steps: int, error: float
 ) -> float:
-    """How likely at most any monitor notices a fault, from what tells its runs from sound ones.
+    """An upper bound on the power of any monitor against a fault.
 
-    A sound run alarms with probability ``error`` at most, a faulty one more often by no more than
-    the distance of the two laws, which by Pinsker's inequality is at most the root of half their
-    divergence. Faults too slight to be noticed thus need no rehearsal.
+    A correct run alarms with probability ``error`` at most, a faulty one more often by no more than
+    the total variation of the two distributions, which by Pinsker's inequality is at most the root
+    of half their divergence. Faults too slight to be detected thus need no simulation.
     """
     _check_size(present, absent, steps)
     rate, noise = claim.sampling_rate, claim.noise_multiplier
@@ -209,13 +209,13 @@ def most_noticed(
     spread = max(excess + 0.5 * excess * excess - math.log1p(excess), 0.0)
     moved = (fault.contribution - 1.0) / noise
     drawn = min(rate * fault.rate, 1.0)
-    coin = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
-    each = present * (drawn * 0.5 * moved * moved + coin) + (present + absent) * spread
+    sampled = float(kl_div(drawn, rate) + kl_div(1.0 - drawn, 1.0 - rate))
+    each = present * (drawn * 0.5 * moved * moved + sampled) + (present + absent) * spread
     return min(1.0, error + math.sqrt(0.5 * steps * each))
 
 
 def steps_to_alarm(
-    fault: Fault,
+    fault: RunFault,
     *,
     claim: PrivacyClaim,
     present: int,
@@ -225,7 +225,7 @@ def steps_to_alarm(
     runs: int = 100,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """The step each of so many broken runs was stopped in, sorted; infinite where none was.
+    """The step each of so many faulty runs was stopped in, sorted; infinite where none was.
 
     Args:
         fault: What is wrong.
@@ -242,7 +242,7 @@ def steps_to_alarm(
     _validate.integer(0, seed=seed)
     found = []
     for generator in np.random.default_rng(seed).spawn(runs):
-        monitor = rehearse(
+        monitor = simulate_monitored(
             generator,
             claim=claim,
             present=present,
@@ -252,7 +252,7 @@ def steps_to_alarm(
             # The training's own sampler plants where a fault of it is to be seen.
             own_coin=fault.rate == 1.0,
             error=error,
-            kind=_Rehearsed,
+            kind=_WithoutImplied,
         )
         found.append(math.inf if monitor.alarm is None else float(monitor.steps))
     return np.sort(found)

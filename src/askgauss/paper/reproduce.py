@@ -20,7 +20,7 @@ from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
-from askgauss.mechanisms import tree
+from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import data
 from askgauss.paper.csv_rows import csv_text
 from askgauss.paper.progress import Report, stages
@@ -184,7 +184,7 @@ def dpftrl_plan(scale: Scale, *, seed: int) -> train_dpftrl.TreeRunPlan:
     for label, (epsilon, rate) in enumerate(
         zip(scale.epsilons, scale.tree_learning_rate, strict=True)
     ):
-        noise = tree.noise_multiplier(epsilon=epsilon, delta=_DELTA, steps=scale.tree_steps)
+        noise = TreePlan(steps=scale.tree_steps).noise_multiplier(epsilon=epsilon, delta=_DELTA)
         for name, canaries in (("sound", scale.canaries), ("clean", 0), ("published", None)):
             heads.append(
                 train_dpftrl.TreeHead(

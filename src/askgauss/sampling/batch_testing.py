@@ -402,12 +402,12 @@ class SchemeSums:
     def from_arrays(
         cls, scheme: Scheme, content: dict[str, NDArray[Any]], *, records: int | None
     ) -> SchemeSums:
-        """Go on from what `arrays` gave, with the same scheme.
+        """Resume from what `arrays` gave, with the same scheme.
 
         Args:
             scheme: The declared scheme.
             content: What `arrays` gave.
-            records: Number of records in all, if known: a file that tells another is refused.
+            records: Number of records in all, if known: a file that states another is refused.
 
         Raises:
             FileFormatError: It is not what `arrays` gave.

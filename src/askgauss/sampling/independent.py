@@ -330,8 +330,8 @@ def _secret_cycle(rate: float, cycle: int, signal: float, steps: int, delta: flo
         run = step.composed(turns + 1).anywhere(more).either(run, more / cycle)
     if turns == 0:
         return run.epsilon(delta)
-    # Whoever knows the group can only be log(cycle) ahead: the test that asks for any of them is
-    # passed as often if the canary is present, and at most so many times as often if it is not.
+    # An adversary who knows the group can only be log(cycle) ahead: the test that rejects if any
+    # group's test does has at least the power, and at most ``cycle`` times the false positives.
     known = accounting.dpsgd_epsilon_lower(
         signal_to_noise=signal, sampling_rate=rate, steps=turns, delta=delta
     )

@@ -132,7 +132,7 @@ class Recogniser:
         return inside and self._kept[-1].size == size
 
     def _guess(self) -> Scheme | None:
-        """The scheme that is left, once there is enough to tell."""
+        """The scheme that is left, once there is enough to decide."""
         steps = len(self._kept)
         if self._epoch >= 0:
             return self._guess_epochs() if 0 < 2 * self._epoch <= steps else None

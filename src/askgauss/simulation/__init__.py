@@ -1,4 +1,4 @@
-"""The audited mechanisms, run on paper: exact draws of what a run would release."""
+"""The audited mechanisms, simulated: exact draws of what a run would release."""
 
 from askgauss.simulation.dpftrl_runs import simulate_dpftrl
 from askgauss.simulation.dpsgd_runs import simulate_dpsgd, simulate_scores

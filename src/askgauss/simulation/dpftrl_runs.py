@@ -155,13 +155,7 @@ def _prefix_noise(plan: TreePlan, noise: NodeNoise) -> Iterator[NDArray[np.float
         out[:] = fresh
         return out
 
-    stream = tree.TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
+    stream = plan.stream(draw)
     for _ in range(plan.steps):
         yield stream.next()
 

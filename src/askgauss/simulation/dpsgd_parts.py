@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from askgauss.canaries import BlockCanaries, DiracCanaries, Stream, random_stream
 from askgauss.recording.recorder import Recorder
 
-__all__ = ["Adding", "Gradients", "Mechanism", "Run"]
+__all__ = ["Adding", "DPSGDMechanism", "Gradients", "SimulatedRun"]
 
 # The gradient of a canary before clipping, in clip norms: clipping has something to do.
 _FAR_ABOVE = 100.0
@@ -56,7 +56,7 @@ def _nobody() -> NDArray[np.int64]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class SimulatedRun:
     """A run under way: its settings, its random streams, and where it is.
 
     Attributes:
@@ -92,7 +92,7 @@ class Run:
         sampling_rate: float,
         noise_multiplier: float,
         clip_norm: float,
-    ) -> Run:
+    ) -> SimulatedRun:
         """A run before its first step."""
         seed = canaries.root_seed
         return cls(
@@ -116,14 +116,14 @@ class Run:
         return self.noise_multiplier * self.clip_norm
 
 
-def poisson(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
-    """Batches in which every record is by a coin of its own."""
+def poisson(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
+    """Poisson sampling."""
     records = run.records
     for _ in range(steps):
         yield records[run.sampler.random(records.size) < run.sampling_rate]
 
 
-def one_direction_each(run: Run, batch: NDArray[np.int64]) -> Gradients:
+def one_direction_each(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     """The gradients of canaries: each along its own direction, far above the clip norm."""
     canaries = run.canaries
     places = canaries.coordinates.reshape(canaries.size, -1)[batch]
@@ -132,12 +132,12 @@ def one_direction_each(run: Run, batch: NDArray[np.int64]) -> Gradients:
     return Gradients(places, np.broadcast_to(height * signs, places.shape))
 
 
-def per_record(run: Run, gradients: Gradients) -> Gradients:
+def per_record(run: SimulatedRun, gradients: Gradients) -> Gradients:
     """Every record's whole gradient, scaled down to the clip norm."""
     return gradients.scaled(np.minimum(1.0, run.clip_norm / gradients.norms)[:, None])
 
 
-def gaussian(run: Run) -> NDArray[np.float64]:
+def gaussian(run: SimulatedRun) -> NDArray[np.float64]:
     """Independent Gaussian noise on every coordinate."""
     noise = run.noise.standard_normal(run.canaries.total_dimension)
     noise *= run.noise_scale
@@ -157,7 +157,7 @@ class Adding:
     noise: float | None = None
 
 
-def restore_everything(run: Run) -> None:
+def restore_everything(run: SimulatedRun) -> None:
     """Going on from a checkpoint that holds every state: nothing changes."""
 
 
@@ -167,12 +167,12 @@ def as_planned(steps: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mechanism:
+class DPSGDMechanism:
     """The parts of DP-SGD, each as it should be.
 
     Attributes:
         length: Steps taken, from the steps accounted for.
-        sampler: Batches, from a run and its number of steps; canaries with a coin of their own
+        sampler: Batches, from a run and its number of steps; canaries that the recorder samples
             never meet it.
         gradient: Gradients of the records of a batch; canaries planted in the sum never meet it.
         clip: Those gradients clipped; canaries planted in the sum never meet it either.
@@ -183,33 +183,33 @@ class Mechanism:
     """
 
     length: Callable[[int], int] = as_planned
-    sampler: Callable[[Run, int], Iterator[NDArray[np.int64]]] = poisson
-    gradient: Callable[[Run, NDArray[np.int64]], Gradients] = one_direction_each
-    clip: Callable[[Run, Gradients], Gradients] = per_record
+    sampler: Callable[[SimulatedRun, int], Iterator[NDArray[np.int64]]] = poisson
+    gradient: Callable[[SimulatedRun, NDArray[np.int64]], Gradients] = one_direction_each
+    clip: Callable[[SimulatedRun, Gradients], Gradients] = per_record
     accumulation: Adding = Adding()
     reduction: Adding = Adding()
-    noise: Callable[[Run], NDArray[np.float64]] = gaussian
-    resume: Callable[[Run], None] = restore_everything
+    noise: Callable[[SimulatedRun], NDArray[np.float64]] = gaussian
+    resume: Callable[[SimulatedRun], None] = restore_everything
 
-    def record(self, run: Run, recorder: Recorder, *, own_coin: bool) -> None:
+    def record(self, run: SimulatedRun, recorder: Recorder, *, own_draws: bool) -> None:
         """Run every step, and hand what it releases to the recorder.
 
         Args:
             run: The run.
             recorder: Who records it.
-            own_coin: Plant canaries in the clipped sum, by the recorder's coin; otherwise they are
-                records like any other, and go through the sampler and the clipper.
+            own_draws: Whether the recorder samples canaries, which are added to the clipped sum;
+                otherwise they are records like any other, and go through sampler and clipper.
         """
         steps, canaries = self.length(run.steps), run.canaries
         nothing = np.zeros(canaries.size)
         batches = (
-            (recorder.sample() for _ in range(steps)) if own_coin else self.sampler(run, steps)
+            (recorder.sample() for _ in range(steps)) if own_draws else self.sampler(run, steps)
         )
         for batch in batches:
             if run.step == steps // 2:
                 self.resume(run)
             run.batch, run.previous = batch, run.batch
-            if own_coin:
+            if own_draws:
                 released = self._release(run, None)
                 canaries.plant(released, batch, run.clip_norm)
             else:
@@ -217,12 +217,12 @@ class Mechanism:
             recorder.observe(
                 canaries.project(released),
                 background=nothing,
-                planted=None if own_coin else batch,
+                planted=None if own_draws else batch,
                 watch=released[canaries.watch],
             )
             run.step += 1
 
-    def _release(self, run: Run, gradients: Gradients | None) -> NDArray[np.float64]:
+    def _release(self, run: SimulatedRun, gradients: Gradients | None) -> NDArray[np.float64]:
         """The noisy sum of these gradients, or of none."""
         levels = (self.reduction, self.accumulation)
         last = all(level.noise is None for level in levels)
@@ -233,7 +233,7 @@ class Mechanism:
 
     def _add(
         self,
-        run: Run,
+        run: SimulatedRun,
         gradients: Gradients | None,
         levels: Sequence[Adding],
         total: NDArray[np.float64],

@@ -13,7 +13,7 @@ from askgauss.checks.scope import AFTER_CLIPPING, INPUT_SPACE
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores
-from askgauss.simulation.dpsgd_parts import Mechanism, Run
+from askgauss.simulation.dpsgd_parts import DPSGDMechanism, SimulatedRun
 from askgauss.simulation.faults import Fault, find_fault
 
 __all__ = ["check_canaries", "check_work", "simulate_dpsgd", "simulate_scores"]
@@ -49,10 +49,10 @@ def simulate_dpsgd(
         seed: Root of every random choice.
         fault: A part of the mechanism to break, by name (`askgauss.simulation.FAULTS`) or as an
             object. The arguments above are then what the run claims.
-        canaries: What canaries go through: ``"own coin"`` plants them in the clipped sum by the
-            recorder's coin; on the ``"data path"`` they are records, sampled and clipped by the
-            simulated training, and ``"spread"`` ones have gradients that reach into four tensors.
-            If not given, the first that meets the fault.
+        canaries: What canaries go through: with ``"own coin"`` the recorder samples them and adds
+            them to the clipped sum; on the ``"data path"`` they are records, sampled and clipped
+            by the simulated training, and ``"spread"`` ones have gradients that reach into four
+            tensors. If not given, the first that meets the fault.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or there is no such fault.
@@ -71,9 +71,9 @@ def simulate_dpsgd(
     broken = find_fault(fault)
     path = canaries or ("own coin" if broken is None else broken.canaries)
     _validate.one_of(("own coin", "data path", "spread"), canaries=path)
-    own_coin = path == "own coin"
+    own_draws = path == "own coin"
     several = broken is not None and broken.several_tensors
-    run = Run.begin(
+    run = SimulatedRun.begin(
         _placed(present, absent, seed, several=several, spread=path == "spread"),
         steps=steps,
         sampling_rate=sampling_rate,
@@ -82,12 +82,12 @@ def simulate_dpsgd(
     )
     recorder = Recorder(
         run.canaries,
-        sampling_rate=sampling_rate if own_coin else None,
+        sampling_rate=sampling_rate if own_draws else None,
         clip_norm=run.clip_norm,
         noise_multiplier=noise_multiplier,
     )
-    mechanism = Mechanism() if broken is None else broken.apply(Mechanism())
-    mechanism.record(run, recorder, own_coin=own_coin)
+    mechanism = DPSGDMechanism() if broken is None else broken.apply(DPSGDMechanism())
+    mechanism.record(run, recorder, own_draws=own_draws)
     recorded = recorder.transcript()
     facts = replace(
         recorded.facts,
@@ -96,7 +96,7 @@ def simulate_dpsgd(
         poisson=True,
         accounted_steps=min(recorded.number_of_steps, steps),
         accounted_sampling_rate=sampling_rate,
-        exercised=AFTER_CLIPPING if own_coin else INPUT_SPACE,
+        exercised=AFTER_CLIPPING if own_draws else INPUT_SPACE,
         # No run of its own: the same seed gives the same transcript, to the byte.
         run=None,
     )
@@ -128,7 +128,7 @@ def simulate_scores(
     absent: int,
     seed: int | np.random.Generator,
 ) -> CanaryScores:
-    """Only the scores of such a run, in one draw a canary: the same law, thousands of times faster.
+    """Only the scores of such a run, one draw per canary: the same distribution, far faster.
 
     Examples:
         >>> simulate_scores(steps=2500, sampling_rate=0.08, noise_multiplier=2.6,
@@ -167,7 +167,7 @@ def check_canaries(present: int, absent: int) -> None:
 
 
 def check_work(steps: int, numbers: int, name: str) -> None:
-    """Refuse runs that would take hours to go through on paper."""
+    """Refuse runs that would take hours to simulate."""
     hint = "Simulate a shorter or a smaller run; simulate_scores draws the scores alone."
     _validate.count(maximum=_MOST_STEPS, hint=hint, steps=steps)
     _validate.count(maximum=_MOST_NUMBERS, hint=hint, **{f"steps * {name}": steps * numbers})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Verdict
-from askgauss.simulation.dpsgd_parts import Mechanism
+from askgauss.simulation.dpsgd_parts import DPSGDMechanism
 
 __all__ = [
     "FAULTS",
@@ -49,7 +49,7 @@ class Fault:
     """One part of DP-SGD, replaced; as a decorator it registers what it decorates.
 
     Attributes:
-        part: The field of `Mechanism` it replaces.
+        part: The field of `DPSGDMechanism` it replaces.
         name: Its name, in kebab-case.
         description: What goes wrong.
         broken: What that part is replaced by.
@@ -82,7 +82,7 @@ class Fault:
         _FAULTS[self.name] = replace(self, broken=broken)
         return broken
 
-    def apply(self, mechanism: Mechanism) -> Mechanism:
+    def apply(self, mechanism: DPSGDMechanism) -> DPSGDMechanism:
         """The mechanism with this part broken."""
         return replace(mechanism, **{self.part: self.broken})
 

@@ -1,8 +1,8 @@
 """Faults of private training that have happened, or nearly: each replaces one part of a mechanism.
 
-The statistic is never touched: a fault replaces one field of `Mechanism`, or the noise of a tree's
-nodes, and the run it gives is recorded and audited like any other. A new fault is one decorated
-function here.
+The statistic is never touched: a fault replaces one field of `DPSGDMechanism`, or the noise of a
+tree's nodes, and the run it gives is recorded and audited like any other. A new fault is one
+decorated function here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from askgauss.results import Verdict
 from askgauss.simulation.dpsgd_parts import (
     Adding,
     Gradients,
-    Run,
+    SimulatedRun,
     gaussian,
     one_direction_each,
     per_record,
@@ -55,7 +55,7 @@ __all__ = [
 class _Scaled:
     factor: float
 
-    def __call__(self, run: Run) -> NDArray[np.float64]:
+    def __call__(self, run: SimulatedRun) -> NDArray[np.float64]:
         return self.factor * gaussian(run)
 
 
@@ -100,7 +100,7 @@ Fault(
     finding="noise scale",
     clip_norm=2.0,
 )
-def _without_clip_norm(run: Run) -> NDArray[np.float64]:
+def _without_clip_norm(run: SimulatedRun) -> NDArray[np.float64]:
     return run.noise_multiplier * run.noise.standard_normal(run.canaries.total_dimension)
 
 
@@ -110,7 +110,7 @@ def _without_clip_norm(run: Run) -> NDArray[np.float64]:
     "The noise falls from 110 % to 90 % of its scale along the run.",
     finding="noise drift",
 )
-def _fading(run: Run) -> NDArray[np.float64]:
+def _fading(run: SimulatedRun) -> NDArray[np.float64]:
     return gaussian(run) * (1.1 - 0.2 * run.step / run.steps)
 
 
@@ -118,7 +118,7 @@ def _fading(run: Run) -> NDArray[np.float64]:
 class _LastTensor:
     factor: float
 
-    def __call__(self, run: Run) -> NDArray[np.float64]:
+    def __call__(self, run: SimulatedRun) -> NDArray[np.float64]:
         noise = gaussian(run)
         noise[-run.canaries.tensor_sizes[-1] :] *= self.factor
         return noise
@@ -146,7 +146,7 @@ Fault(
     "The generator is seeded anew in every step.",
     finding="repeated noise",
 )
-def _same_noise(run: Run) -> NDArray[np.float64]:
+def _same_noise(run: SimulatedRun) -> NDArray[np.float64]:
     _restart_generator(run)
     return gaussian(run)
 
@@ -157,7 +157,7 @@ def _same_noise(run: Run) -> NDArray[np.float64]:
     "A checkpoint does not hold the generator: after it, the noise starts over.",
     finding="repeated noise",
 )
-def _restart_generator(run: Run) -> None:
+def _restart_generator(run: SimulatedRun) -> None:
     run.noise = random_stream(run.canaries.root_seed, Stream.NOISE)
 
 
@@ -168,7 +168,7 @@ def _restart_generator(run: Run) -> None:
     finding="shared noise",
     several_tensors=True,
 )
-def _one_key(run: Run) -> NDArray[np.float64]:
+def _one_key(run: SimulatedRun) -> NDArray[np.float64]:
     sizes = run.canaries.tensor_sizes
     drawn = {size: run.noise.standard_normal(size) for size in dict.fromkeys(sizes)}
     return run.noise_scale * np.concatenate([drawn[size] for size in sizes])
@@ -181,7 +181,7 @@ def _one_key(run: Run) -> NDArray[np.float64]:
     finding="noise shape",
     verdict=Verdict.INVALID,
 )
-def _uniform(run: Run) -> NDArray[np.float64]:
+def _uniform(run: SimulatedRun) -> NDArray[np.float64]:
     reach = np.sqrt(3.0) * run.noise_scale
     return run.noise.uniform(-reach, reach, run.canaries.total_dimension)
 
@@ -193,13 +193,13 @@ def _uniform(run: Run) -> NDArray[np.float64]:
     finding="noise shape",
     verdict=Verdict.INVALID,
 )
-def _laplace(run: Run) -> NDArray[np.float64]:
+def _laplace(run: SimulatedRun) -> NDArray[np.float64]:
     scale = run.noise_scale / np.sqrt(2.0)
     return run.noise.laplace(0.0, scale, run.canaries.total_dimension)
 
 
 @Fault("noise", "bf16-noise", "The noise is drawn in bfloat16.", finding="noise precision")
-def _brain_float(run: Run) -> NDArray[np.float64]:
+def _brain_float(run: SimulatedRun) -> NDArray[np.float64]:
     bits = gaussian(run).astype(np.float32).view(np.uint32)
     # Round to nearest, ties to even, at the sixteenth bit.
     bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -213,7 +213,7 @@ def _brain_float(run: Run) -> NDArray[np.float64]:
     finding="finite gradients",
     verdict=Verdict.INVALID,
 )
-def _overflowing(run: Run) -> NDArray[np.float64]:
+def _overflowing(run: SimulatedRun) -> NDArray[np.float64]:
     noise = gaussian(run)
     if run.step == run.steps // 2:
         noise[run.canaries.coordinates.ravel()[0]] = np.nan
@@ -228,7 +228,7 @@ def _overflowing(run: Run) -> NDArray[np.float64]:
     canaries="data path",
     expected_batch=1.0,
 )
-def _none_if_empty(run: Run) -> NDArray[np.float64]:
+def _none_if_empty(run: SimulatedRun) -> NDArray[np.float64]:
     return gaussian(run) * float(run.batch.size > 0)
 
 
@@ -240,7 +240,7 @@ def _none_if_empty(run: Run) -> NDArray[np.float64]:
     canaries="data path",
     expected_batch=1.0,
 )
-def _never_empty(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+def _never_empty(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     return (batch for batch in poisson(run, steps) if batch.size)
 
 
@@ -251,7 +251,7 @@ def _never_empty(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
     finding="sampling rate",
     canaries="data path",
 )
-def _doubled(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+def _doubled(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     return poisson(replace(run, sampling_rate=min(1.0, 2.0 * run.sampling_rate)), steps)
 
 
@@ -261,7 +261,7 @@ class _Epochs:
 
     reshuffle: bool
 
-    def __call__(self, run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+    def __call__(self, run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
         records, batches = run.sampler.permutation(run.records), round(1.0 / run.sampling_rate)
         for step in range(steps):
             if self.reshuffle and step % batches == 0:
@@ -296,7 +296,7 @@ Fault(
     verdict=Verdict.INVALID,
     canaries="data path",
 )
-def _common_coins(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+def _shared_draws(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     records = run.records
     for _ in range(steps):
         heads = run.sampler.random(-(-records.size // 4)) < run.sampling_rate
@@ -310,7 +310,7 @@ def _common_coins(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
     finding="contribution",
     canaries="data path",
 )
-def _unclipped(run: Run, gradients: Gradients) -> Gradients:
+def _unclipped(run: SimulatedRun, gradients: Gradients) -> Gradients:
     return gradients
 
 
@@ -321,14 +321,16 @@ def _unclipped(run: Run, gradients: Gradients) -> Gradients:
     finding="contribution",
     canaries="spread",
 )
-def _each_tensor(run: Run, gradients: Gradients) -> Gradients:
+def _each_tensor(run: SimulatedRun, gradients: Gradients) -> Gradients:
     tensor, row = run.canaries.tensor_of(gradients.places), np.arange(len(gradients))[:, None]
     squares = np.zeros((len(gradients), len(run.canaries.tensor_sizes)))
     np.add.at(squares, (row, tensor), gradients.values**2)
     return gradients.scaled(np.minimum(1.0, run.clip_norm / np.sqrt(squares)[row, tensor]))
 
 
-def _together(run: Run, gradients: Gradients, group: NDArray[np.int64]) -> NDArray[np.float64]:
+def _together(
+    run: SimulatedRun, gradients: Gradients, group: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """What clipping the mean of each group scales its records by."""
     # No two records share a coordinate, so that squares add up.
     norms = np.sqrt(np.bincount(group, gradients.norms**2)) / np.bincount(group)
@@ -342,7 +344,7 @@ def _together(run: Run, gradients: Gradients, group: NDArray[np.int64]) -> NDArr
     finding="contribution",
     canaries="data path",
 )
-def _batch_mean(run: Run, gradients: Gradients) -> Gradients:
+def _batch_mean(run: SimulatedRun, gradients: Gradients) -> Gradients:
     group = np.zeros(len(gradients), dtype=np.int64)
     return gradients.scaled(_together(run, gradients, group)[group, None])
 
@@ -355,7 +357,7 @@ def _batch_mean(run: Run, gradients: Gradients) -> Gradients:
     verdict=Verdict.INCONCLUSIVE,
     canaries="data path",
 )
-def _microbatch_means(run: Run, gradients: Gradients) -> Gradients:
+def _microbatch_means(run: SimulatedRun, gradients: Gradients) -> Gradients:
     group = np.arange(len(gradients)) // 4
     factor = _together(run, gradients, group) / np.bincount(group)
     return gradients.scaled(factor[group, None])
@@ -368,7 +370,7 @@ def _microbatch_means(run: Run, gradients: Gradients) -> Gradients:
     finding="contribution",
     canaries="data path",
 )
-def _twice(run: Run, batch: NDArray[np.int64]) -> Gradients:
+def _twice(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     return one_direction_each(run, np.repeat(batch, 2))
 
 
@@ -380,7 +382,7 @@ def _twice(run: Run, batch: NDArray[np.int64]) -> Gradients:
     verdict=Verdict.INVALID,
     canaries="data path",
 )
-def _with_the_last_batch(run: Run, batch: NDArray[np.int64]) -> Gradients:
+def _with_the_last_batch(run: SimulatedRun, batch: NDArray[np.int64]) -> Gradients:
     return one_direction_each(run, np.concatenate([run.previous, batch]))
 
 
@@ -408,7 +410,7 @@ class _Without:
     every: int
     moving: bool
 
-    def __call__(self, run: Run) -> NDArray[np.float64]:
+    def __call__(self, run: SimulatedRun) -> NDArray[np.float64]:
         noise = gaussian(run)
         places = run.canaries.coordinates.reshape(run.canaries.size, -1)
         noise[places[(run.step if self.moving else 0) % self.every :: self.every]] = 0.0
@@ -433,7 +435,7 @@ Fault(
 class _WherePlanted:
     factor: float
 
-    def __call__(self, run: Run) -> NDArray[np.float64]:
+    def __call__(self, run: SimulatedRun) -> NDArray[np.float64]:
         noise = gaussian(run)
         places = run.canaries.coordinates.reshape(run.canaries.size, -1)
         noise[places[run.batch]] *= self.factor
@@ -463,7 +465,7 @@ Fault(
     also=("noise shape",),
     verdict=Verdict.INVALID,
 )
-def _cut_off(run: Run) -> NDArray[np.float64]:
+def _cut_off(run: SimulatedRun) -> NDArray[np.float64]:
     return np.clip(gaussian(run), -3.0 * run.noise_scale, 3.0 * run.noise_scale)
 
 
@@ -473,7 +475,7 @@ def _cut_off(run: Run) -> NDArray[np.float64]:
     "Every other step has 85 % of the noise, the others more.",
     finding="noise by step",
 )
-def _alternating(run: Run) -> NDArray[np.float64]:
+def _alternating(run: SimulatedRun) -> NDArray[np.float64]:
     return gaussian(run) * (0.85, math.sqrt(2.0 - 0.85**2))[run.step % 2]
 
 
@@ -483,7 +485,7 @@ def _alternating(run: Run) -> NDArray[np.float64]:
     "Every other coordinate has 85 % of the noise, the others more.",
     finding="noise by coordinate",
 )
-def _odd_coordinates(run: Run) -> NDArray[np.float64]:
+def _odd_coordinates(run: SimulatedRun) -> NDArray[np.float64]:
     noise = gaussian(run)
     noise[::2] *= 0.85
     noise[1::2] *= math.sqrt(2.0 - 0.85**2)
@@ -496,7 +498,7 @@ def _odd_coordinates(run: Run) -> NDArray[np.float64]:
     "The last noise is minus the sum of all before, at the right scale.",
     finding="whole-run correlation",
 )
-def _paid_back(run: Run) -> NDArray[np.float64]:
+def _paid_back(run: SimulatedRun) -> NDArray[np.float64]:
     if run.step < run.steps - 1:
         return gaussian(run)
     again = random_stream(run.canaries.root_seed, Stream.NOISE)
@@ -513,7 +515,7 @@ def _paid_back(run: Run) -> NDArray[np.float64]:
     also=("serial correlation", "whole-run correlation"),
     verdict=Verdict.INVALID,
 )
-def _pushed_back(run: Run) -> NDArray[np.float64]:
+def _pushed_back(run: SimulatedRun) -> NDArray[np.float64]:
     """Every step takes off a little of the last forty but one."""
 
     def fresh(step: int) -> NDArray[np.float64]:
@@ -534,7 +536,7 @@ def _pushed_back(run: Run) -> NDArray[np.float64]:
     also=("shared noise",),
     verdict=Verdict.INVALID,
 )
-def _with_an_offset(run: Run) -> NDArray[np.float64]:
+def _with_an_offset(run: SimulatedRun) -> NDArray[np.float64]:
     common = 0.15
     own = math.sqrt(1.0 - common**2) * gaussian(run)
     return own + common * run.noise_scale * float(run.noise.standard_normal())
@@ -546,7 +548,7 @@ def _with_an_offset(run: Run) -> NDArray[np.float64]:
     "A tenth of the noise's variance lies in three directions.",
     finding="shared noise",
 )
-def _few_directions(run: Run) -> NDArray[np.float64]:
+def _few_directions(run: SimulatedRun) -> NDArray[np.float64]:
     """A tenth of the variance lies in three directions that all coordinates share."""
     size = run.canaries.total_dimension
     directions = np.random.default_rng([run.canaries.root_seed, size]).choice(
@@ -564,7 +566,7 @@ def _few_directions(run: Run) -> NDArray[np.float64]:
     also=("contribution",),
     canaries="data path",
 )
-def _rarely_unclipped(run: Run, gradients: Gradients) -> Gradients:
+def _rarely_unclipped(run: SimulatedRun, gradients: Gradients) -> Gradients:
     factor = np.where((run.batch + run.step) % 200 == 0, 10.0, 1.0)
     return per_record(run, gradients).scaled(factor[:, None])
 
@@ -577,7 +579,7 @@ def _rarely_unclipped(run: Run, gradients: Gradients) -> Gradients:
     verdict=Verdict.INVALID,
     canaries="data path",
 )
-def _ever_more(run: Run, gradients: Gradients) -> Gradients:
+def _ever_more(run: SimulatedRun, gradients: Gradients) -> Gradients:
     return per_record(run, gradients).scaled(np.array(0.5 + (run.step + 0.5) / run.steps))
 
 
@@ -589,7 +591,7 @@ def _ever_more(run: Run, gradients: Gradients) -> Gradients:
     verdict=Verdict.INVALID,
     canaries="data path",
 )
-def _cyclic(run: Run, steps: int) -> Iterator[NDArray[np.int64]]:
+def _cyclic(run: SimulatedRun, steps: int) -> Iterator[NDArray[np.int64]]:
     records = run.records
     group = run.sampler.integers(0, _GROUPS, records.size)
     rate = min(_GROUPS * run.sampling_rate, 1.0)

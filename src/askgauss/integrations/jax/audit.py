@@ -17,7 +17,6 @@ device: nothing waits for the host before the result is asked for.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -26,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, PlacedCanaries
 from askgauss.checks.scope import AFTER_CLIPPING, BEFORE_CLIPPING
 from askgauss.claims import PrivacyClaim
@@ -60,16 +58,8 @@ except ImportError as error:
 from askgauss.integrations.jax.jax_examples import ExampleAudit
 from askgauss.integrations.jax.jax_noise import SampledLeaves
 from askgauss.integrations.jax.jax_rows import CanaryLoss, PlantedRows
-from askgauss.integrations.jax.jax_seeds import probe_seeds
-from askgauss.integrations.jax.parameter_tree import ParameterTree
 from askgauss.integrations.jax.plan import as_scheme, claim_of, planned_run
-from askgauss.integrations.jax.state import (
-    UNSEEN_WEIGHTS,
-    AuditState,
-    DrainedRun,
-    Readings,
-    checked_privatizer,
-)
+from askgauss.integrations.jax.state import AuditState, Readings, WrappedRun, checked_privatizer
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
 
@@ -79,7 +69,7 @@ _ABSENT = 1000
 _ALONG = 2
 
 
-class Audit(DrainedRun, AuditedRun[Any]):
+class Audit(WrappedRun):
     """Canaries in the clipped sums of a JAX run, and what the run releases about them.
 
     Device memory is four bytes a step and place that is read, and one a step and present canary:
@@ -147,23 +137,20 @@ class Audit(DrainedRun, AuditedRun[Any]):
         seed: int | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
-        _validate.integer(1, steps=steps)
-        _validate.magnitude(clip_norm=clip_norm)
-        if noise_multiplier is not None:
-            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
             _validate.integer(1, records=records)
-        if buffer is not None:
-            _validate.integer(1, buffer=buffer)
         _validate.one_of(("auto", "known", "unknown"), background=background)
-        self._sampling = as_scheme(sampling, records)
+        super().__init__(
+            params,
+            sampling=as_scheme(sampling, records),
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            buffer=buffer,
+            seed=seed,
+        )
         self._users = type(sampling).__name__ == "UserSelectionStrategy"
         self._known = _known(background, self._sampling)
-        self._clip_norm = float(clip_norm)
-        self._noise_multiplier = noise_multiplier
-        self._steps = int(steps)
-        self._tree = ParameterTree(params)
-        self._seed = seed
         self._seam = Seam(
             self._tree.stand_ins(),
             lambda sizes: choose_canaries(
@@ -207,7 +194,6 @@ class Audit(DrainedRun, AuditedRun[Any]):
             buffer,
             self._canaries.fingerprint().encode() + np.packbits(self._planted).tobytes(),
         )
-        self._run = secrets.token_hex(16)
         self._loss: CanaryLoss | None = None
         self._exercised: tuple[str, ...] = AFTER_CLIPPING
         self._monitor = monitor_of(monitor)
@@ -216,7 +202,7 @@ class Audit(DrainedRun, AuditedRun[Any]):
                 "Expected no monitor with strategy=: it weighs steps as they come, and correlated "
                 "noise is taken apart at the end. Leave out monitor=, and audit the transcript."
             )
-        self._told = None if self._monitor is None else self._recorder(self._monitor)
+        self._monitored = None if self._monitor is None else self._recorder(self._monitor)
 
     @classmethod
     def from_plan(
@@ -421,36 +407,16 @@ class Audit(DrainedRun, AuditedRun[Any]):
 
     # ---------------------------------------------------------------------------- on the host
 
-    def drain(self, state: Any) -> int:
-        """Take what the state has read so far to the host, to make room for more.
-
-        A monitor weighs these steps here.
-
-        Args:
-            state: The state the last step returned, or a tree that holds it.
-
-        Returns:
-            The number of steps that have been taken over.
-
-        Raises:
-            RecordingError: Steps were overwritten before they were drained, or the state does not
-                come from the one that was drained last.
-            PrivacyAlarm: The monitor alarms; everything has been taken over.
-        """
-        held = self._readings.held
-        self._tell(held, self._readings.drain(self._readings.found(state)))
-        return self._readings.held
-
-    def _tell(self, held: int, rows: NDArray[np.float32]) -> None:
-        """Tell the monitor of rows after the first ``held``; what it raises comes at the end."""
-        told = self._told
-        if told is None:
+    def _monitor_rows(self, held: int, rows: NDArray[np.float32]) -> None:
+        """Hand rows after the first ``held`` to the monitor; what it raises comes at the end."""
+        recorder = self._monitored
+        if recorder is None:
             return
         alarm: PrivacyAlarm | None = None
-        for row in rows[told.steps - held :, : self._width].astype(np.float64):
-            told.sample()
+        for row in rows[recorder.steps - held :, : self._width].astype(np.float64):
+            recorder.sample()
             try:
-                told.observe(self._seam.along(row), background=0.0 if self._known else None)
+                recorder.observe(self._seam.along(row), background=0.0 if self._known else None)
             except PrivacyAlarm as raised:
                 alarm = raised
         if alarm is not None:
@@ -490,22 +456,17 @@ class Audit(DrainedRun, AuditedRun[Any]):
         recorded = recorder.transcript()
         taken = int(own.step) + unseen_steps
         facts = replace(
-            recorded.facts,
-            run=self._run,
+            self._described(recorded.facts),
             skipped_steps=self._released.accounted(taken) - steps,
             turns=self._released.turns,
             watched=self._monitor is not None,
             planned_steps=None if self._monitor is None else self._monitor.planned,
-            watch_background="known",
-            tensors=self._tree.names,
             exercised=self._exercised,
             unit="user" if self._users else "example",
-            precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             seed_probe=first,
             reuse=self._reused(rows) if apart is None else apart.reuse,
             noise_rows=None if apart is None else apart.facts,
             gain=self._gain(rows),
-            weights=UNSEEN_WEIGHTS,
             notes=tuple(
                 note
                 for note in (
@@ -553,20 +514,14 @@ class Audit(DrainedRun, AuditedRun[Any]):
             noise[layout.columns[planted]] -= self._clip_norm
         places = np.concatenate([part + layout.edges[index] for index, part in layout.read_places])
         tensor = np.searchsorted(layout.edges, places, side="right") - 1
-        return probe_seeds(
-            noise[clean],
-            tensor[clean],
-            (places - layout.edges[tensor])[clean],
-            shapes=self._tree.shapes,
-            dtypes=self._tree.dtypes,
-            own=[self._seed],
-        )
+        place = places - layout.edges[tensor]
+        return self._seeds_tried(noise[clean], tensor[clean], place[clean])
 
     def _transcript_for(self, claim: PrivacyClaim | None, *state: Any) -> Transcript:
-        # Whoever asks for the result is told of an alarm there, not by an error.
+        # The result states the alarm; an error would hide the result.
         with contextlib.suppress(PrivacyAlarm):
             new = self._readings.new(self._readings.found(*state))
-            self._tell(self._readings.held, new)
+            self._monitor_rows(self._readings.held, new)
         return self.transcript(*state)
 
     def _goes_on(self, *state: Any) -> bool:
@@ -581,13 +536,6 @@ class Audit(DrainedRun, AuditedRun[Any]):
     def canaries(self) -> PlacedCanaries:
         """Who is planted where."""
         return self._canaries
-
-    def __repr__(self) -> str:
-        present = self._present.size
-        return (
-            f"Audit(present={present}, absent={self._canaries.size - present}, "
-            f"steps={self._steps}, sampling={self._sampling!r})"
-        )
 
 
 def _along(noisy: Sequence[Any], clean: Sequence[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,24 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.checks.scope import INPUT_SPACE
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.integrations.jax.jax_seeds import probe_seeds
-from askgauss.integrations.jax.parameter_tree import ParameterTree
 from askgauss.integrations.jax.plan import as_scheme
-from askgauss.integrations.jax.state import (
-    UNSEEN_WEIGHTS,
-    AuditState,
-    DrainedRun,
-    Readings,
-    checked_privatizer,
-)
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.integrations.jax.state import AuditState, Readings, WrappedRun, checked_privatizer
 from askgauss.recording.injection import Seam
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
@@ -69,7 +58,7 @@ class Seen(NamedTuple):
     common: Any
 
 
-class ExampleAudit(DrainedRun, AuditedRun[Any]):
+class ExampleAudit(WrappedRun):
     """Records as canaries: the run's own sampler draws them, its loss and clipping treat them.
 
     ::
@@ -142,22 +131,22 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
                     "clip_norm", None, "to be given where clipped_grad does not say it"
                 )
             clip_norm = float(clipped_grad.sensitivity())
-        _validate.magnitude(clip_norm=clip_norm)
-        if noise_multiplier is not None:
-            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-        _validate.integer(1, steps=steps)
-        if buffer is not None:
-            _validate.integer(1, buffer=buffer)
         self._present = np.flatnonzero(canaries.member)
         _validate.integer(self._present.size + 1, records=records)
-        self._sampling = as_scheme(sampling, int(records))
-        self._canaries, self._steps, self._records = canaries, int(steps), int(records)
-        self._clip_norm, self._noise_multiplier = float(clip_norm), noise_multiplier
+        super().__init__(
+            params,
+            sampling=as_scheme(sampling, int(records)),
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            buffer=buffer,
+            seed=seed,
+        )
+        self._canaries: ExampleCanaries = canaries
+        self._records = int(records)
         self._clipped_grad = clipped_grad
         self._arguments = arguments or _both
-        self._tree = ParameterTree(params)
         self._size = sum(int(np.prod(shape)) for shape in self._tree.shapes)
-        self._seed = seed
         self._watch = Seam(
             self._tree.stand_ins(),
             lambda sizes: DiracCanaries(
@@ -177,7 +166,6 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
             buffer,
             f"examples {canaries.fingerprint()} {places.fingerprint()}".encode(),
         )
-        self._run = secrets.token_hex(16)
         self._check(params)
 
     def _check(self, params: Any) -> None:
@@ -291,7 +279,7 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
         step, seen = state.step, state.seen
         first = self._records - self._present.size
         times = (indices[None, :] == (first + np.arange(self._present.size))[:, None]).sum(axis=1)
-        # Directions change slowly: the steps 1, 2, 4, 8, ... are enough to tell.
+        # Directions change slowly: the steps 1, 2, 4, 8, ... are enough.
         seen = jax.lax.cond(
             (step & (step + 1)) == 0, lambda: self._compare(seen, params), lambda: seen
         )
@@ -357,22 +345,6 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
 
     # ---------------------------------------------------------------------------- on the host
 
-    def drain(self, state: Any) -> int:
-        """Take what the state has read so far to the host, to make room for more.
-
-        Args:
-            state: The state the last step returned, or a tree that holds it.
-
-        Returns:
-            The number of steps that have been taken over.
-
-        Raises:
-            RecordingError: Steps were overwritten before they were drained, or the state does not
-                come from the one that was drained last.
-        """
-        self._readings.drain(self._readings.found(state))
-        return self._readings.held
-
     def _recorder(self) -> Recorder:
         return Recorder(
             self._canaries,
@@ -403,17 +375,15 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
         count, lengths = int(seen.planted), float(seen.lengths)
         contribution = lengths / count if count else None
         taken = int(own.step)
+        tensor = self._watch.canaries.tensor_of(self._places)
         facts = replace(
-            recorded.facts,
-            run=self._run,
+            self._described(recorded.facts),
             skipped_steps=taken - len(values),
-            watch_background="known",
-            tensors=self._tree.names,
             exercised=INPUT_SPACE,
-            precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
             contribution=contribution,
-            weights=UNSEEN_WEIGHTS,
-            seed_probe=self._first_noise(values[0, size:]),
+            seed_probe=self._seeds_tried(
+                values[0, size:], tensor, self._places - self._watch.layout.edges[tensor]
+            ),
             notes=tuple(self._notes(contribution, int(seen.repeats))),
         )
         return replace(
@@ -421,7 +391,7 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
             facts=facts,
             gram=np.asarray(seen.gram, dtype=np.float64) / max(int(seen.grams), 1),
             watch_values=values[:, size:] / self._clip_norm,
-            watch_tensor=self._watch.canaries.tensor_of(self._places),
+            watch_tensor=tensor,
         )
 
     def _notes(self, contribution: float | None, repeats: int) -> list[str]:
@@ -435,29 +405,10 @@ class ExampleAudit(DrainedRun, AuditedRun[Any]):
             notes.append(f"a canary came twice or more in one step, {repeats:,} times.")
         return notes
 
-    def _first_noise(self, noise: NDArray[np.float64]) -> SeedProbe:
-        """Whether the first noise is one that a likely seed gives."""
-        tensor = self._watch.canaries.tensor_of(self._places)
-        return probe_seeds(
-            noise,
-            tensor,
-            self._places - self._watch.layout.edges[tensor],
-            shapes=self._tree.shapes,
-            dtypes=self._tree.dtypes,
-            own=[self._seed],
-        )
-
     @property
     def canaries(self) -> ExampleCanaries:
         """The records that are canaries."""
         return self._canaries
-
-    def __repr__(self) -> str:
-        present = self._present.size
-        return (
-            f"ExampleAudit(present={present}, absent={self._canaries.size - present}, "
-            f"steps={self._steps}, sampling={self._sampling!r})"
-        )
 
 
 def _both(inputs: Any, labels: Any) -> tuple[Any, ...]:

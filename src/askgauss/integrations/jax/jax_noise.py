@@ -23,7 +23,7 @@ _FEWEST, _MOST = 16, 512
 _LEADS = 64
 # Values of a step that are looked at: of larger models the beginning and end of every tensor.
 _LOOKED_AT = 1 << 20
-# Windows of one tensor and step by which it is told which sizes were all kept.
+# Windows of one tensor and step from which it follows which sizes were all kept.
 _ALL_KEPT = 16
 _COLUMNS = WIDTH + 1
 _SIDE = WIDTH // 2

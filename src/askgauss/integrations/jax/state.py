@@ -1,9 +1,10 @@
-"""What an audited transformation carries from step to step, and how the host gets at it."""
+"""The state that an audited transformation carries, and what its audits do with it on the host."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,16 +14,22 @@ import optax
 from numpy.typing import NDArray
 
 from askgauss import _validate
+from askgauss.audited_run import AuditedRun
+from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
+from askgauss.integrations.jax.jax_seeds import probe_seeds
+from askgauss.integrations.jax.parameter_tree import ParameterTree
 from askgauss.recording.facts import WeightFacts
+from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
 from askgauss.recording.recorder import Recorder
+from askgauss.sampling import Scheme
 
-__all__ = ["UNSEEN_WEIGHTS", "AuditState", "DrainedRun", "Readings", "checked_privatizer"]
+__all__ = ["AuditState", "Readings", "WrappedRun", "checked_privatizer"]
 
 # A transformation of gradients meets no weights.
-UNSEEN_WEIGHTS = WeightFacts(
+_UNSEEN_WEIGHTS = WeightFacts(
     unchecked="what follows the wrapped transformation is not seen", unseen=True
 )
 # Device memory that readings may take without being asked for: a step without donation copies it.
@@ -72,7 +79,7 @@ class Readings:
         steps: Steps to read.
         width: Numbers a step.
         buffer: Rows on the device; as many as steps if not given.
-        name: What tells this audit from another.
+        name: What distinguishes this audit from another.
 
     Raises:
         InvalidArgumentError: They would take too much memory.
@@ -179,7 +186,7 @@ class Readings:
 
     @property
     def name(self) -> str:
-        """What tells this audit's readings from another's."""
+        """What distinguishes this audit's readings from another's."""
         return self._tag.tobytes().hex()
 
     @property
@@ -229,7 +236,6 @@ class Readings:
                 f"Expected a state of step {held:,} or later, which were drained, got one of step "
                 f"{last:,}. Go on from the drained state, or make a new Audit for another run."
             )
-        # States of earlier versions have one row less, and a step that is nobody's to compare.
         if last - held > self._buffer:
             raise RecordingError(
                 f"Steps {held + 1:,} to {last - self._buffer:,} were overwritten, and this Audit "
@@ -242,7 +248,7 @@ class Readings:
         return readings[np.arange(held, last) % len(readings)]
 
     def _check_branch(self, readings: NDArray[np.float32], last: int) -> None:
-        """Refuse a state that does not come from the drained one, while its rows still tell."""
+        """Refuse a state that does not come from the drained one, while its rows still show it."""
         first = max(0, last - len(readings))
         parts, start = [self.nothing], self.held
         for part in reversed(self._drained):
@@ -295,26 +301,99 @@ class _Progress:
 _MONITORED = "monitored."
 
 
-class DrainedRun(Kept):
-    """A run whose readings are taken to the host in blocks, which a restart has to find again.
+class WrappedRun(Kept, AuditedRun[Any]):
+    """What audits of a wrapped transformation share, whatever their canaries are.
 
-    A state holds the last ``buffer`` steps; those before them are here alone. Save both.
+    Readings are taken to the host in blocks. A state holds the last ``buffer`` steps; those before
+    them are here alone: save both for a restart.
     """
 
     _checkpoint_kind = "askgauss-drained-readings"
     _checkpoint_schema = 2
 
     _readings: Readings
-    _run: str
+    _canaries: Canaries
     # The recorder that a monitor watches.
-    _told: Recorder | None = None
+    _monitored: Recorder | None = None
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        sampling: Scheme,
+        clip_norm: float,
+        noise_multiplier: float | None,
+        steps: int,
+        buffer: int | None,
+        seed: int | None,
+    ) -> None:
+        _validate.integer(1, steps=steps)
+        _validate.magnitude(clip_norm=clip_norm)
+        if noise_multiplier is not None:
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+        if buffer is not None:
+            _validate.integer(1, buffer=buffer)
+        self._sampling, self._steps, self._seed = sampling, int(steps), seed
+        self._clip_norm, self._noise_multiplier = float(clip_norm), noise_multiplier
+        self._tree = ParameterTree(params)
+        self._run = secrets.token_hex(16)
+
+    def __repr__(self) -> str:
+        present = int(np.count_nonzero(self._canaries.member))
+        return (
+            f"{type(self).__name__}(present={present}, absent={self._canaries.size - present}, "
+            f"steps={self._steps}, sampling={self._sampling!r})"
+        )
+
+    def drain(self, state: Any) -> int:
+        """Take what the state has read so far to the host, to make room for more.
+
+        A monitor weighs these steps here.
+
+        Args:
+            state: The state the last step returned, or a tree that holds it.
+
+        Returns:
+            The number of steps that have been taken over.
+
+        Raises:
+            RecordingError: Steps were overwritten before they were drained, or the state does not
+                come from the one that was drained last.
+            PrivacyAlarm: The monitor alarms; everything has been taken over.
+        """
+        held = self._readings.held
+        self._monitor_rows(held, self._readings.drain(self._readings.found(state)))
+        return self._readings.held
+
+    def _monitor_rows(self, held: int, rows: NDArray[np.float32]) -> None:
+        """Hand rows after the first ``held`` to a monitor, where there is one."""
+
+    def _described(self, facts: RunFacts) -> RunFacts:
+        """Facts with what is known of any such run."""
+        return replace(
+            facts,
+            run=self._run,
+            watch_background="known",
+            tensors=self._tree.names,
+            precision=tuple(sorted({str(dtype) for dtype in self._tree.dtypes})),
+            weights=_UNSEEN_WEIGHTS,
+        )
+
+    def _seeds_tried(
+        self, noise: NDArray[np.float64], tensor: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> SeedProbe:
+        """Whether the first noise, at these places of tensors, is one that a likely seed gives."""
+        tree = self._tree
+        return probe_seeds(
+            noise, tensor, place, shapes=tree.shapes, dtypes=tree.dtypes, own=[self._seed]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What was drained, and what a monitor made of it; plain values under ``"state"``."""
         state: dict[str, Any] = {"drained": self._readings.drained}
         plain = None
-        if self._told is not None:
-            monitored = self._told.state_dict()
+        if self._monitored is not None:
+            monitored = self._monitored.state_dict()
             plain = monitored.pop("state")
             state |= {f"{_MONITORED}{name}": item for name, item in monitored.items()}
         progress = _Progress(readings=self._readings.name, run=self._run, monitored=plain)
@@ -322,7 +401,7 @@ class DrainedRun(Kept):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what was drained before a restart, next to the state of the transformation.
+        """Resume with what was drained before a restart, next to the state of the transformation.
 
         Raises:
             FileFormatError: The state is not one of an audit, or parts of it are missing.
@@ -335,21 +414,21 @@ class DrainedRun(Kept):
                 "Audit as it was for the run: the same parameters, sampling, steps, canaries and "
                 "seed."
             )
-        if (progress.monitored is None) != (self._told is None):
+        if (progress.monitored is None) != (self._monitored is None):
             raise RecordingError(
                 "Expected monitor= to be given exactly if the run began with one: its evidence "
                 "would be lost."
             )
         before = self._readings.drained
         self._readings.restore(state.get("drained"))
-        if self._told is not None:
+        if self._monitored is not None:
             monitored = {
                 name.removeprefix(_MONITORED): item
                 for name, item in state.items()
                 if name.startswith(_MONITORED)
             }
             try:
-                self._told.load_state_dict({**monitored, "state": progress.monitored})
+                self._monitored.load_state_dict({**monitored, "state": progress.monitored})
             except (FileFormatError, RecordingError):
                 self._readings.restore(before)
                 raise

@@ -166,7 +166,7 @@ class RowReader(Reader):
         return self._strategy.held(step) + (self._release == "prefixes" and step > 0)
 
     def resume(self, step: int, open_values: list[NDArray[np.float64]]) -> None:
-        """Go on after so many steps with what was remembered."""
+        """Resume after so many steps with what was remembered."""
         before = int(self._release == "prefixes")
         self._prefix, self._open = open_values[:before], open_values[before:]
 

@@ -118,7 +118,7 @@ class NodeSums:
         return complete
 
     def resume(self, step: int, open_sums: list[NDArray[Any]]) -> None:
-        """Go on after so many leaves with the sums that were open then."""
+        """Resume after so many leaves with the sums that were open then."""
         self._step, self.open = step, list(open_sums)
 
     def _take(self, position: int, value: NDArray[Any]) -> list[NDArray[Any]]:
@@ -174,7 +174,7 @@ class Reader(abc.ABC):
         return 0
 
     def resume(self, step: int, open_values: list[NDArray[np.float64]]) -> None:
-        """Go on after so many steps with what was remembered."""
+        """Resume after so many steps with what was remembered."""
         self._open = open_values
 
 
@@ -339,13 +339,7 @@ def _decoder(plan: TreePlan) -> NDArray[np.float64]:
         row[next(numbers)] = 1.0
         return row
 
-    noise = tree.TreeNoise(
-        draw,
-        steps=plan.steps,
-        estimator=plan.estimator,
-        restart_every=plan.restart_every,
-        completion=plan.completion,
-    )
+    noise = plan.stream(draw)
     return np.array([noise.next() for _ in range(plan.steps)])
 
 

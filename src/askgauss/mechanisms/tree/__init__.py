@@ -21,12 +21,7 @@ from askgauss.mechanisms.tree.estimates import (
     prefix_variance,
     prefixes,
 )
-from askgauss.mechanisms.tree.sensitivity_of_tree import (
-    check_participation,
-    epsilon,
-    noise_multiplier,
-    sensitivity,
-)
+from askgauss.mechanisms.tree.sensitivity_of_tree import check_participation, sensitivity
 from askgauss.mechanisms.tree.shape import (
     Estimator,
     ancestors,
@@ -44,12 +39,10 @@ __all__ = [
     "ancestors",
     "check_participation",
     "completed_nodes",
-    "epsilon",
     "levels",
     "node_noise",
     "node_sums",
     "node_weight",
-    "noise_multiplier",
     "numpy_draw",
     "prefix_nodes",
     "prefix_variance",

@@ -1,4 +1,4 @@
-"""What a tree costs: its sensitivity over all ways to take part, and noise to match."""
+"""The sensitivity of a tree over all ways to take part."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import RecordingError
 from askgauss.mechanisms.tree.shape import check_leaf, prefix_nodes, tree_length
-from askgauss.stats import gaussian
 
-__all__ = ["check_participation", "epsilon", "noise_multiplier", "sensitivity"]
+__all__ = ["check_participation", "sensitivity"]
 
 
 def sensitivity(
@@ -198,94 +197,6 @@ def _frontier(
     gains = np.ones(len(value), bool)
     gains[1:] = (best[1:] > best[:-1]).any(axis=1)
     return value[gains], best[gains]
-
-
-def noise_multiplier(
-    *,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    participations: int = 1,
-    min_separation: int = 1,
-    restart_every: int | None = None,
-    completion: bool = False,
-) -> float:
-    """The noise of one node, in units of the clip norm, that makes the tree (epsilon, delta)-DP.
-
-    All nodes together are one Gaussian mechanism with the sensitivity of :func:`sensitivity`, so
-    the calibration is that of the analytic Gaussian mechanism, exact in both directions.
-
-    Args:
-        epsilon: Target, above 0.
-        delta: Target, in (0, 1).
-        steps: See :func:`sensitivity`, as the arguments below.
-        participations: Most leaves one record enters.
-        min_separation: Least distance between two of them.
-        restart_every: Leaves of one tree.
-        completion: Trees that are left are completed first.
-
-    Returns:
-        The standard deviation of a node's noise divided by the clip norm.
-
-    Examples:
-        >>> sigma = noise_multiplier(epsilon=8.0, delta=1e-5, steps=128)
-        >>> from askgauss.mechanisms import tree
-        >>> round(tree.epsilon(noise_multiplier=sigma, delta=1e-5, steps=128), 6)
-        8.0
-    """
-    _validate.positive(epsilon=epsilon)
-    _validate.probability(delta=delta)
-    distance = sensitivity(
-        steps,
-        participations=participations,
-        min_separation=min_separation,
-        restart_every=restart_every,
-        completion=completion,
-    )
-    return distance / gaussian.gdp_mu(epsilon, delta)
-
-
-def epsilon(
-    *,
-    noise_multiplier: float,
-    delta: float,
-    steps: int,
-    participations: int = 1,
-    min_separation: int = 1,
-    restart_every: int | None = None,
-    completion: bool = False,
-) -> float:
-    """The epsilon of the tree at ``delta``, the inverse of :func:`noise_multiplier`.
-
-    Args:
-        noise_multiplier: Standard deviation of a node's noise divided by the clip norm.
-        delta: In (0, 1).
-        steps: See :func:`sensitivity`, as the arguments below.
-        participations: Most leaves one record enters.
-        min_separation: Least distance between two of them.
-        restart_every: Leaves of one tree.
-        completion: Trees that are left are completed first.
-
-    Returns:
-        The smallest epsilon for which the released nodes are (epsilon, delta)-DP.
-
-    Examples:
-        >>> round(epsilon(noise_multiplier=46.3, delta=1e-5, steps=10_000, participations=100,
-        ...               min_separation=100, restart_every=2_000, completion=True), 2)
-        6.43
-    """
-    _validate.positive(
-        noise_multiplier=noise_multiplier, hint="Without noise the tree is not private."
-    )
-    _validate.probability(delta=delta)
-    distance = sensitivity(
-        steps,
-        participations=participations,
-        min_separation=min_separation,
-        restart_every=restart_every,
-        completion=completion,
-    )
-    return gaussian.gdp_epsilon(delta=delta, mu=distance / noise_multiplier)
 
 
 def check_participation(
