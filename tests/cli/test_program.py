@@ -17,13 +17,12 @@ import unicodedata
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import askgauss
-from askgauss.cli import audit_commands, museum_command, program
+from askgauss.cli import audit_commands, program
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.files import atomic, codec
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
@@ -632,11 +631,3 @@ def test_whatever_tells_of_few_canaries_is_for_its_owner(run, tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
     for name in ("findings.json", "table.json"):
         assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 2, name
-
-
-@pytest.mark.parametrize(("inside", "code"), [(0, 0), (10, 1), (1, 2), (2, 2), (120, 2), (-9, 2)])
-def test_the_museum_tells_what_it_found_from_what_went_wrong(run, monkeypatch, inside, code):
-    monkeypatch.setattr(
-        museum_command.subprocess, "run", lambda *told, **more: SimpleNamespace(returncode=inside)
-    )
-    assert run("museum", "list").exit_code == code

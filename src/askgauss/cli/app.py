@@ -14,7 +14,6 @@ from askgauss.cli.attest_command import attest
 from askgauss.cli.audit_commands import audit, compare, diagnose, report
 from askgauss.cli.demo import demo
 from askgauss.cli.hooks import check_results
-from askgauss.cli.museum_command import museum
 from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
 from askgauss.cli.replay_command import replay
 from askgauss.cli.selftest import selftest
@@ -100,7 +99,7 @@ def program(
 
 for command in (
     *(demo, audit, compare, diagnose, report, attest, verify),
-    *(watch, replay, plan, theory, selftest, museum),
+    *(watch, replay, plan, theory, selftest),
 ):
     app.command(cls=Command)(command)
 app.command(cls=Command, name="check-results")(check_results)
