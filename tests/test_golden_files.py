@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.cli.run_folders import RunFolder as CommandFolder
 from askgauss.exceptions import FileFormatError, UnprotectedFileWarning
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper import sweep
-from askgauss.paper.run_folder import RunFolder
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.step_store import StepStore
@@ -110,22 +107,3 @@ def test_an_unprotected_result_is_still_held_against_its_evidence():
     ):
         with unprotected, pytest.raises(ag.exceptions.FileFormatError, match="evidence"):
             ag.AuditResult.from_json(text.replace(old, new))
-
-
-def test_run_folders_and_sweeps(tmp_path):
-    with unprotected:
-        assert CommandFolder(FIRST).read().command == "demo"
-    shutil.copytree(FIRST / "run", tmp_path / "run")
-    with unprotected, RunFolder(tmp_path / "run", {"seed": 1}) as folder:
-        assert folder.read_json("results/accuracy.json") == {"head": {"10": 0.5}}
-        folder.write_json("results/more.json", [1.0])
-        assert folder.read_json("results/more.json") == [1.0]
-    with unprotected:
-        assert len(sweep.read_table(FIRST / "sweep" / "results" / "results.parquet")) == 2
-    shutil.copytree(FIRST / "sweep", tmp_path / "sweep")
-    grid = sweep.Grid(
-        epsilons=(1.0,), seeds=2, auditors=("gaussian-shift",), steps=10, present=50, absent=50
-    )
-    with unprotected:
-        table = sweep.run(grid, folder=tmp_path / "sweep")
-    assert len(sweep.read_table(table)) == 2

@@ -608,7 +608,7 @@ def test_the_hook_refuses_replays_and_descriptions_of_demos(run, tmp_path):
             replay.public("sum", float(data[batch].sum()))
 
     askgauss.replay(train, np.arange(20.0), leave_out=3, steps=2).to_json(tmp_path / "replay.json")
-    described = codec.dumps("askgauss-cli-run", 2, {"seed": 3})
+    described = codec.dumps("askgauss-run", 2, {"seed": 3})
     (tmp_path / "run.json").write_text(described)
     for name in ("replay.json", "run.json"):
         assert run("check-results", "--refuse-private", tmp_path / name).exit_code == 2, name

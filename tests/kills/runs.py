@@ -20,12 +20,12 @@ import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.federated import AuditedAggregator
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import page, paper_tables, reproduce, sweep, train_dpsgd
 from askgauss.paper.csv_rows import csv_text
-from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.inputs import load_audit_input
@@ -252,7 +252,7 @@ def _reproduced(folder: Path) -> Any:
             found[f"{head} {step}"] = _digest(
                 {**snapshot.transcript.arrays(), "facts": facts, "b": snapshot.background}
             )
-    accuracy = RunFolder(folder / "run", {}).read_json("results/accuracy.json")
+    accuracy = RunFolder(folder / "run").read_json("results/accuracy.json")
     lines = (folder / "reproduction.md").read_text().splitlines()
     return (found, accuracy, [line for line in lines if line.startswith("|")])
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, deep, train_dpsgd
 from askgauss.paper.augment import random_views
 from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
-from askgauss.paper.run_folder import RunFolder
 
 
 def _plan(steps: int, canaries: int = 100, **more):
@@ -151,11 +151,11 @@ def test_views_fit_the_images(tmp_path, monkeypatch, name, size, shift, flip):
 
 
 _WORKER = """
-import contextlib, json, sys
-from askgauss.paper import data, deep, dpsgd
-from askgauss.paper.run_folder import RunFolder, process_rank
+import contextlib, sys
+from askgauss.files.run_folder import RunFolder
+from askgauss.paper import data, deep
 from tests.paper.test_deep import _plan
-first = process_rank() == 0
+first = deep.process_rank() == 0
 with RunFolder(sys.argv[1], {}) if first else contextlib.nullcontext() as folder:
     deep.train_heads(data.load("digits").few(300, 60), _plan(3), folder, model="small-cnn")
 """
@@ -180,7 +180,7 @@ def test_two_processes_are_one_run(tmp_path):
         one = deep.train_heads(
             data.load("digits").few(300, 60), _plan(3), folder, model="small-cnn"
         )
-    two = RunFolder(tmp_path / "two", {}).read_json("results/accuracy.json")
+    two = RunFolder(tmp_path / "two").read_json("results/accuracy.json")
     # Sums of floats in another order may move a test image or two.
     assert abs(two["head"]["3"] - one["head"]["3"]) < 0.05
     first, second = (

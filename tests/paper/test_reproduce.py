@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.files.lock import RunFolderBusyError, locked
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, page, paper_tables, reproduce, scatter, uncorrected
 from askgauss.paper.csv_rows import csv_text
-from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import guess_counts, guess_tradeoff
@@ -200,7 +201,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()
     (tmp_path / "run").mkdir()
-    holder = context.Process(target=_hold, args=(tmp_path / "run" / "lock", ready, done))
+    holder = context.Process(target=_hold, args=(tmp_path / "run" / ".lock", ready, done))
     holder.start()
     try:
         assert ready.wait(60)
@@ -213,22 +214,22 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         done.set()
         holder.join(60)
     with RunFolder(tmp_path / "run", {}):
-        assert (tmp_path / "run" / "environment.json").exists()
+        assert (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
     with RunFolder(tmp_path / "run", {}) as folder:
-        folder.checkpoint(5, lambda place: (place / "x").write_text("five"))
+        folder.save_checkpoint(5, lambda place: (place / "x").write_text("five"))
 
         def fail(place):
             (place / "x").write_text("half")
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            folder.checkpoint(10, fail)
+            folder.save_checkpoint(10, fail)
         step, place = folder.last_checkpoint()
         assert (step, (place / "x").read_text()) == (5, "five")
-        folder.checkpoint(10, lambda place: (place / "x").write_text("ten"))
+        folder.save_checkpoint(10, lambda place: (place / "x").write_text("ten"))
         assert folder.last_checkpoint()[0] == 10
         assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 

@@ -8,10 +8,10 @@ import torch
 
 import askgauss as ag
 from askgauss.canaries import Stream
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.paper import train_dpftrl, train_dpsgd
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 
 STEPS, RATE, SIGMA = 30, 0.2, 1.5

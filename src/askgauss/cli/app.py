@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from askgauss._version import __version__
+from askgauss._version import __version__, installed_versions
 from askgauss.cli import paper_commands
 from askgauss.cli.attest_command import attest
 from askgauss.cli.audit_commands import audit, compare, diagnose, report
@@ -111,9 +111,7 @@ paper_commands.register(app)
 @app.command(cls=Command, name="version")
 def versions_command() -> None:
     """Print the version of askgauss and of what it stands on."""
-    from askgauss.cli.installed import versions
-
-    say("\n".join(f"{name} {number}" for name, number in versions().items()))
+    say("\n".join(f"{name} {number}" for name, number in installed_versions().items()))
 
 
 def main(arguments: list[str] | None = None) -> None:

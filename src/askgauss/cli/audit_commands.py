@@ -30,7 +30,7 @@ from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note, one_line, printable, say, say_result
 
 if TYPE_CHECKING:
-    from askgauss.cli.run_folders import RunFolder
+    from askgauss.files.run_folder import RunFolder
     from askgauss.results import AuditResult, Finding
 
 __all__ = ["audit", "compare", "diagnose", "read_result", "report"]
@@ -225,18 +225,23 @@ def report(
 
 def _report_folder(place: Path, outputs: Outputs) -> None:
     from askgauss.cli.paper_commands import sweep_table
-    from askgauss.cli.run_folders import RunFolder
     from askgauss.exceptions import FileFormatError, InvalidArgumentError
+    from askgauss.files.run_folder import RunFolder
 
     run = RunFolder(place)
-    if run.result.is_file() or run.description.is_file():
-        _report_run(run, outputs)
-        return
     table = sweep_table(place)
     if table is not None:
         say(printable(table))
         return
+    if run.result.is_file():
+        _report_run(run, outputs)
+        return
     runs = [RunFolder(path.parent) for path in sorted(place.rglob(run.result.name))]
+    if not runs and run.description.is_file() and run.read().command == "demo":
+        raise FileFormatError(
+            f"Expected a result in {str(place)!r}, the run has none yet. Finish it with: "
+            f"askgauss demo {place} --resume"
+        )
     if not runs:
         raise FileFormatError(
             f"Expected a run with a result in {str(place)!r}, found none. Audit what it holds "
@@ -253,18 +258,11 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
 
 
 def _report_run(run: RunFolder, outputs: Outputs) -> None:
-    from askgauss.exceptions import FileFormatError
-
-    if not run.result.is_file():
-        raise FileFormatError(
-            f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
-            f"askgauss {run.read().command} {run.path} --resume"
-        )
     result = read_result(str(run.result), regular=True)
     if not outputs.on_stdout:
         say_result(result)
     if outputs == Outputs():
-        with run.lock():
+        with run:
             Outputs(html=str(run.report)).write(result)
         note(f"wrote {run.report}")
     outputs.write(result)

@@ -28,7 +28,7 @@ _RESULT = "askgauss-result"
 _OTHERS = ("askgauss-mechanism-result", "askgauss-comparison")
 _FIELDS = ("digest", "evidence")
 # Documents that are private whatever they say: values with and without a record, and the seed.
-_PRIVATE = ("askgauss-replay", "askgauss-cli-run")
+_PRIVATE = ("askgauss-replay", "askgauss-run")
 # What is left of our files when they are cut, or when what says their kind is damaged: kinds and
 # fields of headers, and names of arrays. Text that speaks of them, such as this, is not meant.
 _TRACES = re.compile(

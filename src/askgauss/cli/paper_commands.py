@@ -87,7 +87,6 @@ def reproduce(
     convergence.
     """
     from askgauss.paper import reproduce as paper
-    from askgauss.paper.run_folder import process_rank
 
     page = paper.run(
         scale,
@@ -98,7 +97,7 @@ def reproduce(
         augment=augment,
         seed=seed,
     )
-    if process_rank() > 0:  # one of several processes of torchrun: the first speaks for all
+    if paper.is_helper():  # one of several processes of torchrun: the first speaks for all
         return
     if docs is not None:
         paper.publish(folder, docs)

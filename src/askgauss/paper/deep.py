@@ -23,12 +23,12 @@ from torch.nn import functional
 from askgauss import _validate
 from askgauss.canaries import Stream
 from askgauss.files import atomic, schema
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, train_dpsgd
 from askgauss.paper.augment import random_views
 from askgauss.paper.networks import MODELS
-from askgauss.paper.run_folder import RunFolder, process_rank
 
-__all__ = ["clipped_sum", "train_heads"]
+__all__ = ["clipped_sum", "process_rank", "train_heads"]
 
 _KIND = "askgauss-paper-deep"
 _SCHEMA = 2
@@ -107,6 +107,11 @@ def _join_processes() -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def process_rank() -> int:
+    """Which process of a ``torchrun`` this is; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def _several() -> bool:

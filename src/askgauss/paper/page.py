@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from askgauss._version import installed_versions
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
 from askgauss.paper.paper_tables import LEFT_IN, MODEL, TAKEN_OUT
-from askgauss.paper.run_folder import environment
 
 __all__ = ["write"]
 
@@ -39,13 +40,13 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
                 raise FileFormatError(
                     f"{str(path)!r} is damaged: {error}. Delete it, and it is made again."
                 ) from error
-    here = environment()
+    here = installed_versions()
     parts = [
         "# The paper, reproduced",
         "",
         f"Written by `askgauss reproduce all --scale {scale}`, model {model}, in "
-        f"{sum(minutes):.0f} minutes{_starts(minutes)} on {here['cores']} cores, Python "
-        f"{here['python']}, torch {here['versions'].get('torch', 'not installed')}.",
+        f"{sum(minutes):.0f} minutes{_starts(minutes)} on {os.cpu_count()} cores, Python "
+        f"{here['python']}, torch {here.get('torch', 'not installed')}.",
         "",
     ]
     if scale != "full":

@@ -20,28 +20,37 @@ from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.paper import data
 from askgauss.paper.csv_rows import csv_text
 from askgauss.paper.progress import Report, stages
-from askgauss.paper.run_folder import RunFolder, process_rank
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 
 try:
-    from askgauss.paper import page, paper_figures, paper_tables, scatter, train_dpftrl, train_dpsgd
+    from askgauss.paper import (
+        deep,
+        page,
+        paper_figures,
+        paper_tables,
+        scatter,
+        train_dpftrl,
+        train_dpsgd,
+    )
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"The paper's experiments need {error.name}: install askgauss[paper]."
     ) from error
 
-__all__ = ["FIGURES", "SCALES", "Scale", "publish", "run", "train_once"]
+__all__ = ["FIGURES", "SCALES", "Scale", "is_helper", "publish", "run", "train_once"]
 
 FIGURES = (*paper_figures.figure_makers(), "convergence")
 """Names of the figures."""
 
 _DELTA = 1e-5
 _MINUTES_KIND = "askgauss-minutes"
+_SCHEMA = 2
 # Of an image; a batch of more of them fits into no memory.
 _MOST_VIEWS = 1000
 # What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
@@ -244,8 +253,8 @@ def run(
         _validate.one_of(FIGURES, figures=name)
     place, size = Path(folder), SCALES[scale]
     place.mkdir(parents=True, exist_ok=True)
-    if process_rank() > 0:
-        # One of several processes that train together: the first does everything else.
+    if is_helper():
+        # The first process does everything else.
         _help_train(size, data_folder, model, augment, seed)
         return place / "reproduction.md"
     with _timed(place) as minutes, stages(progress) as report:
@@ -289,6 +298,11 @@ def train_once(
         return train_dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
 
 
+def is_helper() -> bool:
+    """Whether this is a process of ``torchrun`` that only helps the first one train."""
+    return deep.process_rank() > 0
+
+
 def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> None:
     """Copy the page and its figures into a folder of documentation."""
     source, target = Path(folder), Path(docs)
@@ -329,8 +343,6 @@ def _runs(
                 features, sgd, folder, progress=lambda done, of: report("DP-SGD", done, of)
             )
         else:
-            from askgauss.paper import deep
-
             sgd_accuracy = deep.train_heads(
                 images,
                 sgd,
@@ -398,8 +410,6 @@ def _help_train(
 ) -> None:
     """Take part in the training of a deep model that the first process leads."""
     if model != "scatter-linear":
-        from askgauss.paper import deep
-
         images = data.load(scale.data, folder=data_folder)
         plan = dpsgd_plan(scale, seed=seed, deep=True)
         deep.train_heads(images, plan, None, model=model, augment=augment)
@@ -422,15 +432,8 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = codec.parse(atomic.read_bytes(path, regular=True))
-            if isinstance(found, list):
-                codec.warn_unprotected(_MINUTES_KIND)
-            else:
-                content = codec.loads(
-                    atomic.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
-                )
-                found = content.get("minutes")
-            found = codec.from_plain(tuple[float, ...], found, "minutes")
+            content = codec.loads(atomic.read_bytes(path, regular=True), _MINUTES_KIND, _SCHEMA)
+            found = codec.from_plain(tuple[float, ...], content.get("minutes"), "minutes")
             if not all(0.0 <= value < math.inf for value in found):
                 raise FileFormatError("Expected minutes >= 0.")
         except FileFormatError as error:
@@ -440,4 +443,4 @@ def _timed(place: Path) -> Iterator[list[float]]:
         yield minutes
     finally:
         minutes.append((time.monotonic() - started) / 60.0)
-        atomic.write_text(path, codec.dumps(_MINUTES_KIND, 1, {"minutes": minutes}))
+        atomic.write_text(path, codec.dumps(_MINUTES_KIND, _SCHEMA, {"minutes": minutes}))

@@ -22,13 +22,14 @@ from torch import Tensor
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.lock import locked
 from askgauss.paper import data
-from askgauss.paper.run_folder import locked
 
 __all__ = ["Features", "features", "group_normalise", "transform"]
 
 _SCHEMA = 1
 _NOTE_KIND = "askgauss-features-begun"
+_NOTE_SCHEMA = 2
 _CHUNK = 125
 _SCALES = 2
 
@@ -178,7 +179,7 @@ def _fill(
             if done % (16 * _CHUNK) == 0 or done == shape[0]:
                 stored.flush()
                 progress_so_far = {"done": done, "sha256": digest.hexdigest()}
-                atomic.write_text(note, codec.dumps(_NOTE_KIND, _SCHEMA, progress_so_far))
+                atomic.write_text(note, codec.dumps(_NOTE_KIND, _NOTE_SCHEMA, progress_so_far))
             if progress is not None:
                 progress(done, shape[0])
     del stored
@@ -192,9 +193,7 @@ def _begun(part: Path, note: Path, shape: tuple[int, int]) -> tuple[Any, int, An
     digest = hashlib.sha256()
     if part.exists() and note.exists():
         try:
-            content = codec.loads(
-                atomic.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA, protected=1
-            )
+            content = codec.loads(atomic.read_bytes(note, regular=True), _NOTE_KIND, _NOTE_SCHEMA)
             done: int = codec.from_plain(int, content.get("done"), "done")
             stored = np.load(part, mmap_mode="r+", allow_pickle=False)
             if stored.shape == shape and stored.dtype == np.float16 and 0 < done <= shape[0]:

@@ -22,8 +22,8 @@ from askgauss.auditors import auditor_types
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper.csv_rows import Row, csv_text
-from askgauss.paper.run_folder import RunFolder
 from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
@@ -226,7 +226,7 @@ def run(
         SweepWorkerError: The cluster does not answer, or a cell kills its workers.
         RunFolderBusyError: Another process runs a sweep in the folder.
     """
-    with RunFolder(folder, {"sweep": codec.to_plain(grid)}) as place:
+    with RunFolder(folder, {"sweep": grid}, command="sweep") as place:
         cells = list(grid.cells())
         parts = place.path / "results" / "cells"
         parts.mkdir(exist_ok=True)
@@ -353,14 +353,8 @@ def _plain_rows(found: Any) -> list[Row]:
 
 def _read_cell(part: Path, cell: Cell) -> list[Row]:
     try:
-        found = codec.parse(atomic.read_bytes(part, regular=True))
-        if isinstance(found, list):
-            codec.warn_unprotected(_CELL_KIND)
-        else:
-            found = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
-                "rows"
-            )
-        rows = _plain_rows(found)
+        content = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA)
+        rows = _plain_rows(content.get("rows"))
         if [(row["epsilon"], row["seed"], row["auditor"]) for row in rows] != [
             (cell.epsilon, cell.seed, name) for name in cell.auditors
         ]:

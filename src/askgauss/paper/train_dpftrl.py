@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 from askgauss.paper.train_dpsgd import canary_seed, generator
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes

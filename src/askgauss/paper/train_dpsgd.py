@@ -22,8 +22,8 @@ from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec, schema
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
 from askgauss.paper.scatter import Features
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
@@ -260,7 +260,7 @@ def train(
             if run.step < plan.steps:
                 folder.write_json("results/accuracy.json", accuracies)
         if run.step % plan.checkpoint_every == 0 and run.step < plan.steps:
-            folder.checkpoint(run.step, run.save)
+            folder.save_checkpoint(run.step, run.save)
         if progress is not None:
             progress(run.step, plan.steps)
     # The last entry of this file says that the run is whole.
