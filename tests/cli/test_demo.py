@@ -231,8 +231,8 @@ def test_a_folder_with_nothing_but_a_lock_is_free_and_one_with_more_is_not(run, 
 
 def test_the_lock_dies_with_its_holder(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom askgauss.files.run_folder import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])):\n    os._exit(9)"
+        "import os, sys\nfrom askgauss.files.run_folder import RunFolder\n"
+        "with RunFolder(sys.argv[1]):\n    os._exit(9)"
     )
     done = subprocess.run([PROGRAM[0], "-c", code, str(tmp_path)], env=ENVIRONMENT, check=False)
     assert done.returncode == 9

@@ -89,7 +89,7 @@ class RunFolder:
         command: str = "reproduce",
     ) -> None:
         self.path = Path(path)
-        self.config = None if config is None else codec.to_plain(dict(config))
+        self.config: Any = None if config is None else codec.to_plain(dict(config))
         self._command = command
         self._lock: AbstractContextManager[None] | None = None
 
