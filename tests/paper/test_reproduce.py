@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.files import codec
 from askgauss.files.lock import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, page, paper_tables, reproduce, scatter, uncorrected

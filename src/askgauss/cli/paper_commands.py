@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from askgauss.cli.program import Command
+from askgauss.cli.program import Command, Group
 from askgauss.cli.terminal import as_table, note, printable, say
 
-__all__ = ["data", "register", "reproduce", "sweep", "sweep_table"]
+__all__ = ["data", "reproduce", "sweep", "sweep_table"]
 
 Folder = Annotated[
     Path | None,
@@ -21,14 +21,9 @@ Folder = Annotated[
     ),
 ]
 
-data = typer.Typer(help="The image sets of the experiments: list them, fetch one.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to a program."""
-    app.add_typer(data, name="data")
-    app.command(cls=Command)(reproduce)
-    app.command(cls=Command)(sweep)
+data = typer.Typer(
+    name="data", cls=Group, help="The image sets of the experiments: list them, fetch one."
+)
 
 
 @data.command("list", cls=Command)

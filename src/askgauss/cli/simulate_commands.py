@@ -1,4 +1,4 @@
-"""Commands that run a mechanism on paper: simulate, and the faults it can have."""
+"""Commands that simulate a mechanism, and the faults it can have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from askgauss.cli.destinations import write_document
 from askgauss.cli.options import Seed, nearest
-from askgauss.cli.program import Command, ExitCode
+from askgauss.cli.program import Command, ExitCode, Group
 from askgauss.cli.terminal import Progress, as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
 
@@ -73,8 +73,14 @@ Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE|-", help="Where the transcript goes.")
 ]
 
-simulate = typer.Typer(help="Run a mechanism on paper and write its transcript.")
-faults = typer.Typer(help="List what can be wrong with private training, and what catches it.")
+simulate = typer.Typer(
+    name="simulate", cls=Group, help="Simulate a mechanism and write its transcript."
+)
+faults = typer.Typer(
+    name="faults",
+    cls=Group,
+    help="List what can be wrong with private training, and what catches it.",
+)
 
 
 def _refuse_terminal(output: str) -> None:

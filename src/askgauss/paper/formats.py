@@ -40,15 +40,8 @@ _MOST_VALUES = 1 << 28
 # What zipfile and numpy raise on a damaged or foreign file.
 _NPZ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError),
-    *(
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        SyntaxError,
-        tokenize.TokenError,
-        MemoryError,
-    ),
+    *(ValueError, KeyError, TypeError, OverflowError, MemoryError),
+    *(SyntaxError, tokenize.TokenError),
 )
 
 
