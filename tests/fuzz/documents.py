@@ -19,7 +19,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.monitor import feed
-from askgauss.paper import data, formats, page, paper_tables, reproduce, scatter
+from askgauss.paper import data, formats, page, reproduce, scatter
 from askgauss.paper.csv_rows import csv_text
 from tests.fuzz import mutations
 from tests.fuzz.subjects import Subject, Workshop, plain
@@ -118,7 +118,7 @@ def _figure(shop: Workshop) -> tuple[bytes, Any]:
     place = shop.folder / "page"
     (place / "figures").mkdir(parents=True)
     table = place / "figures" / "convergence.csv"
-    rows = paper_tables.convergence((1, 10))
+    rows = page.ConvergenceFigure().rows()
     atomic.write_with_digest(table, csv_text(rows).encode())
 
     def read(content: bytes) -> Any:
@@ -129,7 +129,7 @@ def _figure(shop: Workshop) -> tuple[bytes, Any]:
     return table.read_bytes(), read
 
 
-def _computed(folder: Path) -> scatter.Features:
+def _computed(folder: Path) -> scatter.ScatterFeatures:
     """Features of three pictures, by something quicker than a scattering transform."""
     shape = (8, 8, 1)
     images = data.ImageSet(

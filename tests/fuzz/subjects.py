@@ -19,7 +19,7 @@ import numpy as np
 import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.files import atomic, codec
-from askgauss.files.run_folder import Run, RunFolder
+from askgauss.files.run_folder import RunFolder, RunRecord
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
@@ -355,7 +355,7 @@ def make(folder: Path) -> list[Subject]:
         ),
         "result without a claim": ag.audit(scores, delta=1e-5, auditor=ag.OneRun()),
     }
-    RunFolder(folder).write(Run(command="demo", config={"options": {"seed": 1}}, versions={}))
+    RunFolder(folder).write(RunRecord(command="demo", config={"options": {"seed": 1}}, versions={}))
     with RunFolder(folder / "run2", CONFIG) as place:
         place.write_json("results/accuracy.json", {"head": {"10": 0.5, "20": 0.75}})
     config = (folder / "run2" / "run.json").read_bytes()

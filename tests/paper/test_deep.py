@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, deep, train_dpsgd
+from askgauss.paper import data, deep, heads_plan, train_dpsgd
 from askgauss.paper.augment import random_views
 from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
 
 
 def _plan(steps: int, canaries: int = 100, **more):
-    head = train_dpsgd.Head(
+    head = heads_plan.DpsgdHead(
         name="head",
         epsilon=8.0,
         noise_multiplier=1.0,
@@ -24,7 +24,7 @@ def _plan(steps: int, canaries: int = 100, **more):
         canaries=canaries,
         learning_rate=1.0,
     )
-    return train_dpsgd.Plan(heads=(head,), steps=steps, seed=1, **more)
+    return heads_plan.DpsgdPlan(heads=(head,), steps=steps, seed=1, **more)
 
 
 @pytest.mark.parametrize("views", [1, 3])

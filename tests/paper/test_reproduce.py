@@ -11,7 +11,7 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 from askgauss.files.lock import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, page, paper_tables, reproduce, scatter, uncorrected
+from askgauss.paper import data, figures_bounds, paper_figure, reproduce, scatter, uncorrected
 from askgauss.paper.csv_rows import csv_text
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
@@ -46,7 +46,7 @@ def test_every_figure_is_there(folder):
 
 def test_sound_bounds_do_not_exceed_what_is_claimed(folder):
     """At confidence .95 some may, but not by much and not many of two dozen."""
-    rows = [row for row in _rows(folder, "bounds") if row["kind"] == paper_tables.SOUND]
+    rows = [row for row in _rows(folder, "bounds") if row["kind"] == paper_figure.SOUND]
     methods = {row["method"] for row in rows}
     assert {"subsampled-gaussian", "gaussian-shift", "one-run", "one-run-fdp"} <= methods
     above = [row for row in rows if float(row["bound"]) > float(row["epsilon"])]
@@ -68,7 +68,7 @@ def test_every_run_carries_its_audit(folder):
 
 def test_uncorrected_baselines_are_marked(folder):
     rows = _rows(folder, "bounds")
-    marked = {row["method"] for row in rows if row["kind"] == paper_tables.UNCORRECTED}
+    marked = {row["method"] for row in rows if row["kind"] == paper_figure.UNCORRECTED}
     assert marked == {"f-DP, best threshold", "one run, best threshold"}
     import askgauss
 
@@ -79,7 +79,7 @@ def test_nothing_is_done_twice(folder, monkeypatch):
     def refuse(*arguments, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", refuse)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", refuse)
     monkeypatch.setattr("askgauss.paper.linear_heads.Heads.clipped_sum", refuse)
     before = (folder / "run" / "figures" / "gram.svg").read_bytes()
     reproduce.run(
@@ -176,7 +176,7 @@ def test_a_subset_is_a_smaller_audit():
     run = {"steps": 40, "sampling_rate": 0.3, "noise_multiplier": 1.0}
     transcript = ag.simulate_dpsgd(**run, present=50, absent=50, seed=0)
     part = np.arange(20, 70)
-    small = paper_tables.subset(transcript, part)
+    small = figures_bounds.subset(transcript, part)
     np.testing.assert_array_equal(small.scores().score, transcript.scores().score[part])
     assert ag.audit(small, delta=1e-5, diagnostics=False).epsilon_lower > 0.0
 
@@ -266,7 +266,7 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
         return replace(plan, heads=tuple(heads))
 
     monkeypatch.setattr(reproduce, "dpsgd_plan", elsewhere)
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", pytest.fail)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", pytest.fail)
     reproduce.run(
         "smoke",
         folder=folder / "run",
@@ -279,8 +279,8 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
 def test_shares_are_called_the_same_only_where_the_numbers_beside_them_are():
     """A range that covers theirs with its trend reversed is not the same."""
     reversed_trend = {1.0: 0.81, 8.0: 5.58}
-    told = page._why_share(reversed_trend, {1.0: 0.81, 8.0: 7.3})
+    told = figures_bounds._why_share(reversed_trend, {1.0: 0.81, 8.0: 7.3})
     assert told.startswith("not the same: 70% against 84% at epsilon 8")
     assert "91% with it taken out" in told
-    assert page._why_share({1.0: 0.65, 8.0: 6.7}, {}) == "same, within 5 points"
-    assert page._why_share({1.0: 0.4, 8.0: 6.7}, {8.0: 6.0}).startswith("not the same")
+    assert figures_bounds._why_share({1.0: 0.65, 8.0: 6.7}, {}) == "same, within 5 points"
+    assert figures_bounds._why_share({1.0: 0.4, 8.0: 6.7}, {8.0: 6.0}).startswith("not the same")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from askgauss.cli.destinations import Html, Json, Junit, Markdown, Outputs, write_text
+from askgauss.cli.destinations import Documents, Html, Json, Junit, Markdown, write_text
 from askgauss.cli.options import (
     ClipNorm,
     Confidence,
@@ -66,7 +66,7 @@ def audit(
     Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
     audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
     """
-    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
     given = read_input(source, membership)
     claim = make_claim(
@@ -114,7 +114,7 @@ def compare(
     markdown: Markdown = None,
 ) -> None:
     """Show what several methods say about the same data; it decides nothing."""
-    Outputs(json=json, markdown=markdown)  # at most one of them on standard output
+    Documents(json=json, markdown=markdown)  # at most one of them on standard output
     methods = [auditor_named(name) for name in auditor or ()]
     given = read_input(source, membership)
     claim = make_claim(epsilon, delta, found=given.claim)
@@ -213,7 +213,7 @@ def report(
     folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
     the table.
     """
-    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     if source != "-" and Path(source).is_dir():
         _report_folder(Path(source), outputs)
         return
@@ -223,7 +223,7 @@ def report(
     outputs.write(result)
 
 
-def _report_folder(place: Path, outputs: Outputs) -> None:
+def _report_folder(place: Path, outputs: Documents) -> None:
     from askgauss.cli.paper_commands import sweep_table
     from askgauss.exceptions import FileFormatError, InvalidArgumentError
     from askgauss.files.run_folder import RunFolder
@@ -247,7 +247,7 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
             f"Expected a run with a result in {str(place)!r}, found none. Audit what it holds "
             "with: askgauss audit FILE --html report.html"
         )
-    if outputs != Outputs():
+    if outputs != Documents():
         raise InvalidArgumentError(
             f"Expected one run for these documents, got {len(runs)} in {str(place)!r}. Name one of "
             f"them, such as {str(runs[0].path)!r}."
@@ -257,13 +257,13 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
         _report_run(one, outputs)
 
 
-def _report_run(run: RunFolder, outputs: Outputs) -> None:
+def _report_run(run: RunFolder, outputs: Documents) -> None:
     result = read_result(str(run.result), regular=True)
     if not outputs.on_stdout:
         say_result(result)
-    if outputs == Outputs():
+    if outputs == Documents():
         with run:
-            Outputs(html=str(run.report)).write(result)
+            Documents(html=str(run.report)).write(result)
         note(f"wrote {run.report}")
     outputs.write(result)
 

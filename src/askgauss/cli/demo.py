@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Outputs
+from askgauss.cli.destinations import Documents
 from askgauss.cli.options import Seed, claim_of
 from askgauss.cli.program import ExitCode, Interrupted
-from askgauss.cli.terminal import PRIVATE, Progress, note, say, say_result
+from askgauss.cli.terminal import PRIVATE, ProgressBar, note, say, say_result
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -26,7 +26,7 @@ from askgauss.exceptions import (
 
 if TYPE_CHECKING:
     from askgauss.cli.demo_training import Trainer
-    from askgauss.files.run_folder import Run, RunFolder
+    from askgauss.files.run_folder import RunFolder, RunRecord
 
 __all__ = ["demo"]
 
@@ -173,13 +173,13 @@ def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:
             )
 
 
-def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
+def _begin(folder: RunFolder, options: dict[str, Any]) -> RunRecord:
     """Choose what trains and how much noise the claim needs, and write it down."""
     from askgauss import accounting
     from askgauss.claims import PrivacyClaim
-    from askgauss.cli.demo_training import Plan
+    from askgauss.cli.demo_training import DemoPlan
     from askgauss.files import codec
-    from askgauss.files.run_folder import Run
+    from askgauss.files.run_folder import RunRecord
 
     backend = _backend(options["backend"])
     claim = PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
@@ -187,7 +187,7 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
     noise = accounting.dpsgd_noise_multiplier(
         epsilon=claim.epsilon, delta=claim.delta, sampling_rate=rate, steps=options["steps"]
     )
-    plan = Plan(
+    plan = DemoPlan(
         steps=options["steps"],
         sampling_rate=rate,
         noise_multiplier=noise,
@@ -206,7 +206,7 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
         clip_norm=plan.clip_norm,
     )
     asked = {"options": options, "backend": backend.value, "plan": plan, "claim": stated}
-    run = Run(command="demo", config=codec.to_plain(asked))
+    run = RunRecord(command="demo", config=codec.to_plain(asked))
     folder.write(run)
     return run
 
@@ -237,12 +237,12 @@ def load_checkpoint(path: Path, trainer: Trainer) -> None:
     trainer.restore(arrays, values)
 
 
-def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
+def _train(folder: RunFolder, run: RunRecord, stop: _StopSign) -> None:
     """Train to the end, or until Ctrl-C; what was done is kept either way."""
-    from askgauss.cli.demo_training import Plan, load_digits
+    from askgauss.cli.demo_training import DemoPlan, load_digits
     from askgauss.files import codec
 
-    plan: Plan = codec.from_plain(Plan, run.config.get("plan"), "plan")
+    plan: DemoPlan = codec.from_plain(DemoPlan, run.config.get("plan"), "plan")
     digits = load_digits(plan.seed)
     if run.facts.get("data", digits.name) != digits.name:
         raise UnsupportedError(
@@ -265,7 +265,7 @@ def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
         f"{plan.noise_multiplier:.4g}."
     )
     last = time.monotonic()
-    with Progress("training", plan.steps, trainer.done) as progress:
+    with ProgressBar("training", plan.steps, trainer.done) as progress:
         while trainer.done < plan.steps and not stop.seen:
             trainer.step()
             progress.advance()
@@ -305,7 +305,7 @@ def _finish(folder: RunFolder) -> int:
     result = audit(Transcript.load(folder.transcript), claim=claim_of(run))
     say_result(result)
     say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
-    Outputs(json=str(folder.result), html=str(folder.report)).write(result)
+    Documents(json=str(folder.result), html=str(folder.report)).write(result)
     note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")
     return ExitCode.of(result)
 

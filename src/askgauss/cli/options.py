@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from askgauss.auditors.auditor import Auditor
     from askgauss.claims import PrivacyClaim
     from askgauss.evidence.provenance import Provenance
-    from askgauss.files.run_folder import Run
+    from askgauss.files.run_folder import RunRecord
     from askgauss.recording.inputs import AuditInput
 
 __all__ = [
@@ -271,7 +271,7 @@ def _read_source(source: str) -> Input:
     return _read_file(path, None)
 
 
-def _demo_at(path: Path) -> Run | None:
+def _demo_at(path: Path) -> RunRecord | None:
     """The demo that was run in a folder, if one was."""
     from askgauss.files.run_folder import RunFolder
 
@@ -280,7 +280,7 @@ def _demo_at(path: Path) -> Run | None:
     return run if run is not None and run.command == "demo" else None
 
 
-def claim_of(run: Run) -> PrivacyClaim:
+def claim_of(run: RunRecord) -> PrivacyClaim:
     """The claim that a demo wrote into its folder."""
     from askgauss.claims import PrivacyClaim
     from askgauss.files import codec

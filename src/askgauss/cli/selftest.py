@@ -9,7 +9,7 @@ import typer
 
 from askgauss.cli.options import Confidence, GateError, Seed, auditor_named, complete_auditor
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import Progress, as_table, say
+from askgauss.cli.terminal import ProgressBar, as_table, say
 
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
@@ -114,7 +114,7 @@ def selftest(
         return audit(run, claim=claim, confidence=confidence, gate_error=gate_error)
 
     total = 3 * audits + 2 * _TRANSCRIPTS
-    with Progress("self-test", total, unit="audits") as progress:
+    with ProgressBar("self-test", total, unit="audits") as progress:
 
         def repeated(count: int, one: Callable[[int], AuditResult]) -> list[AuditResult]:
             results = []

@@ -11,7 +11,7 @@ import typer
 from askgauss.cli.destinations import write_document
 from askgauss.cli.options import Seed, nearest
 from askgauss.cli.program import Command, ExitCode, Group
-from askgauss.cli.terminal import Progress, as_table, printable, say
+from askgauss.cli.terminal import ProgressBar, as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def run_faults(
     everything = _all_faults()
     chosen = [_named(item, everything) for item in name or everything]
     rows: list[tuple[str, ...]] = [("fault", "finding", "named", "verdict", "epsilon >=")]
-    with Progress("faults", len(chosen), unit="audits") as progress:
+    with ProgressBar("faults", len(chosen), unit="audits") as progress:
         for fault in chosen:
             if isinstance(fault, Fault):
                 data, claim = _broken_run(fault, steps, present, absent, seed)

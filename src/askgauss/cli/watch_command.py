@@ -15,7 +15,7 @@ from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note, one_line, say
 
 if TYPE_CHECKING:
-    from askgauss.cli.watch_view import View
+    from askgauss.cli.watch_view import WatchView
 
 __all__ = ["watch"]
 
@@ -66,11 +66,11 @@ def watch(
 
 
 @contextlib.contextmanager
-def _log() -> Iterator[Callable[[View], None]]:
+def _log() -> Iterator[Callable[[WatchView], None]]:
     """A plain line whenever something changed; for a pipe, a log, or a single look."""
     shown: object = None
 
-    def show(view: View) -> None:
+    def show(view: WatchView) -> None:
         nonlocal shown
         # The age in a note grows all the time; that alone is no news.
         news = (view.headline, view.lines, len(view.notes))
@@ -83,7 +83,7 @@ def _log() -> Iterator[Callable[[View], None]]:
 
 
 @contextlib.contextmanager
-def _screen() -> Iterator[Callable[[View], None]]:
+def _screen() -> Iterator[Callable[[WatchView], None]]:
     """A picture that is drawn again, at the width the terminal has."""
     from rich.console import Console
     from rich.live import Live
@@ -93,7 +93,7 @@ def _screen() -> Iterator[Callable[[View], None]]:
         yield lambda view: live.update(picture(view, console.width), refresh=True)
 
 
-def picture(view: View, width: int) -> Any:
+def picture(view: WatchView, width: int) -> Any:
     """The view for a terminal of this width; values wrap, names stay whole."""
     from rich.console import Group
     from rich.table import Table

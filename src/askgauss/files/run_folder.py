@@ -28,7 +28,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec
 from askgauss.files.lock import locked
 
-__all__ = ["Run", "RunFolder"]
+__all__ = ["RunFolder", "RunRecord"]
 
 _KIND, _CONTENT_KIND = "askgauss-run", "askgauss-run-content"
 _SCHEMA = 2
@@ -38,7 +38,7 @@ _SAME = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunRecord:
     """The content of ``run.json``.
 
     Attributes:
@@ -148,7 +148,7 @@ class RunFolder:
             for item in self.path.iterdir()
         )
 
-    def read(self) -> Run:
+    def read(self) -> RunRecord:
         """The content of ``run.json``.
 
         Raises:
@@ -156,17 +156,17 @@ class RunFolder:
         """
         try:
             content = codec.loads(atomic.read_bytes(self.description, regular=True), _KIND, _SCHEMA)
-            run: Run = codec.from_plain(Run, content, "run")
+            run: RunRecord = codec.from_plain(RunRecord, content, "run")
         except FileFormatError as error:
             raise FileFormatError(f"Cannot read {str(self.description)!r}: {error}") from error
         return run
 
-    def write(self, run: Run) -> None:
+    def write(self, run: RunRecord) -> None:
         """Write ``run.json``, complete or not at all; it holds the seed, so for its owner only."""
         text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(run))
         atomic.write_text(self.description, text + "\n", private=True)
 
-    def update(self, **changes: Any) -> Run:
+    def update(self, **changes: Any) -> RunRecord:
         """Change what ``run.json`` says."""
         run = replace(self.read(), **changes)
         self.write(run)
@@ -175,7 +175,7 @@ class RunFolder:
     def _settled(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What was asked for, as the folder was started with it."""
         if not self.description.exists():
-            self.write(Run(command=self._command, config=asked))
+            self.write(RunRecord(command=self._command, config=asked))
             return asked
         found = self.read().config
         other = [

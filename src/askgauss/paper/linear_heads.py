@@ -117,7 +117,7 @@ class Heads:
         """The sum over rows of per-example gradients clipped to a norm, one row a head.
 
         Args:
-            rows: Features of the batch, or a function that reads a slice of them.
+            rows: ScatterFeatures of the batch, or a function that reads a slice of them.
             labels: Their labels.
             clip_norm: Largest norm a gradient keeps.
             included: Which rows (first axis) each head (second axis) has in its batch; all if not

@@ -25,7 +25,7 @@ from askgauss.files import atomic, codec
 from askgauss.files.lock import locked
 from askgauss.paper import data
 
-__all__ = ["Features", "features", "group_normalise", "transform"]
+__all__ = ["ScatterFeatures", "features", "group_normalise", "transform"]
 
 _SCHEMA = 1
 _NOTE_KIND = "askgauss-features-begun"
@@ -37,15 +37,15 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Features:
-    """Features of a set, one row an image, as half-precision numbers.
+class ScatterFeatures:
+    """ScatterFeatures of a set, one row an image, as half-precision numbers.
 
     Attributes:
         name: Name of the set.
         channels: Channels of the features; a row is ``channels`` runs of equal length.
-        train: Features to train on; a memory map where they came from the cache.
+        train: ScatterFeatures to train on; a memory map where they came from the cache.
         train_labels: Their labels.
-        test: Features to test on.
+        test: ScatterFeatures to test on.
         test_labels: Their labels.
     """
 
@@ -97,7 +97,7 @@ def features(
     folder: str | os.PathLike[str] | None = None,
     groups: int = 27,
     progress: Progress | None = None,
-) -> Features:
+) -> ScatterFeatures:
     """Scattering features of a set; computed once, and gone on with if that was interrupted.
 
     Args:
@@ -137,7 +137,7 @@ def features(
         raise FileFormatError(f"{str(path)!r} is damaged: {error}. Delete it.") from error
     if stored.shape != (rows, size) or stored.dtype != np.float16:
         raise FileFormatError(f"Expected {str(path)!r} to hold these features. Delete it.")
-    return Features(
+    return ScatterFeatures(
         name=images.name,
         channels=channels,
         train=stored[: len(pixels[0])],
