@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScatterFeatures:
-    """ScatterFeatures of a set, one row an image, as half-precision numbers.
+    """Features of a set, one row an image, as half-precision numbers.
 
     Attributes:
         name: Name of the set.
