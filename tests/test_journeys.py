@@ -56,13 +56,15 @@ def fresh(tmp_path_factory):
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "whole").exists():
-            build = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet")
+            build = ("-m", "pip", "wheel", "--no-deps", "--quiet")
             done = subprocess.run(
                 [sys.executable, *build, "--wheel-dir", str(place), str(ROOT)],
                 capture_output=True,
                 text=True,
                 check=False,
             )
+            if "No matching distribution" in done.stderr:
+                pytest.skip(f"the build backend cannot be had here: {done.stderr[-200:]}")
             assert done.returncode == 0, done.stderr
             (wheel,) = place.glob("*.whl")
             venv.create(place / "environment", clear=True)
