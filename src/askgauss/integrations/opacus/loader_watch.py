@@ -13,7 +13,7 @@ from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.integrations.opacus.handed_batches import Pass, as_indices, is_drawing
 from askgauss.integrations.opacus.opacus_versions import BatchSplittingSampler
 from askgauss.integrations.opacus.row_watch import TrainedRows
-from askgauss.sampling import DrawnBatches, Poisson, Scheme
+from askgauss.sampling import DrawnBatches, Scheme, assumed_poisson
 from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.recognising import Recogniser
 
@@ -60,7 +60,7 @@ class LoaderWatch:
         self._lost = unseen = ""
         # Steps on batches of an iteration that had begun before anybody listened.
         self._missed = 0
-        self._by_coins = isinstance(scheme, Poisson)
+        self._by_coins = scheme is not None and assumed_poisson(scheme)
         if self._sampler is None or self._records is None:
             self._lost = unseen = "the loader was not shown, or does not say what it draws from"
         elif world > 1:
@@ -70,7 +70,7 @@ class LoaderWatch:
         else:
             if scheme is not None:
                 self._sums = SchemeSums(scheme, records=self._records)
-            if isinstance(scheme, (Poisson, type(None))):
+            if assumed_poisson(scheme):
                 self._recogniser = Recogniser(self._records)
         self.trained = TrainedRows(optimizer, parameters, self._sampler, unseen, model)
 
