@@ -173,7 +173,6 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
     labels = np.arange(20) % 2
     features = ScatterFeatures(
         name="blobs",
-        channels=2,
         train=generator.normal(size=(20, 10)).astype(np.float16),
         train_labels=labels,
         test=generator.normal(size=(20, 10)).astype(np.float16),

@@ -224,9 +224,7 @@ def _features() -> ScatterFeatures:
     rows = generator.normal(size=(40, 10)).astype(np.float16)
     labels = np.arange(40) % 2
     half = {"train": rows[:20], "train_labels": labels[:20]}
-    return ScatterFeatures(
-        name="blobs", channels=2, test=rows[20:], test_labels=labels[20:], **half
-    )
+    return ScatterFeatures(name="blobs", test=rows[20:], test_labels=labels[20:], **half)
 
 
 def _reproduce(folder: Path) -> None:

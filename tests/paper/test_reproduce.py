@@ -11,11 +11,12 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 from askgauss.files.lock import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, figures_bounds, paper_figure, reproduce, scatter, uncorrected
+from askgauss.paper import figures_bounds, paper_figure, reproduce, scatter, uncorrected
 from askgauss.paper.csv_rows import csv_text
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import guess_counts, guess_tradeoff
+from tests.paper.test_deep import few_digits
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_the_full_scale_is_the_paper_s():
 
 
 def test_features_are_cached_and_gone_on_with(tmp_path, monkeypatch):
-    images = data.load("digits").few(300, 40)
+    images = few_digits(300, 40)
     whole = scatter.features(images, folder=tmp_path / "a", groups=9)
     assert whole.train.shape == (300, 324)
     assert whole.size == 324

@@ -25,7 +25,6 @@ def features():
     rows = (centres[labels] + generator.normal(size=(500, 60))).astype(np.float16)
     return ScatterFeatures(
         name="blobs",
-        channels=6,
         train=rows[:400],
         train_labels=labels[:400],
         test=rows[400:],
@@ -168,7 +167,6 @@ def wide(features):
     test = np.tile(features.test, (1, 5))
     return ScatterFeatures(
         name="wide",
-        channels=6,
         train=rows,
         train_labels=features.train_labels,
         test=test,

@@ -67,17 +67,6 @@ class ImageSet:
         """Number of classes."""
         return int(self.train_labels.max()) + 1
 
-    def few(self, train: int, test: int) -> ImageSet:
-        """The first images only, for rehearsals."""
-        return ImageSet(
-            name=self.name,
-            train_images=self.train_images[:train],
-            train_labels=self.train_labels[:train],
-            test_images=self.test_images[:test],
-            test_labels=self.test_labels[:test],
-            white=self.white,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetInfo:

@@ -93,13 +93,11 @@ class DpsgdPlan(HeadsPlan):
 
     Args:
         snapshots: Steps after which transcripts and accuracies are written; the last is always.
-        affine: Also train a scale and a shift a channel.
         checkpoint_every: Steps between checkpoints.
     """
 
     heads: tuple[DpsgdHead, ...]
     snapshots: tuple[int, ...] = ()
-    affine: bool = False
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:

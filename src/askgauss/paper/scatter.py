@@ -42,7 +42,6 @@ class ScatterFeatures:
 
     Attributes:
         name: Name of the set.
-        channels: Channels of the features; a row is ``channels`` runs of equal length.
         train: ScatterFeatures to train on; a memory map where they came from the cache.
         train_labels: Their labels.
         test: ScatterFeatures to test on.
@@ -50,7 +49,6 @@ class ScatterFeatures:
     """
 
     name: str
-    channels: int
     train: NDArray[np.float16]
     train_labels: NDArray[np.int64]
     test: NDArray[np.float16]
@@ -139,7 +137,6 @@ def features(
         raise FileFormatError(f"Expected {str(path)!r} to hold these features. Delete it.")
     return ScatterFeatures(
         name=images.name,
-        channels=channels,
         train=stored[: len(pixels[0])],
         train_labels=images.train_labels.astype(np.int64),
         test=stored[len(pixels[0]) :],

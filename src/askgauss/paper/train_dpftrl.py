@@ -224,9 +224,7 @@ def train(
         raise _validate.fail(
             "steps * batch_size", needed, f"<= {len(features.train)}, the records there are"
         )
-    shape = HeadsShape(
-        heads=len(plan.heads), features=features.size, classes=features.classes, channels=0
-    )
+    shape = HeadsShape(heads=len(plan.heads), features=features.size, classes=features.classes)
     heads = Heads(shape)
     runs = [_run(head, plan, shape) for head in plan.heads]
     order = generator(plan.seed, Stream.SAMPLER).permutation(len(features.train))

@@ -207,10 +207,7 @@ class _ParallelRuns:
         self.plan = plan
         self.features = features
         self.shape = HeadsShape(
-            heads=len(plan.heads),
-            features=features.size,
-            classes=features.classes,
-            channels=features.channels if plan.affine else 0,
+            heads=len(plan.heads), features=features.size, classes=features.classes
         )
         self.heads = Heads(self.shape)
         self.velocity = torch.zeros_like(self.heads.flat)
