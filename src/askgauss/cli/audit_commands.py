@@ -21,7 +21,7 @@ from askgauss.cli.options import (
     Source,
     Steps,
     auditor_named,
-    complete_auditor,
+    auditor_option,
     make_claim,
     read_input,
     standard_input,
@@ -42,11 +42,7 @@ def audit(
     delta: Delta = None,
     auditor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="Method, chosen before looking; by default the one that suits the data.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("Method, chosen before looking; by default the one that suits the data."),
     ] = None,
     membership: Membership = None,
     confidence: Confidence = 0.95,
@@ -102,11 +98,7 @@ def compare(
     delta: Delta = None,
     auditor: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="A method to show; repeat for several, leave out for all that apply.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("A method to show; repeat for several, leave out for all that apply."),
     ] = None,
     membership: Membership = None,
     confidence: Confidence = 0.95,

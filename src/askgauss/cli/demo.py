@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from askgauss.cli.destinations import Documents
-from askgauss.cli.options import Seed, claim_of
+from askgauss.cli.options import RunSteps, Seed, claim_of
 from askgauss.cli.program import ExitCode, Interrupted
 from askgauss.cli.terminal import PRIVATE, ProgressBar, note, say, say_result
 from askgauss.exceptions import (
@@ -57,7 +57,7 @@ def demo(
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Epsilon the run claims.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Delta the run claims.")] = 1e-5,
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 1500,
+    steps: RunSteps = 1500,
     batches: Annotated[
         int, typer.Option(help="Batches an epoch; the sampling rate is one over it.")
     ] = 8,

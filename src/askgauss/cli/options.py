@@ -37,8 +37,8 @@ __all__ = [
     "Source",
     "Steps",
     "auditor_named",
+    "auditor_option",
     "claim_of",
-    "complete_auditor",
     "make_claim",
     "nearest",
     "read_input",
@@ -83,6 +83,12 @@ Lenient = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Root of every random choice.")]
+# Of a run that is simulated, planned or trained, not claimed.
+RunSteps = Annotated[int, typer.Option(help="Number of steps.")]
+RunRate = Annotated[float, typer.Option(help="Poisson sampling rate.")]
+RunNoise = Annotated[float, typer.Option(help="Noise, in clip norms.")]
+Present = Annotated[int, typer.Option(help="Number of present canaries.")]
+Absent = Annotated[int, typer.Option(help="Number of absent canaries.")]
 
 
 def make_claim(
@@ -168,6 +174,11 @@ def complete_auditor(incomplete: str) -> list[str]:
     from askgauss.auditors import auditor_types
 
     return [name for name in sorted(auditor_types()) if name.startswith(incomplete)]
+
+
+def auditor_option(help: str) -> Any:
+    """An option that names an auditor."""
+    return typer.Option(metavar="NAME|MODULE:CLASS", help=help, autocompletion=complete_auditor)
 
 
 def standard_input(what: str) -> BinaryIO:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from askgauss.cli.options import RunRate, Seed
 from askgauss.cli.program import Command, Group
 from askgauss.cli.terminal import as_table, note, printable, say
 
@@ -71,7 +72,7 @@ def reproduce(
         typer.Option(help="What DP-SGD trains; wrn16-4 wants a GPU at full scale."),
     ] = "scatter-linear",
     augment: Annotated[int, typer.Option(help="Random views of each image; deep models only.")] = 1,
-    seed: Annotated[int, typer.Option(help="Root of every random choice.")] = 0,
+    seed: Seed = 0,
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also copy page and figures here.")
     ] = None,
@@ -117,7 +118,7 @@ def sweep(
         list[str] | None, typer.Option(help="Auditor by name; repeat for several.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each run.")] = 2500,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 4096 / 50_000,
+    sampling_rate: RunRate = 4096 / 50_000,
     present: Annotated[int, typer.Option(help="Present canaries.")] = 2500,
     absent: Annotated[int, typer.Option(help="Absent canaries.")] = 2500,
     delta: Annotated[float, typer.Option(help="Delta of claims and bounds.")] = 1e-5,

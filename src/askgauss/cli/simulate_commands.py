@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 
 from askgauss.cli.destinations import write_document
-from askgauss.cli.options import Seed, nearest
+from askgauss.cli.options import Absent, Present, RunRate, RunSteps, Seed, nearest
 from askgauss.cli.program import Command, ExitCode, Group
 from askgauss.cli.terminal import ProgressBar, as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
@@ -57,9 +57,6 @@ def _complete_server_fault(incomplete: str) -> list[str]:
     return [name for name in FEDERATED_FAULTS if name.startswith(incomplete)]
 
 
-Steps = Annotated[int, typer.Option(help="Number of steps.")]
-Present = Annotated[int, typer.Option(help="Number of present canaries.")]
-Absent = Annotated[int, typer.Option(help="Number of absent canaries.")]
 FaultName = Annotated[
     str | None,
     typer.Option(
@@ -93,8 +90,8 @@ def _refuse_terminal(output: str) -> None:
 
 @simulate.command(cls=Command)
 def dpsgd(
-    steps: Steps = _STEPS,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = _SAMPLING_RATE,
+    steps: RunSteps = _STEPS,
+    sampling_rate: RunRate = _SAMPLING_RATE,
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise on the sum, in clip norms.")
     ] = _NOISE_MULTIPLIER,
@@ -122,7 +119,7 @@ def dpsgd(
 
 @simulate.command(cls=Command)
 def dpftrl(
-    steps: Steps = 128,
+    steps: RunSteps = 128,
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise of one node, in clip norms.")
     ] = 2.0,
