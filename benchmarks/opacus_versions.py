@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from museum.exhibits import Release
-from museum.rooms import UnavailableError, environment, furnish
+from museum.catalogue import Release
+from museum.environments import UnavailableError, environment, install
 
 ROOT = Path(__file__).parent.parent
 RELEASES = {
@@ -51,7 +51,7 @@ def tried(version: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.integrations.opacus_trials"],
         cwd=ROOT,
-        env=environment(furnish((release,))),
+        env=environment(install((release,))),
         capture_output=True,
         text=True,
         timeout=_SECONDS,

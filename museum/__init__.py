@@ -1,1 +1,1 @@
-"""Real bugs of released libraries, each beside its mended twin."""
+"""Real bugs of released libraries, each next to a fixed version."""

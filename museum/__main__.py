@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from museum import page, tour
-from museum.exhibits import every
+from museum import page
+from museum.catalogue import every
+from museum.run import run_exhibit
 
 
-def main() -> int:
-    """Show exhibits; 0 when each that was shown did what its folder says, 10 when one did not.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run exhibits; 0 when each that ran did what its folder says, 10 when one did not.
 
-    Outcomes are kept, so that ``all`` goes on where it stopped; ``run`` runs again.
+    Outcomes are stored, so that ``all`` resumes where it stopped; ``run`` runs again.
     """
     parser = argparse.ArgumentParser(prog="museum", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every exhibit in a line")
-    run = commands.add_parser("run", help="run some of them, broken and mended")
-    run.add_argument("names", nargs="+")
+    some = commands.add_parser("run", help="run some of them, broken and mended")
+    some.add_argument("names", nargs="+")
     whole = commands.add_parser("all", help="run all of them, and write the page")
     whole.add_argument("--docs", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     exhibits = {item.name: item for item in every()}
     if given.command == "list":
         for item in exhibits.values():
@@ -34,17 +36,16 @@ def main() -> int:
     if unknown:
         print(f"No exhibit is called {unknown[0]!r}: see 'list'.", file=sys.stderr)
         return 2
-    tours = []
+    runs = []
     for name in names:
-        shown = tour.show(exhibits[name], again=given.command == "run")
-        print(shown.line, flush=True)
-        tours.append(shown)
+        runs.append(run_exhibit(exhibits[name], again=given.command == "run"))
+        print(runs[-1].line, flush=True)
     if given.command == "all":
-        print(page.summary(tours))
+        print(page.summary(runs))
         if given.docs is not None:
-            given.docs.write_text(page.render(tours), encoding="utf-8")
+            given.docs.write_text(page.render(runs), encoding="utf-8")
     # Not 1, which Python itself ends with when something else went wrong.
-    return 0 if all(item.as_expected for item in tours if item.skipped == "") else 10
+    return 0 if all(item.as_expected for item in runs if not item.skipped) else 10
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from flwr.server.strategy import (
 import askgauss as ag
 from askgauss.integrations.flower import audited
 from askgauss.sampling import EveryStep
-from museum.showing import Outcome, of_audit
+from museum.outcomes import Outcome, of_audit
 
 CLIENTS, ROUNDS, NOISE, CLIP = 30, 40, 2.0, 0.1
 SHAPES = ((50, 15), (750,))

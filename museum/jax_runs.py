@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import askgauss as ag
 from askgauss.integrations.jax import Audit
-from museum.showing import Outcome, of_audit
+from museum.outcomes import Outcome, of_audit
 
 DELTA = 1e-5
 SHAPES = {"bias": (60,), "weight": (60, 40)}

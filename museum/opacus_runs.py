@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
-from museum.showing import Outcome, of_audit
+from museum.outcomes import Outcome, of_audit
 
 try:
     from opacus.utils import fast_gradient_clipping_utils as ghost_clipping

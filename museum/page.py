@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.exhibits import Release
-from museum.tour import Shown
+from museum.catalogue import Release
+from museum.run import ExhibitRun
 
 _HEAD = """# The museum
 
 Bugs that were really released, each run as a user would run it, audited, and set beside a twin that
 is mended. Every release is installed by name and hash, without its dependencies, into a folder of
 its own. Mechanisms marked *published* are of papers: written here from their descriptions, and from
-nobody's package. `make museum` runs all of them and writes this page; `askgauss museum list` and
-`askgauss museum run NAME` do it one by one, in a copy of the source repository.
+nobody's package. `make museum` runs all of them and writes this page; `python -m museum list` and
+`python -m museum run NAME` do it one by one, in a copy of the source repository.
 
 *Claimed* is the epsilon that the library or its user states for the run, *bound* what the audit
 shows at confidence 0.95, *true* what is known otherwise. *Finding* is the check that named the
@@ -31,16 +31,16 @@ _COLUMNS = (
 )
 
 
-def render(tours: list[Shown]) -> str:
+def render(runs: list[ExhibitRun]) -> str:
     """The page."""
-    shown = [item for item in tours if not item.skipped]
+    shown = [item for item in runs if not item.skipped]
     parts = [
         _HEAD,
-        f"{summary(tours)}\n\n",
+        f"{summary(runs)}\n\n",
         f"| {' | '.join(_COLUMNS)} |\n",
         f"|{'---|' * len(_COLUMNS)}\n",
         *(_row(item) for item in shown),
-        *_not_shown(tours),
+        *_not_shown(runs),
         *_unseen(shown),
         *_live(shown),
         "\n## Every exhibit\n",
@@ -49,25 +49,25 @@ def render(tours: list[Shown]) -> str:
     return "".join(parts)
 
 
-def summary(tours: list[Shown]) -> str:
+def summary(runs: list[ExhibitRun]) -> str:
     """How many were shown, found and clean, and in what time; a run that two share counts once."""
-    shown = [item for item in tours if not item.skipped]
+    shown = [item for item in runs if not item.skipped]
     found = sum(item.found for item in shown)
     clean = [item.outcomes["mended"]["verdict"] for item in shown if item.twin_clean]
-    runs = {run["run"]: run["seconds"] for item in shown for run in item.outcomes.values()}
+    seconds = {run["run"]: run["seconds"] for item in shown for run in item.outcomes.values()}
     unseen = sum(not item.exhibit.finding for item in shown)
     released = sum(bool(item.exhibit.broken) for item in shown)
     return (
-        f"{len(tours)} exhibits, {len(shown)} of them shown ({released} of released packages, "
+        f"{len(runs)} exhibits, {len(shown)} of them shown ({released} of released packages, "
         f"{len(shown) - released} published): {found} named by their finding, "
         f"{unseen} that no audit of ours sees, {len(clean)} of {len(shown)} twins clean "
         f"({clean.count('CONSISTENT')} of them consistent with their claim, "
         f"{clean.count('INCONCLUSIVE')} without an alarm and too small a run to say more), "
-        f"{sum(runs.values()) / 60.0:.1f} minutes of processor time in all."
+        f"{sum(seconds.values()) / 60.0:.1f} minutes of processor time in all."
     )
 
 
-def _row(item: Shown) -> str:
+def _row(item: ExhibitRun) -> str:
     exhibit, broken, twin = item.exhibit, item.outcomes["broken"], item.outcomes["mended"]
     warned = exhibit.finding in broken["warnings"]
     finding = f"{exhibit.finding}{' (warning)' if warned else ''}" if item.found else "none"
@@ -86,8 +86,8 @@ def _row(item: Shown) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _not_shown(tours: list[Shown]) -> list[str]:
-    skipped = [item for item in tours if item.skipped]
+def _not_shown(runs: list[ExhibitRun]) -> list[str]:
+    skipped = [item for item in runs if item.skipped]
     if not skipped:
         return []
     head = "\n## Not shown, and not counted as found\n\n"
@@ -101,7 +101,7 @@ def _not_shown(tours: list[Shown]) -> list[str]:
     ]
 
 
-def _unseen(shown: list[Shown]) -> list[str]:
+def _unseen(shown: list[ExhibitRun]) -> list[str]:
     unseen = [item.exhibit for item in shown if not item.exhibit.finding]
     if not unseen:
         return []
@@ -115,7 +115,7 @@ def _unseen(shown: list[Shown]) -> list[str]:
     ]
 
 
-def _live(shown: list[Shown]) -> list[str]:
+def _live(shown: list[ExhibitRun]) -> list[str]:
     live = [item.exhibit for item in shown if item.exhibit.live]
     if not live:
         return []
@@ -131,7 +131,7 @@ def _live(shown: list[Shown]) -> list[str]:
     ]
 
 
-def _section(item: Shown) -> str:
+def _section(item: ExhibitRun) -> str:
     exhibit, broken, twin = item.exhibit, item.outcomes["broken"], item.outcomes["mended"]
     lines = [
         f"\n### {exhibit.name}\n\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mechanism_audit import exam
 
 import askgauss as ag
-from museum.showing import Outcome, main, of_mechanism
+from museum.outcomes import Outcome, main, of_mechanism
 
 
 def show_case(broken: str, mended: str, *, true: float) -> None:

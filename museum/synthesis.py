@@ -12,7 +12,7 @@ from DataSynthesizer.DataDescriber import DataDescriber
 
 import askgauss as ag
 from askgauss.mechanism_audit import from_function
-from museum.showing import Outcome, of_mechanism
+from museum.outcomes import Outcome, of_mechanism
 
 EPSILON = 1.0
 

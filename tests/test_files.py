@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.cli.run_folders import Run, RunFolder
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec
 from askgauss.files.archive import Archive
+from askgauss.files.run_folder import RunFolder, RunRecord
 from askgauss.monitor.feed import read_feed
 from askgauss.recording.inputs import load_audit_input
 
@@ -268,9 +268,7 @@ def test_private_files_are_their_owners_alone(umask, tmp_path):
         recorder.save(tmp_path / "checkpoint.npz")
         recorder.transcript().save(tmp_path / "transcript.npz")
         ag.audit(scores, delta=1e-5, auditor=ag.OneRun()).to_json(tmp_path / "result.json")
-        claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5)
-        run = Run(command="demo", claim=claim, options={}, seed=1, steps=5, versions={})
-        RunFolder(tmp_path).write(run)
+        RunFolder(tmp_path).write(RunRecord(command="demo", config={"seed": 1}, versions={}))
         report = ag.replay(
             lambda data, replay: replay.public("x", 1), [1, 2, 3], leave_out=0, steps=1
         )

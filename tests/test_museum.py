@@ -9,10 +9,11 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from museum import page, rooms, tour
-from museum.exhibits import Release, every
-
-from askgauss.cli import museum_command as command
+from museum import __main__ as museum_main
+from museum import environments, page
+from museum import run as museum_run
+from museum.__main__ import main
+from museum.catalogue import Release, every
 
 CLEAN = {"verdict": "CONSISTENT", "findings": [], "warnings": []}
 SHOWABLE = [item for item in every() if not item.unavailable]
@@ -21,8 +22,8 @@ SHOWABLE = [item for item in every() if not item.unavailable]
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
     """Nothing is taken from what was kept, nor from a network."""
-    monkeypatch.setattr(rooms, "ROOMS", tmp_path / "rooms")
-    monkeypatch.setattr(tour, "_OUTCOMES", tmp_path / "outcomes")
+    monkeypatch.setattr(environments, "ENVIRONMENTS", tmp_path / "environments")
+    monkeypatch.setattr(museum_run, "_OUTCOMES", tmp_path / "outcomes")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -52,25 +53,25 @@ def test_there_are_as_many_as_the_page_says():
 
 @pytest.mark.parametrize("item", [item for item in SHOWABLE if item.fast], ids=lambda i: i.name)
 def test_fast_exhibits_are_found_and_their_twins_are_clean(item, monkeypatch, tmp_path):
-    monkeypatch.setattr(tour, "_OUTCOMES", tmp_path)
+    monkeypatch.setattr(museum_run, "_OUTCOMES", tmp_path)
     try:
         for variant in ("broken", "mended"):
-            rooms.furnish(item.releases(variant))
-    except rooms.UnavailableError as error:
+            environments.install(item.releases(variant))
+    except environments.UnavailableError as error:
         pytest.skip(str(error))
-    shown = tour.show(item)
+    shown = museum_run.run_exhibit(item)
     assert shown.found, shown.line
     assert shown.as_expected, shown.line
     # What was kept is shown again, and not run.
-    monkeypatch.setattr(tour.subprocess, "run", None)
-    assert tour.show(item) == shown
+    monkeypatch.setattr(museum_run.subprocess, "run", None)
+    assert museum_run.run_exhibit(item) == shown
 
 
 # --- what cannot be shown -------------------------------------------------------------------------
 
 
 def unshown(item):
-    shown = tour.show(item)
+    shown = museum_run.run_exhibit(item)
     assert shown.skipped
     assert not shown.found
     assert not shown.as_expected
@@ -87,7 +88,7 @@ def test_a_package_that_is_gone_is_skipped_by_name(apart):
     said = unshown(replace(exhibit("opacus-closure"), broken=(gone,)))
     assert "askgauss-no-such-package 0.0.1" in said
     # Nothing half-installed is left.
-    assert list(rooms.ROOMS.iterdir()) == []
+    assert list(environments.ENVIRONMENTS.iterdir()) == []
 
 
 def test_without_a_network_it_is_skipped_by_name(apart, monkeypatch):
@@ -97,21 +98,21 @@ def test_without_a_network_it_is_skipped_by_name(apart, monkeypatch):
     monkeypatch.setenv("PIP_RETRIES", "0")
     said = unshown(exhibit("opacus-closure"))
     assert exhibit("opacus-closure").broken[0].label in said
-    assert list(rooms.ROOMS.iterdir()) == []
+    assert list(environments.ENVIRONMENTS.iterdir()) == []
 
 
 def test_an_installer_that_never_answers_is_skipped_by_name(apart, monkeypatch):
-    monkeypatch.setattr(rooms, "_SECONDS", 0.001)
+    monkeypatch.setattr(environments, "_SECONDS", 0.001)
     said = unshown(exhibit("opacus-closure"))
     assert "no answer in" in said
-    assert list(rooms.ROOMS.iterdir()) == []
+    assert list(environments.ENVIRONMENTS.iterdir()) == []
 
 
 def test_a_package_whose_hash_differs_is_skipped_by_name(apart):
     digest = make_wheel(apart, "exhibit-of-a-test")
     right = Release(name="exhibit-of-a-test", version="1.0", sha256=digest)
-    (room,) = rooms.furnish((right,))
-    assert (room / "exhibit_of_a_test.py").exists()
+    (folder,) = environments.install((right,))
+    assert (folder / "exhibit_of_a_test.py").exists()
     wrong = replace(right, sha256="0" * 64)
     said = unshown(replace(exhibit("opacus-closure"), broken=(wrong,)))
     assert "exhibit-of-a-test 1.0" in said
@@ -122,7 +123,7 @@ def test_a_python_that_is_too_new_is_skipped_by_name(apart):
     said = unshown(replace(exhibit("svt-stoddard"), newest_python="3.2"))
     assert said == "its releases are made for Python 3.2 at the newest"
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert tour._skipped(replace(exhibit("svt-stoddard"), newest_python=here)) == ""
+    assert museum_run._skipped(replace(exhibit("svt-stoddard"), newest_python=here)) == ""
 
 
 def test_what_no_registry_has_is_skipped_by_name(apart):
@@ -131,7 +132,7 @@ def test_what_no_registry_has_is_skipped_by_name(apart):
 
 def test_a_script_that_fails_is_skipped_and_not_kept(apart, monkeypatch):
     item = exhibit("svt-stoddard")
-    monkeypatch.setattr(tour.sys, "executable", "/bin/false")
+    monkeypatch.setattr(museum_run.sys, "executable", "/bin/false")
     assert unshown(item) == "broken: no word"
     assert list((apart / "outcomes").iterdir()) == []
 
@@ -161,76 +162,73 @@ def checksum(text):
 # --- what counts ----------------------------------------------------------------------------------
 
 
-def shown_as(broken, mended=CLEAN):
+def run_with(broken, mended=CLEAN):
     item = exhibit("opacus-closure")
     given = {"verdict": item.verdict, "findings": [item.finding], "warnings": []} | broken
-    return tour.Shown(exhibit=item, outcomes={"broken": given, "mended": CLEAN | mended})
+    return museum_run.ExhibitRun(exhibit=item, outcomes={"broken": given, "mended": CLEAN | mended})
 
 
 def test_found_means_named_with_a_clean_twin():
     name = exhibit("opacus-closure").finding
-    assert shown_as({}).found
-    assert shown_as({}).as_expected
-    assert shown_as({"findings": [], "warnings": [name]}).found
-    assert not shown_as({"findings": ["something else"]}).found
+    assert run_with({}).found
+    assert run_with({}).as_expected
+    assert run_with({"findings": [], "warnings": [name]}).found
+    assert not run_with({"findings": ["something else"]}).found
     for twin in (
         {"verdict": "VIOLATION", "findings": [name]},
         {"verdict": "INVALID"},
         {"findings": ["something else"]},
         {"warnings": [name]},
     ):
-        assert not shown_as({}, twin).found
-        assert not shown_as({}, twin).twin_clean
+        assert not run_with({}, twin).found
+        assert not run_with({}, twin).twin_clean
 
 
 def test_another_verdict_than_the_expected_is_not_as_expected():
-    assert not shown_as({"verdict": "INVALID"}).as_expected
-    assert "UNEXPECTED" in shown_as({"verdict": "INVALID"}).line
-    assert " found: " in shown_as({}).line
+    assert not run_with({"verdict": "INVALID"}).as_expected
+    assert "UNEXPECTED" in run_with({"verdict": "INVALID"}).line
+    assert " found: " in run_with({}).line
 
 
 def test_an_outcome_is_run_again_when_anything_it_rests_on_changes(monkeypatch, tmp_path):
     item = exhibit("flower-nan-update")
-    kept = tour._sources(item, "broken")
-    assert kept != tour._sources(item, "mended")
-    assert kept == tour._sources(exhibit("flower-zero-update"), "broken")
+    kept = museum_run._fingerprint(item, "broken")
+    assert kept != museum_run._fingerprint(item, "mended")
+    assert kept == museum_run._fingerprint(exhibit("flower-zero-update"), "broken")
     other = Release(name="flwr", version="1.41.0", sha256="0" * 64)
-    assert kept != tour._sources(replace(item, broken=(other,)), "broken")
+    assert kept != museum_run._fingerprint(replace(item, broken=(other,)), "broken")
     (tmp_path / "stats").mkdir()
     (tmp_path / "stats" / "new.py").write_text("")
     (tmp_path / "cli").mkdir()
-    monkeypatch.setattr(tour, "_SOURCES", tmp_path)
-    changed = tour._sources(item, "broken")
+    monkeypatch.setattr(museum_run, "_SOURCES", tmp_path)
+    changed = museum_run._fingerprint(item, "broken")
     assert kept != changed
     (tmp_path / "cli" / "new.py").write_text("x = 1")
-    assert tour._sources(item, "broken") == changed
+    assert museum_run._fingerprint(item, "broken") == changed
     (tmp_path / "stats" / "new.py").write_text("x = 1")
-    assert tour._sources(item, "broken") != changed
+    assert museum_run._fingerprint(item, "broken") != changed
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command_lists_every_exhibit(capfd):
-    with pytest.raises(command.typer.Exit) as ended:
-        command.museum(command.Action.LIST, None)
-    assert ended.value.exit_code == 0
-    listed = capfd.readouterr().out.splitlines()
+def test_the_command_lists_every_exhibit(capsys):
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in listed] == [item.name for item in every()]
 
 
-def test_the_command_refuses_what_it_does_not_know(capfd):
-    with pytest.raises(command.typer.Exit) as ended:
-        command.museum(command.Action.RUN, ["no-such-exhibit"])
-    assert ended.value.exit_code == 2
-    assert "No exhibit is called 'no-such-exhibit'" in capfd.readouterr().err
-    with pytest.raises(command.InvalidArgumentError, match="the names of exhibits after run"):
-        command.museum(command.Action.RUN, None)
-    with pytest.raises(command.InvalidArgumentError, match="no names after list"):
-        command.museum(command.Action.LIST, ["opacus-closure"])
+def test_the_command_refuses_what_it_does_not_know(capsys):
+    assert main(["run", "no-such-exhibit"]) == 2
+    assert "No exhibit is called 'no-such-exhibit'" in capsys.readouterr().err
+    for wrong in (["run"], ["list", "opacus-closure"], ["tour"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
 
 
-def test_an_installed_package_says_where_the_museum_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "_ROOT", tmp_path)
-    with pytest.raises(command.InvalidArgumentError, match="copy of the source repository"):
-        command.museum(command.Action.LIST, None)
+@pytest.mark.parametrize(
+    ("outcome", "code"), [({}, 0), ({"verdict": "INVALID"}, 10), ({"findings": []}, 10)]
+)
+def test_an_unexpected_outcome_is_told_from_a_crash(monkeypatch, capsys, outcome, code):
+    monkeypatch.setattr(museum_main, "run_exhibit", lambda item, **_: run_with(outcome))
+    assert main(["run", "opacus-closure"]) == code

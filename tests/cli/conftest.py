@@ -1,16 +1,16 @@
-"""The program in this process and in one of its own, and files for it to read."""
+"""The program in this process, as a shell would start it, and files for it to read."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss.cli import app
+from askgauss.cli import app, main
 
 PROGRAM = [sys.executable, "-m", "askgauss.cli"]
 ENVIRONMENT = {
@@ -50,17 +50,43 @@ def run():
     return call
 
 
-@pytest.fixture
-def shell(tmp_path):
-    """Call the program in a process of its own, in an empty folder."""
+@contextlib.contextmanager
+def opened(stdout, stderr):
+    """Streams of this process as a shell would leave them.
 
-    def call(*arguments, **options):
-        return subprocess.run(
-            [*PROGRAM, *map(str, arguments)],
-            **{"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "timeout": 300}
-            | options,
-            check=False,
-        )
+    Each is the name of a file to write to, ``"closed"``, or ``"read-only"``.
+    """
+
+    def stream(kind):
+        if kind == "closed":
+            return None
+        if kind == "read-only":
+            return os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+        return open(kind, "w", encoding="utf-8")  # noqa: PTH123
+
+    before, streams = (sys.stdout, sys.stderr), (stream(stdout), stream(stderr))
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        made = {*streams, sys.stderr} - {None}
+        sys.stdout, sys.stderr = before
+        for item in made:
+            with contextlib.suppress(OSError):
+                item.close()
+
+
+@pytest.fixture
+def with_streams(tmp_path):
+    """Call the program in this process on streams that may be full or closed; its exit code."""
+
+    def call(*arguments, stdout=None, stderr=None):
+        with (
+            opened(stdout or tmp_path / "stdout", stderr or tmp_path / "stderr"),
+            pytest.raises(SystemExit) as leaving,
+        ):
+            main([str(item) for item in arguments])
+        return leaving.value.code
 
     return call
 

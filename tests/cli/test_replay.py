@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import askgauss as ag
 from askgauss.replay import Difference, ReplayReport, join
 from askgauss.report.replay_page import render_replay
-from tests.cli.conftest import ENVIRONMENT, PLAIN_PROGRAM, PROGRAM
+from tests.cli.conftest import ENVIRONMENT, PLAIN_PROGRAM
 from tests.replay.runs import records, training
 
 pytest_plugins = ["pytester"]
@@ -50,16 +51,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def call(folder, *arguments, program=PROGRAM):
-    return subprocess.run(
-        [*program, "replay", *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def call(run, folder, monkeypatch):
+    """Replay in this process, in the folder of the module, which is imported anew."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("mine", "made"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield lambda *arguments: run("replay", *arguments)
+    sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def call(folder, *arguments, program=PROGRAM):
         ("mine:idle", 3, "INCONCLUSIVE: "),
     ],
 )
-def test_the_exit_code_is_the_verdict(folder, name, code, said):
-    done = call(folder, name, "--leave-out", "7", program=PLAIN_PROGRAM)
-    assert done.returncode == code, done.stderr
+def test_the_exit_code_is_the_verdict(call, name, code, said):
+    done = call(name, "--leave-out", "7")
+    assert done.exit_code == code, done.stderr
     assert done.stdout.startswith(said)
     # What the training prints is beside the answer.
     assert "a step" not in done.stdout
@@ -92,18 +92,29 @@ def test_the_exit_code_is_the_verdict(folder, name, code, said):
         (("mine:train", "--replace", "1", "--adjacency", "add-remove"), "leave_out="),
     ],
 )
-def test_no_answer_is_2(folder, arguments, said):
-    done = call(folder, *arguments)
-    assert done.returncode == 2
+def test_no_answer_is_2(call, arguments, said):
+    done = call(*arguments)
+    assert done.exit_code == 2
     assert said in done.stderr
     assert done.stdout == ""
 
 
-def test_documents(folder):
-    done = call(
-        folder, "mine:leaky", "--replace", "7", "--data", "mine:few", "--json", "-", "--html", "p"
+def test_it_needs_no_extras(folder):
+    done = subprocess.run(
+        [*PLAIN_PROGRAM, "replay", "mine:train", "--leave-out", "7"],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("CONSISTENT: ")
+
+
+def test_documents(call, folder):
+    done = call("mine:leaky", "--replace", "7", "--data", "mine:few", "--json", "-", "--html", "p")
+    assert done.exit_code == 1, done.stderr
     report = ReplayReport.from_json(done.stdout)
     assert report.records == 20
     assert report.adjacency == "replace-one"
@@ -171,11 +182,11 @@ def test_idle(privacy_replay):
     done.stdout.fnmatch_lines(["*VIOLATION: loss depends on record 7*", "*INCONCLUSIVE: *no step*"])
 
 
-def test_a_configuration_runs_no_code(folder):
+def test_a_configuration_runs_no_code(call, folder):
     """Where the records come from is code, which only the command line may name."""
     (folder / "made.py").write_text("raise SystemExit('imported')")
     (folder / "options.toml").write_text('[replay]\ndata = "made:data"\n')
-    ran = call(folder, "mine:train", "--leave-out", "3", "--config", "options.toml")
-    assert ran.returncode == 2
+    ran = call("mine:train", "--leave-out", "3", "--config", "options.toml")
+    assert ran.exit_code == 2
     assert "a file runs no code" in " ".join(ran.stderr.split())
     assert "imported" not in ran.stderr.replace("to be imported", "")

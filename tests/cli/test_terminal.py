@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,16 +15,15 @@ from askgauss.cli import terminal
 from tests.cli.conftest import ENVIRONMENT, PROGRAM
 
 CLAIM = ("--epsilon", "8", "--delta", "1e-5")
-ESCAPE = b"\x1b["
 
 
-def _in_a_terminal(arguments, environment=None, error=False):
+def _in_a_terminal(arguments, error=False):
     """What the program prints where its stdout (or its stderr) is a terminal."""
     pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [*PROGRAM, *map(str, arguments)],
-        env=ENVIRONMENT | {"TERM": "xterm"} | (environment or {}),
+        env=ENVIRONMENT | {"TERM": "xterm"},
         stdin=slave,
         stdout=subprocess.DEVNULL if error else slave,
         stderr=slave if error else subprocess.PIPE,
@@ -43,41 +45,49 @@ def test_a_terminal_gets_colours(leaky):
     assert b"\x1b[31m\x1b[1mVIOLATION\x1b[0m: " in shown
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_unless_it_wants_none(leaky, environment):
-    shown, _ = _in_a_terminal(["audit", leaky, *CLAIM], environment)
-    assert shown.startswith(b"VIOLATION: ")
-    assert ESCAPE not in shown
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_unless_it_wants_none(monkeypatch, environment, coloured):
+    for name, value in {"NO_COLOR": "", "TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(terminal.sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    assert terminal.colourful() is coloured
+    monkeypatch.setattr(terminal.sys, "stdout", SimpleNamespace(isatty=lambda: False))
+    assert not terminal.colourful()
 
 
-def test_a_pipe_gets_plain_text(shell, leaky):
-    done = shell("audit", leaky, *CLAIM)
-    assert done.returncode == 1
-    assert ESCAPE not in done.stdout + done.stderr
-    assert ESCAPE not in shell("--help").stdout
+def test_a_pipe_gets_plain_text(run, leaky):
+    done = run("audit", leaky, *CLAIM)
+    assert done.exit_code == 1
+    assert "\x1b[" not in done.stdout + done.stderr
+    assert "\x1b[" not in run("--help").stdout
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(shell):
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(run):
     arguments = ["selftest", "--audits", "2", "--steps", "10", "--present", "20", "--absent", "20"]
     shown, _ = _in_a_terminal(arguments, error=True)
     assert b"12/12" in shown
     assert b"left" in shown
-    lines = shell(*arguments).stderr.decode().splitlines()
+    lines = run(*arguments).stderr.splitlines()
     assert len(lines) == 4
     assert lines[-1] == "askgauss: self-test: 12 of 12 audits, 0 s left."
 
 
 @pytest.mark.parametrize("arguments", [["audit", "-", *CLAIM], ["report", "-"]])
-def test_a_terminal_as_input_is_not_waited_for(arguments):
-    shown, code = _in_a_terminal(arguments, error=True)
-    assert code == 2
-    assert b"got a terminal" in shown
+def test_a_terminal_as_input_is_not_waited_for(with_streams, monkeypatch, tmp_path, arguments):
+    keyboard = SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    assert with_streams(*arguments) == 2
+    assert "got a terminal" in (tmp_path / "stderr").read_text()
 
 
-def test_letters_a_stream_does_not_have_are_spelled_out(shell):
-    done = shell("audit", "no-\u03b5-file", *CLAIM, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 2
-    assert rb"no-\u03b5-file" in done.stderr
+def test_letters_a_stream_does_not_have_are_spelled_out(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    terminal.say("no-\u03b5-file")
+    written.flush()
+    assert written.buffer.getvalue() == b"no-\\u03b5-file\n"
 
 
 def test_printable_keeps_letters_and_lines():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
 from askgauss.mechanism_audit import MechanismResult
 from askgauss.monitor import feed
-from askgauss.paper import data, formats, page, paper_tables, reproduce, scatter
+from askgauss.paper import data, formats, page, reproduce, scatter
 from askgauss.paper.csv_rows import csv_text
 from tests.fuzz import mutations
 from tests.fuzz.subjects import Subject, Workshop, plain
@@ -35,8 +34,6 @@ def make(shop: Workshop) -> list[Subject]:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     labels = np.array([3, 8], np.uint8)
-    planes = images.transpose(0, 3, 1, 2).reshape(2, -1)
-    batch = {b"data": planes, b"labels": labels.tolist(), b"batch_label": b"1 of 5"}
     return [
         Subject("result of a mechanism", _mechanism(), _read_mechanism, forgeries=documents),
         Subject("watch file", _watch(shop), _reader(shop, _read_watch), forgeries=documents),
@@ -44,7 +41,6 @@ def make(shop: Workshop) -> list[Subject]:
         Subject("figure's table", *_figure(shop)),
         Subject("features", *_features(shop)),
         Subject("features begun", *_begun(shop)),
-        Subject("CIFAR pickle", pickle.dumps(batch, protocol=4), _read_pickle, False),
         Subject("CIFAR binary", formats.cifar_binary(images, labels), _read_binary, False),
         Subject("sprite", _sprite(images), _read_sprite, False),
         Subject("options", _OPTIONS, _toml(shop), False),
@@ -123,7 +119,7 @@ def _figure(shop: Workshop) -> tuple[bytes, Any]:
     place = shop.folder / "page"
     (place / "figures").mkdir(parents=True)
     table = place / "figures" / "convergence.csv"
-    rows = paper_tables.convergence((1, 10))
+    rows = page.ConvergenceFigure().rows()
     atomic.write_with_digest(table, csv_text(rows).encode())
 
     def read(content: bytes) -> Any:
@@ -134,7 +130,7 @@ def _figure(shop: Workshop) -> tuple[bytes, Any]:
     return table.read_bytes(), read
 
 
-def _computed(folder: Path) -> scatter.Features:
+def _computed(folder: Path) -> scatter.ScatterFeatures:
     """Features of three pictures, by something quicker than a scattering transform."""
     shape = (8, 8, 1)
     images = data.ImageSet(
@@ -172,7 +168,7 @@ def _begun(shop: Workshop) -> tuple[bytes, Any]:
     path = next((folder / "scatter").glob("*.npy"))
     features, note = path.read_bytes(), path.with_suffix(".json")
     half = {"done": 2, "sha256": _sha256(np.array(whole.train))}
-    content = scatter._plain.dumps(scatter._NOTE_KIND, scatter._SCHEMA, half).encode()
+    content = scatter.codec.dumps(scatter._NOTE_KIND, scatter._NOTE_SCHEMA, half).encode()
 
     def read(content: bytes) -> Any:
         path.unlink(missing_ok=True)
@@ -188,11 +184,6 @@ def _begun(shop: Workshop) -> tuple[bytes, Any]:
 
 def _sha256(array: Any) -> str:
     return scatter.hashlib.sha256(array).hexdigest()
-
-
-def _read_pickle(content: bytes) -> Any:
-    images, labels = formats.read_cifar_pickle(content, "x")
-    return plain({"images": images, "labels": labels})
 
 
 def _read_binary(content: bytes) -> Any:

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 import askgauss as ag
-from askgauss.cli.run_folders import Run
-from askgauss.cli.run_folders import RunFolder as CommandFolder
 from askgauss.exceptions import RecordingError
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder, RunRecord
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
 from askgauss.paper import data, formats, sweep
-from askgauss.paper.run_folder import RunFolder
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.sampled_recorder import SampledRecorder
@@ -193,10 +191,10 @@ class Workshop:
 
     def command_run(self, content: bytes) -> Any:
         self.path("run.json", content)
-        return plain(CommandFolder(self.folder).read())
+        return plain(RunFolder(self.folder).read())
 
     def run_folder(self, content: bytes) -> Any:
-        self.path("run/config.json", content)
+        self.path("run/run.json", content)
         with RunFolder(self.folder / "run", CONFIG):
             return "entered"
 
@@ -357,11 +355,10 @@ def make(folder: Path) -> list[Subject]:
         ),
         "result without a claim": ag.audit(scores, delta=1e-5, auditor=ag.OneRun()),
     }
-    run = Run(command="demo", claim=CLAIM, options={"seed": 1}, seed=1, steps=5, versions={})
-    CommandFolder(folder).write(run)
+    RunFolder(folder).write(RunRecord(command="demo", config={"options": {"seed": 1}}, versions={}))
     with RunFolder(folder / "run2", CONFIG) as place:
         place.write_json("results/accuracy.json", {"head": {"10": 0.5, "20": 0.75}})
-    config = (folder / "run2" / "config.json").read_bytes()
+    config = (folder / "run2" / "run.json").read_bytes()
     accuracy = (folder / "run2" / "results" / "accuracy.json").read_bytes()
     table = sweep.run(_grid(), folder=folder / "swept")
     cell = next((folder / "swept" / "results" / "cells").iterdir())
@@ -457,8 +454,6 @@ def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:
         "steps": shop.steps,
         "result-scores.json": result,
         "result-transcript.json": result,
-        "run.json": shop.command_run,
-        "run/config.json": shop.run_folder,
     }
     return [
         Subject(

@@ -12,12 +12,11 @@ import torch
 
 import askgauss as ag
 from askgauss.cli import demo
-from askgauss.cli.demo_training import Digits, NumpyTrainer
-from askgauss.cli.demo_training import Plan as DemoPlan
+from askgauss.cli.demo_training import DemoPlan, Digits, NumpyTrainer
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.integrations.opacus.demo_run import OpacusTrainer
-from askgauss.paper import data, deep, train_dpsgd
-from askgauss.paper.scatter import Features
+from askgauss.paper import data, deep, heads_plan, train_dpsgd
+from askgauss.paper.scatter import ScatterFeatures
 from tests.fuzz import mutations
 from tests.fuzz.subjects import WATCHED, Subject, Workshop, audit, gone_on, plain
 from tests.integrations.runs import make_run
@@ -162,7 +161,7 @@ def _demo(shop: Workshop, kind: Any) -> tuple[bytes, Any]:
 
 def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
     generator = np.random.default_rng(0)
-    head = train_dpsgd.Head(
+    head = heads_plan.DpsgdHead(
         name="head",
         epsilon=8.0,
         noise_multiplier=1.0,
@@ -170,17 +169,16 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
         canaries=8,
         learning_rate=0.1,
     )
-    plan = train_dpsgd.Plan(heads=(head,), steps=4, clip_norm=1.0, seed=5)
+    plan = heads_plan.DpsgdPlan(heads=(head,), steps=4, clip_norm=1.0, seed=5)
     labels = np.arange(20) % 2
-    features = Features(
+    features = ScatterFeatures(
         name="blobs",
-        channels=2,
         train=generator.normal(size=(20, 10)).astype(np.float16),
         train_labels=labels,
         test=generator.normal(size=(20, 10)).astype(np.float16),
         test_labels=labels,
     )
-    run = train_dpsgd._Run(features, plan)
+    run = train_dpsgd._ParallelRuns(features, plan)
     run.advance()
     folder = shop.folder / "paper"
     (folder / "results").mkdir(parents=True)
@@ -197,12 +195,12 @@ def _paper(shop: Workshop) -> list[tuple[str, bytes, Any]]:
 
     def network() -> Any:
         with mock.patch.dict(deep.MODELS, tiny=torch.nn.Linear):
-            return deep._Run(images, plan, head, "tiny", 1, 8)
+            return deep._NetworkRun(images, plan, head, "tiny", 1, 8)
 
     network()._save(folder / "deep.npz")
 
     def state(content: bytes) -> Any:
-        again = train_dpsgd._Run(features, plan)
+        again = train_dpsgd._ParallelRuns(features, plan)
         shop.path("paper/state.npz", content)
         again.load(folder)
         own = plain(again.audited["head"].recorder.state_dict())

@@ -20,13 +20,13 @@ import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.federated import AuditedAggregator
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper import page, paper_tables, reproduce, sweep, train_dpsgd
+from askgauss.paper import heads_plan, page, reproduce, sweep, train_dpsgd
 from askgauss.paper.csv_rows import csv_text
-from askgauss.paper.run_folder import RunFolder
-from askgauss.paper.scatter import Features
+from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.step_store import StepStore
@@ -219,26 +219,26 @@ def _trained(folder: Path) -> Any:
     return _transcript(folder / "transcript.npz")
 
 
-def _features() -> Features:
+def _features() -> ScatterFeatures:
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(40, 10)).astype(np.float16)
     labels = np.arange(40) % 2
     half = {"train": rows[:20], "train_labels": labels[:20]}
-    return Features(name="blobs", channels=2, test=rows[20:], test_labels=labels[20:], **half)
+    return ScatterFeatures(name="blobs", test=rows[20:], test_labels=labels[20:], **half)
 
 
 def _reproduce(folder: Path) -> None:
     """What a reproduction does: training with checkpoints, tables, a page, the minutes."""
     heads = tuple(
-        train_dpsgd.Head(name=f"head{label}", epsilon=8.0, noise_multiplier=1.0, sampling_rate=0.5,
-                   canaries=8, learning_rate=0.1, label=label)
+        heads_plan.DpsgdHead(name=f"head{label}", epsilon=8.0, noise_multiplier=1.0, canaries=8,
+                             sampling_rate=0.5, learning_rate=0.1, label=label)
         for label in range(2)
     )  # fmt: skip
-    plan = train_dpsgd.Plan(heads=heads, steps=9, snapshots=(4,), seed=5, checkpoint_every=2)
+    plan = heads_plan.DpsgdPlan(heads=heads, steps=9, snapshots=(4,), seed=5, checkpoint_every=2)
     with reproduce._timed(folder) as minutes, RunFolder(folder / "run", {"plan": plan}) as place:
         train_dpsgd.train(_features(), plan, place)
         (folder / "figures").mkdir(exist_ok=True)
-        rows = csv_text(paper_tables.convergence((1, 10))).encode()
+        rows = csv_text(page.ConvergenceFigure().rows()).encode()
         atomic.write_with_digest(folder / "figures" / "convergence.csv", rows)
         page.write(folder, scale="smoke", model="scatter-linear", minutes=minutes)
 
@@ -252,7 +252,7 @@ def _reproduced(folder: Path) -> Any:
             found[f"{head} {step}"] = _digest(
                 {**snapshot.transcript.arrays(), "facts": facts, "b": snapshot.background}
             )
-    accuracy = RunFolder(folder / "run", {}).read_json("results/accuracy.json")
+    accuracy = RunFolder(folder / "run").read_json("results/accuracy.json")
     lines = (folder / "reproduction.md").read_text().splitlines()
     return (found, accuracy, [line for line in lines if line.startswith("|")])
 

@@ -1,78 +1,52 @@
+"""The commands around the paper: data sets, reproduction, sweeps; with and without the extras."""
+
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from askgauss.cli.paper_commands import register
-from askgauss.cli.program import Program
+from askgauss.cli import app
 
 
-@pytest.fixture
-def app():
-    program = typer.Typer(cls=Program)
-
-    @program.callback()
-    def main() -> None:
-        """A program of its own around the commands."""
-
-    register(program)
-    return program
+def run(*arguments):
+    return CliRunner().invoke(app, [str(item) for item in arguments])
 
 
-def test_list_and_fetch(app, tmp_path):
-    runner = CliRunner()
-    listed = runner.invoke(app, ["data", "list", "--data", str(tmp_path)])
+def test_list_and_fetch(tmp_path):
+    listed = run("data", "list", "--data", tmp_path)
     assert listed.exit_code == 0
     assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [
         ["digits", "yes"],
         ["fashion-mnist", "no"],
         ["cifar10", "no"],
     ]
-    missing = runner.invoke(
-        app, ["data", "fetch", "cifar10", "--source", "/nowhere", "--data", str(tmp_path)]
-    )
+    missing = run("data", "fetch", "cifar10", "--source", "/nowhere", "--data", tmp_path)
     assert missing.exit_code == 2
     assert "There is no file or folder '/nowhere'" in missing.output
 
 
-def test_a_figure_that_needs_no_run(app, tmp_path):
-    arguments = ["reproduce", "convergence", "--scale", "smoke", "--folder", str(tmp_path / "r")]
-    done = CliRunner().invoke(app, [*arguments, "--docs", str(tmp_path / "docs")])
+def test_a_figure_that_needs_no_run(tmp_path):
+    places = ("--folder", tmp_path / "r", "--docs", tmp_path / "docs")
+    done = run("reproduce", "convergence", "--scale", "smoke", *places)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "r" / "figures" / "convergence.svg").exists()
     assert "Kolmogorov" in (tmp_path / "docs" / "reproduction.md").read_text()
 
 
-def test_data_that_was_not_fetched(app, tmp_path):
-    arguments = ["reproduce", "bounds", "--folder", str(tmp_path / "r"), "--data", str(tmp_path)]
-    done = CliRunner().invoke(app, arguments)
+def test_data_that_was_not_fetched(tmp_path):
+    done = run("reproduce", "bounds", "--folder", tmp_path / "r", "--data", tmp_path)
     assert done.exit_code == 2
     assert "askgauss data fetch cifar10" in done.output
 
 
-def test_a_sweep(app, tmp_path):
-    arguments = ["sweep", "--folder", str(tmp_path / "s"), "--epsilon", "8", "--seeds", "2"]
-    arguments += ["--steps", "10", "--present", "30", "--absent", "30"]
-    done = CliRunner().invoke(app, [*arguments, "--auditor", "gaussian-shift"])
-    assert done.exit_code == 0, done.output
-    assert list((tmp_path / "s" / "results").glob("results.*"))
-
-
-def test_the_commands_load_nothing_slow():
-    code = "import sys, askgauss.cli.paper_commands; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.stdout.strip() == "False", done.stderr
-
-
+_SIZES = ("--seeds", "1", "--epsilon", "2", "--steps", "10", "--present", "30", "--absent", "30")
 _WITHOUT_EXTRAS = """
-import sys
+import contextlib, io, json, sys
 
 class Nowhere:
     def find_spec(self, name, path=None, target=None):
@@ -81,34 +55,46 @@ class Nowhere:
 
 sys.meta_path.insert(0, Nowhere())
 from askgauss.cli import main
-main(sys.argv[1:])
+found = []
+for arguments in json.loads(sys.argv[1]):
+    output, errors = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            main(arguments)
+        except SystemExit as leaving:
+            found.append((leaving.code, errors.getvalue()))
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("reproduce", "headline", "--scale", "smoke"), 2, "askgauss[paper]"),
-        (("sweep", "--ray", "local"), 2, "askgauss[ray]"),
-        (("sweep", "--run", "smoke"), 2, "askgauss[paper]"),
-        (("sweep",), 0, "above the truth"),
-        (("data", "fetch", "digits"), 2, "askgauss[paper]"),
-    ],
-)
-def test_without_the_extras(tmp_path, arguments, code, said):
+def test_without_the_extras(tmp_path):
     """With the base dependencies only: a sweep runs, and the rest say what to install."""
-    options = ()
-    if arguments[0] != "data":
-        options = ("--folder", str(tmp_path / "out"))
-    if arguments[0] == "sweep":
-        options += ("--seeds", "1", "--epsilon", "2", "--steps", "10")
-        options += ("--present", "30", "--absent", "30")
+    cases = {
+        ("reproduce", "headline", "--scale", "smoke"): (2, "askgauss[paper]"),
+        ("sweep", "--ray", "local", *_SIZES): (2, "askgauss[ray]"),
+        ("sweep", "--run", "smoke", *_SIZES): (2, "askgauss[paper]"),
+        ("sweep", *_SIZES): (0, "above the truth"),
+        ("data", "fetch", "digits"): (2, "askgauss[paper]"),
+    }
+    calls = [
+        [*call, *(() if call[0] == "data" else ("--folder", str(tmp_path / str(number))))]
+        for number, call in enumerate(cases)
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_EXTRAS, *arguments, *options],
+        [sys.executable, "-c", _WITHOUT_EXTRAS, json.dumps(calls)],
         capture_output=True,
         text=True,
         env={**os.environ, "ASKGAUSS_DATA": str(tmp_path / "data")},
     )
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "bug" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    for call, (code, said), (found, errors) in zip(
+        cases, cases.values(), json.loads(done.stdout), strict=True
+    ):
+        assert found == code, (call, errors)
+        assert said in errors, call
+        assert "bug" not in errors, call
+
+
+@pytest.mark.parametrize("name", ["reproduce", "sweep", "data"])
+def test_the_commands_say_what_they_do(name):
+    assert run(name, "--help").exit_code == 0

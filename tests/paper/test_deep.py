@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,14 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from askgauss.paper import data, deep, train_dpsgd
+from askgauss.files.run_folder import RunFolder
+from askgauss.paper import data, deep, heads_plan, train_dpsgd
 from askgauss.paper.augment import random_views
 from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
-from askgauss.paper.run_folder import RunFolder
+
+
+def few_digits(train, test):
+    """The first digits only."""
+    images = data.load("digits")
+    return dataclasses.replace(
+        images,
+        train_images=images.train_images[:train],
+        train_labels=images.train_labels[:train],
+        test_images=images.test_images[:test],
+        test_labels=images.test_labels[:test],
+    )
 
 
 def _plan(steps: int, canaries: int = 100, **more):
-    head = train_dpsgd.Head(
+    head = heads_plan.DpsgdHead(
         name="head",
         epsilon=8.0,
         noise_multiplier=1.0,
@@ -24,7 +37,7 @@ def _plan(steps: int, canaries: int = 100, **more):
         canaries=canaries,
         learning_rate=1.0,
     )
-    return train_dpsgd.Plan(heads=(head,), steps=steps, seed=1, **more)
+    return heads_plan.DpsgdPlan(heads=(head,), steps=steps, seed=1, **more)
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -151,13 +164,13 @@ def test_views_fit_the_images(tmp_path, monkeypatch, name, size, shift, flip):
 
 
 _WORKER = """
-import contextlib, json, sys
-from askgauss.paper import data, deep, dpsgd
-from askgauss.paper.run_folder import RunFolder, process_rank
-from tests.paper.test_deep import _plan
-first = process_rank() == 0
+import contextlib, sys
+from askgauss.files.run_folder import RunFolder
+from askgauss.paper import deep
+from tests.paper.test_deep import _plan, few_digits
+first = deep.process_rank() == 0
 with RunFolder(sys.argv[1], {}) if first else contextlib.nullcontext() as folder:
-    deep.train_heads(data.load("digits").few(300, 60), _plan(3), folder, model="small-cnn")
+    deep.train_heads(few_digits(300, 60), _plan(3), folder, model="small-cnn")
 """
 
 
@@ -177,10 +190,8 @@ def test_two_processes_are_one_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     with RunFolder(tmp_path / "one", {}) as folder:
-        one = deep.train_heads(
-            data.load("digits").few(300, 60), _plan(3), folder, model="small-cnn"
-        )
-    two = RunFolder(tmp_path / "two", {}).read_json("results/accuracy.json")
+        one = deep.train_heads(few_digits(300, 60), _plan(3), folder, model="small-cnn")
+    two = RunFolder(tmp_path / "two").read_json("results/accuracy.json")
     # Sums of floats in another order may move a test image or two.
     assert abs(two["head"]["3"] - one["head"]["3"]) < 0.05
     first, second = (

@@ -11,70 +11,37 @@ from askgauss.paper.networks import ScatterLinear
 CHANNELS, PLACES, CLASSES, ROWS = 6, 9, 4, 13
 
 
-def _run(affine: bool, heads: int = 3):
+def _run(heads: int = 3):
     """Heads with random parameters, and rows that group normalisation leaves as they are."""
     generator = torch.Generator().manual_seed(3)
     raw = torch.randn(ROWS, CHANNELS, 3, 3, generator=generator) ** 2
     rows = torch.nn.functional.group_norm(raw, 3).flatten(1).numpy().astype(np.float16)
-    shape = HeadsShape(
-        heads=heads,
-        features=CHANNELS * PLACES,
-        classes=CLASSES,
-        channels=CHANNELS if affine else 0,
-    )
+    shape = HeadsShape(heads=heads, features=CHANNELS * PLACES, classes=CLASSES)
     stack = Heads(shape)
     stack.flat += 0.3 * torch.randn(stack.flat.shape, generator=generator)
     labels = torch.randint(0, CLASSES, (ROWS,), generator=generator).numpy()
     return stack, rows, labels
 
 
-def _opacus_gradients(stack: Heads, head: int, rows, labels, affine: bool):
+def _opacus_gradients(stack: Heads, head: int, rows, labels):
     """Per-example gradients of the same head by Opacus' hooks, in the order of the flat row."""
-    model = ScatterLinear(CHANNELS, PLACES, CLASSES, groups=CHANNELS, affine=affine)
-    # The rows are normalised already; a normalisation with one group a channel would do it again.
-    model.norm = _Affine(CHANNELS) if affine else torch.nn.Identity()
-    sizes = list(stack.shape.tensors)
-    weight, bias, *rest = torch.split(stack.flat[head], sizes)
+    model = ScatterLinear(CHANNELS, PLACES, CLASSES, groups=CHANNELS)
+    model.norm = torch.nn.Identity()  # the rows are normalised already
+    weight, bias = torch.split(stack.flat[head], list(stack.shape.tensors))
     model.head.weight.data = weight.view(CLASSES, -1).clone()
     model.head.bias.data = bias.clone()
-    if affine:
-        model.norm.weight.data = rest[0].clone()
-        model.norm.bias.data = rest[1].clone()
     hooked = GradSampleModule(model, loss_reduction="sum")
     images = torch.from_numpy(rows).float().view(len(rows), CHANNELS, 3, 3)
     logits = hooked(images)
     torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum").backward()
-    parts = [model.head.weight, model.head.bias]
-    parts += [model.norm.weight, model.norm.bias] if affine else []
+    parts = (model.head.weight, model.head.bias)
     return torch.cat([part.grad_sample.flatten(1) for part in parts], dim=1)
 
 
-class _Affine(torch.nn.GroupNorm):
-    """Only the scale and shift of a group normalisation, with the gradients Opacus gives it."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels)
-
-    def forward(self, images):
-        return images * self.weight[:, None, None] + self.bias[:, None, None]
-
-
-def _affine_grad_sample(layer, activations, backprops):
-    (images,) = activations
-    return {
-        layer.weight: (images * backprops).sum(dim=(2, 3)),
-        layer.bias: backprops.sum(dim=(2, 3)),
-    }
-
-
-GradSampleModule.GRAD_SAMPLERS[_Affine] = _affine_grad_sample
-
-
-@pytest.mark.parametrize("affine", [False, True])
-def test_same_gradients_as_opacus(affine):
-    stack, rows, labels = _run(affine)
+def test_same_gradients_as_opacus():
+    stack, rows, labels = _run()
     for head in range(3):
-        gradients = _opacus_gradients(stack, head, rows, labels, affine)
+        gradients = _opacus_gradients(stack, head, rows, labels)
         norms = gradients.norm(dim=1)
         torch.testing.assert_close(
             stack.gradient_norms(rows, labels)[:, head], norms, rtol=1e-5, atol=0
@@ -102,9 +69,8 @@ def test_scatter_linear_itself_has_these_gradients():
     torch.testing.assert_close(found, gradients.sum(dim=0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("affine", [False, True])
-def test_each_head_has_its_own_batch(affine):
-    stack, rows, labels = _run(affine)
+def test_each_head_has_its_own_batch():
+    stack, rows, labels = _run()
     included = np.random.default_rng(0).random((ROWS, 3)) < 0.5
     together = stack.clipped_sum(rows, labels, clip_norm=2.0, included=included)
     for head in range(3):
@@ -114,7 +80,7 @@ def test_each_head_has_its_own_batch(affine):
 
 
 def test_pieces_of_a_batch_add_up(monkeypatch):
-    stack, rows, labels = _run(False)
+    stack, rows, labels = _run()
     whole = stack.clipped_sum(rows, labels, clip_norm=1.0)
     monkeypatch.setattr("askgauss.paper.linear_heads._CHUNK", 5)
     pieces = stack.clipped_sum(lambda part: rows[part], labels, clip_norm=1.0)
@@ -122,21 +88,16 @@ def test_pieces_of_a_batch_add_up(monkeypatch):
 
 
 def test_an_empty_batch_is_a_sum_of_nothing():
-    stack, rows, labels = _run(False)
+    stack, rows, labels = _run()
     total = stack.clipped_sum(rows[:0], labels[:0], clip_norm=1.0)
     assert total.shape == stack.flat.shape
     assert not total.any()
 
 
-@pytest.mark.parametrize("affine", [False, True])
-def test_accuracy(affine):
-    stack, rows, labels = _run(affine)
+def test_accuracy():
+    stack, rows, labels = _run()
     features = torch.from_numpy(rows).float()
     for head, share in enumerate(stack.accuracy(rows, labels)):
-        weight, bias, *rest = torch.split(stack.flat[head], list(stack.shape.tensors))
-        inputs = features
-        if affine:
-            scale, shift = (part.repeat_interleave(PLACES) for part in rest)
-            inputs = features * scale + shift
-        guess = (inputs @ weight.view(CLASSES, -1).T + bias).argmax(dim=1).numpy()
+        weight, bias = torch.split(stack.flat[head], list(stack.shape.tensors))
+        guess = (features @ weight.view(CLASSES, -1).T + bias).argmax(dim=1).numpy()
         assert share == pytest.approx(np.mean(guess == labels))

@@ -1,23 +1,22 @@
 from __future__ import annotations
 
 import csv
-import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.paper import data, page, paper_tables, reproduce, scatter, uncorrected
+from askgauss.files import codec
+from askgauss.files.lock import RunFolderBusyError, locked
+from askgauss.files.run_folder import RunFolder
+from askgauss.paper import figures_bounds, paper_figure, reproduce, scatter, uncorrected
 from askgauss.paper.csv_rows import csv_text
-from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import guess_counts, guess_tradeoff
+from tests.paper.test_deep import few_digits
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_every_figure_is_there(folder):
 
 def test_sound_bounds_do_not_exceed_what_is_claimed(folder):
     """At confidence .95 some may, but not by much and not many of two dozen."""
-    rows = [row for row in _rows(folder, "bounds") if row["kind"] == paper_tables.SOUND]
+    rows = [row for row in _rows(folder, "bounds") if row["kind"] == paper_figure.SOUND]
     methods = {row["method"] for row in rows}
     assert {"subsampled-gaussian", "gaussian-shift", "one-run", "one-run-fdp"} <= methods
     above = [row for row in rows if float(row["bound"]) > float(row["epsilon"])]
@@ -70,7 +69,7 @@ def test_every_run_carries_its_audit(folder):
 
 def test_uncorrected_baselines_are_marked(folder):
     rows = _rows(folder, "bounds")
-    marked = {row["method"] for row in rows if row["kind"] == paper_tables.UNCORRECTED}
+    marked = {row["method"] for row in rows if row["kind"] == paper_figure.UNCORRECTED}
     assert marked == {"f-DP, best threshold", "one run, best threshold"}
     import askgauss
 
@@ -81,7 +80,7 @@ def test_nothing_is_done_twice(folder, monkeypatch):
     def refuse(*arguments, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", refuse)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", refuse)
     monkeypatch.setattr("askgauss.paper.linear_heads.Heads.clipped_sum", refuse)
     before = (folder / "run" / "figures" / "gram.svg").read_bytes()
     reproduce.run(
@@ -126,7 +125,7 @@ def test_the_full_scale_is_the_paper_s():
 
 
 def test_features_are_cached_and_gone_on_with(tmp_path, monkeypatch):
-    images = data.load("digits").few(300, 40)
+    images = few_digits(300, 40)
     whole = scatter.features(images, folder=tmp_path / "a", groups=9)
     assert whole.train.shape == (300, 324)
     assert whole.size == 324
@@ -178,7 +177,7 @@ def test_a_subset_is_a_smaller_audit():
     run = {"steps": 40, "sampling_rate": 0.3, "noise_multiplier": 1.0}
     transcript = ag.simulate_dpsgd(**run, present=50, absent=50, seed=0)
     part = np.arange(20, 70)
-    small = paper_tables.subset(transcript, part)
+    small = figures_bounds.subset(transcript, part)
     np.testing.assert_array_equal(small.scores().score, transcript.scores().score[part])
     assert ag.audit(small, delta=1e-5, diagnostics=False).epsilon_lower > 0.0
 
@@ -200,7 +199,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()
     (tmp_path / "run").mkdir()
-    holder = context.Process(target=_hold, args=(tmp_path / "run" / "lock", ready, done))
+    holder = context.Process(target=_hold, args=(tmp_path / "run" / ".lock", ready, done))
     holder.start()
     try:
         assert ready.wait(60)
@@ -213,45 +212,30 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         done.set()
         holder.join(60)
     with RunFolder(tmp_path / "run", {}):
-        assert (tmp_path / "run" / "environment.json").exists()
+        assert (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
     with RunFolder(tmp_path / "run", {}) as folder:
-        folder.checkpoint(5, lambda place: (place / "x").write_text("five"))
+        folder.save_checkpoint(5, lambda place: (place / "x").write_text("five"))
 
         def fail(place):
             (place / "x").write_text("half")
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            folder.checkpoint(10, fail)
+            folder.save_checkpoint(10, fail)
         step, place = folder.last_checkpoint()
         assert (step, (place / "x").read_text()) == (5, "five")
-        folder.checkpoint(10, lambda place: (place / "x").write_text("ten"))
+        folder.save_checkpoint(10, lambda place: (place / "x").write_text("ten"))
         assert folder.last_checkpoint()[0] == 10
         assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 
 def test_a_plan_is_the_same_plan_whatever_the_number_of_threads(tmp_path):
     """Calibrated noise differs in its ninth digit between numbers of threads, and may."""
-    script = (
-        "import json\n"
-        "from askgauss import _plain\n"
-        "from askgauss.paper import reproduce\n"
-        "plan = reproduce.dpsgd_plan(reproduce.SCALES['smoke'], seed=0)\n"
-        "print(json.dumps(_plain.to_plain(plan)))"
-    )
-    plans = []
-    for threads in ("1", "4"):
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, threads)}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
-        )
-        plans.append(json.loads(done.stdout))
-    # Even where this machine gives the same digits twice.
-    plans.append(_scaled(plans[0], 1.0 + 1e-8))
+    plan = codec.to_plain(reproduce.dpsgd_plan(reproduce.SCALES["smoke"], seed=0))
+    plans = [plan, _scaled(plan, 1.0 + 1e-8)]
     for plan in plans:
         with RunFolder(tmp_path, {"plan": plan}) as folder:
             assert folder.config == {"plan": plans[0]}
@@ -283,7 +267,7 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
         return replace(plan, heads=tuple(heads))
 
     monkeypatch.setattr(reproduce, "dpsgd_plan", elsewhere)
-    monkeypatch.setattr("askgauss.paper.train_dpsgd._Run.advance", pytest.fail)
+    monkeypatch.setattr("askgauss.paper.train_dpsgd._ParallelRuns.advance", pytest.fail)
     reproduce.run(
         "smoke",
         folder=folder / "run",
@@ -296,8 +280,8 @@ def test_the_digits_a_run_was_started_with_are_kept(folder, monkeypatch):
 def test_shares_are_called_the_same_only_where_the_numbers_beside_them_are():
     """A range that covers theirs with its trend reversed is not the same."""
     reversed_trend = {1.0: 0.81, 8.0: 5.58}
-    told = page._why_share(reversed_trend, {1.0: 0.81, 8.0: 7.3})
+    told = figures_bounds._why_share(reversed_trend, {1.0: 0.81, 8.0: 7.3})
     assert told.startswith("not the same: 70% against 84% at epsilon 8")
     assert "91% with it taken out" in told
-    assert page._why_share({1.0: 0.65, 8.0: 6.7}, {}) == "same, within 5 points"
-    assert page._why_share({1.0: 0.4, 8.0: 6.7}, {8.0: 6.0}).startswith("not the same")
+    assert figures_bounds._why_share({1.0: 0.65, 8.0: 6.7}, {}) == "same, within 5 points"
+    assert figures_bounds._why_share({1.0: 0.4, 8.0: 6.7}, {8.0: 6.0}).startswith("not the same")

@@ -8,11 +8,11 @@ import torch
 
 import askgauss as ag
 from askgauss.canaries import Stream
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper import train_dpftrl, train_dpsgd
+from askgauss.paper import heads_plan, train_dpftrl, train_dpsgd
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
-from askgauss.paper.scatter import Features
+from askgauss.paper.scatter import ScatterFeatures
 
 STEPS, RATE, SIGMA = 30, 0.2, 1.5
 
@@ -23,9 +23,8 @@ def features():
     centres = generator.normal(size=(3, 60))
     labels = generator.integers(0, 3, 500)
     rows = (centres[labels] + generator.normal(size=(500, 60))).astype(np.float16)
-    return Features(
+    return ScatterFeatures(
         name="blobs",
-        channels=6,
         train=rows[:400],
         train_labels=labels[:400],
         test=rows[400:],
@@ -35,7 +34,7 @@ def features():
 
 def _plan(**more):
     heads = tuple(
-        train_dpsgd.Head(
+        heads_plan.DpsgdHead(
             name=name,
             epsilon=8.0,
             noise_multiplier=SIGMA,
@@ -50,7 +49,7 @@ def _plan(**more):
             ("published", 0.25, 60, 1),
         )
     )
-    return train_dpsgd.Plan(
+    return heads_plan.DpsgdPlan(
         heads=heads, steps=STEPS, snapshots=(10,), clip_norm=0.7, seed=5, **more
     )
 
@@ -63,13 +62,13 @@ def test_dpsgd_is_the_loop_one_would_write(tmp_path, features):
     head = plan.heads[2]
     shape = HeadsShape(heads=1, features=60, classes=3)
     canaries = ag.DiracCanaries(
-        count=60, tensors=shape.tensors, seed=train_dpsgd.canary_seed(plan.seed, head.label)
+        count=60, tensors=shape.tensors, seed=heads_plan.canary_seed(plan.seed, head.label)
     )
     recorder = ag.Recorder(canaries, sampling_rate=head.sampling_rate, clip_norm=0.7)
     weights, velocity = torch.zeros(shape.parameters), torch.zeros(shape.parameters)
     background = np.zeros(60)
     for step in range(STEPS):
-        coins = train_dpsgd.generator(5, Stream.SAMPLER, step).random(400)
+        coins = heads_plan.generator(5, Stream.SAMPLER, step).random(400)
         total = torch.zeros(shape.parameters)
         for index in np.flatnonzero(coins < 0.25):
             own = weights.clone().requires_grad_()
@@ -83,7 +82,7 @@ def test_dpsgd_is_the_loop_one_would_write(tmp_path, features):
         clean = canaries.project(total.numpy()).copy()
         released = total.numpy().copy()
         canaries.plant(released, recorder.sample(), 0.7)
-        noise = train_dpsgd.generator(5, Stream.NOISE, head.label, step)
+        noise = heads_plan.generator(5, Stream.NOISE, head.label, step)
         released += noise.standard_normal(shape.parameters, dtype=np.float32) * SIGMA * 0.7
         recorder.observe(canaries.project(released), background=clean)
         background += clean / 0.7
@@ -150,7 +149,7 @@ def test_heads_with_one_label_differ_in_the_canaries_alone(tmp_path, features):
 
 def _tree_plan(published: bool, canaries: int = 600):
     noise = TreePlan(steps=16).noise_multiplier(epsilon=8.0, delta=1e-5)
-    head = train_dpftrl.TreeHead(
+    head = heads_plan.Head(
         name="head",
         epsilon=8.0,
         noise_multiplier=noise,
@@ -158,7 +157,7 @@ def _tree_plan(published: bool, canaries: int = 600):
         learning_rate=0.1,
         published=published,
     )
-    return train_dpftrl.TreeRunPlan(heads=(head,), steps=16, batch_size=20, clip_norm=0.5, seed=2)
+    return heads_plan.TreeRunPlan(heads=(head,), steps=16, batch_size=20, clip_norm=0.5, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +165,8 @@ def wide(features):
     """The same rows with room for more canaries."""
     rows = np.tile(features.train, (1, 5))
     test = np.tile(features.test, (1, 5))
-    return Features(
+    return ScatterFeatures(
         name="wide",
-        channels=6,
         train=rows,
         train_labels=features.train_labels,
         test=test,
@@ -203,7 +201,7 @@ def test_dpftrl_as_published_is_a_mixture(tmp_path, wide):
     with RunFolder(tmp_path / "run", {}) as folder:
         train_dpftrl.train(wide, plan, folder)
     scores = train_dpftrl.load_published_scores(tmp_path / "run", "head")
-    leaves = train_dpsgd.generator(2, Stream.PLANTING, 0).integers(16, size=900)
+    leaves = heads_plan.generator(2, Stream.PLANTING, 0).integers(16, size=900)
     used = sum((leaves >> level) % 2 == 0 for level in range(5))
     assert used.min() == 1
     assert used.max() == 5
@@ -215,7 +213,7 @@ def test_dpftrl_as_published_is_a_mixture(tmp_path, wide):
 
 
 def test_dpftrl_needs_the_records(tmp_path, features):
-    plan = train_dpftrl.TreeRunPlan(
+    plan = heads_plan.TreeRunPlan(
         heads=_tree_plan(published=False, canaries=0).heads, steps=16, batch_size=100
     )
     with pytest.raises(ag_error(), match="1600"), RunFolder(tmp_path / "r", {}) as folder:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from askgauss._version import __version__
-from askgauss.cli import paper_commands
+from askgauss._version import __version__, installed_versions
 from askgauss.cli.attest_command import attest
 from askgauss.cli.audit_commands import audit, compare, diagnose, report
+from askgauss.cli.check_command import check_results
 from askgauss.cli.demo import demo
-from askgauss.cli.hooks import check_results
-from askgauss.cli.museum_command import museum
+from askgauss.cli.paper_commands import data, reproduce, sweep
 from askgauss.cli.program import Command, Program, config_option, debug_option, quiet_option
 from askgauss.cli.replay_command import replay
 from askgauss.cli.selftest import selftest
@@ -98,23 +98,25 @@ def program(
         say(context.get_help())
 
 
-for command in (
-    *(demo, audit, compare, diagnose, report, attest, verify),
-    *(watch, replay, plan, theory, selftest, museum),
-):
-    app.command(cls=Command)(command)
-app.command(cls=Command, name="check-results")(check_results)
-app.add_typer(simulate, name="simulate")
-app.add_typer(faults, name="faults")
-paper_commands.register(app)
+def version() -> None:
+    """Print the version of askgauss and of its dependencies."""
+    say("\n".join(f"{name} {number}" for name, number in installed_versions().items()))
 
 
-@app.command(cls=Command, name="version")
-def versions_command() -> None:
-    """Print the version of askgauss and of what it stands on."""
-    from askgauss.cli.installed import versions
-
-    say("\n".join(f"{name} {number}" for name, number in versions().items()))
+_PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "First steps": (demo, selftest, version),
+    "Audit": (audit, compare, diagnose, report),
+    "Evidence": (attest, verify, check_results),
+    "During training": (watch, replay),
+    "Before training": (plan, theory, simulate, faults),
+    "The paper": (data, reproduce, sweep),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(cls=Command, rich_help_panel=panel)(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

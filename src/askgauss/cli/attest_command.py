@@ -37,9 +37,9 @@ def attest(
     The documents describe the result and bind it to files by their digests; nothing private is in
     them. Exits with 0 when they were written, whatever the verdict: the statement says it.
     """
-    from askgauss.cli.run_folders import RunFolder
     from askgauss.evidence.attestation import FILES, evidence_pack
     from askgauss.evidence.provenance import file_digest
+    from askgauss.files.run_folder import RunFolder
 
     place = Path(source)
     inside = place.is_dir()

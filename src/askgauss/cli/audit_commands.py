@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from askgauss.cli.destinations import Html, Json, Junit, Markdown, Outputs, write_text
+from askgauss.cli.destinations import Documents, Html, Json, Junit, Markdown, write_text
 from askgauss.cli.options import (
     ClipNorm,
     Confidence,
@@ -21,7 +21,7 @@ from askgauss.cli.options import (
     Source,
     Steps,
     auditor_named,
-    complete_auditor,
+    auditor_option,
     make_claim,
     read_input,
     standard_input,
@@ -30,7 +30,7 @@ from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note, one_line, printable, say, say_result
 
 if TYPE_CHECKING:
-    from askgauss.cli.run_folders import RunFolder
+    from askgauss.files.run_folder import RunFolder
     from askgauss.results import AuditResult, Finding
 
 __all__ = ["audit", "compare", "diagnose", "read_result", "report"]
@@ -42,11 +42,7 @@ def audit(
     delta: Delta = None,
     auditor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="Method, chosen before looking; by default the one that suits the data.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("Method, chosen before looking; by default the one that suits the data."),
     ] = None,
     membership: Membership = None,
     confidence: Confidence = 0.95,
@@ -66,7 +62,7 @@ def audit(
     Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
     audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
     """
-    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
     given = read_input(source, membership)
     claim = make_claim(
@@ -102,11 +98,7 @@ def compare(
     delta: Delta = None,
     auditor: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="A method to show; repeat for several, leave out for all that apply.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("A method to show; repeat for several, leave out for all that apply."),
     ] = None,
     membership: Membership = None,
     confidence: Confidence = 0.95,
@@ -114,7 +106,7 @@ def compare(
     markdown: Markdown = None,
 ) -> None:
     """Show what several methods say about the same data; it decides nothing."""
-    Outputs(json=json, markdown=markdown)  # at most one of them on standard output
+    Documents(json=json, markdown=markdown)  # at most one of them on standard output
     methods = [auditor_named(name) for name in auditor or ()]
     given = read_input(source, membership)
     claim = make_claim(epsilon, delta, found=given.claim)
@@ -213,7 +205,7 @@ def report(
     folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
     the table.
     """
-    outputs = Outputs(html=html, json=json, junit=junit, markdown=markdown)
+    outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     if source != "-" and Path(source).is_dir():
         _report_folder(Path(source), outputs)
         return
@@ -223,26 +215,31 @@ def report(
     outputs.write(result)
 
 
-def _report_folder(place: Path, outputs: Outputs) -> None:
+def _report_folder(place: Path, outputs: Documents) -> None:
     from askgauss.cli.paper_commands import sweep_table
-    from askgauss.cli.run_folders import RunFolder
     from askgauss.exceptions import FileFormatError, InvalidArgumentError
+    from askgauss.files.run_folder import RunFolder
 
     run = RunFolder(place)
-    if run.result.is_file() or run.description.is_file():
-        _report_run(run, outputs)
-        return
     table = sweep_table(place)
     if table is not None:
         say(printable(table))
         return
+    if run.result.is_file():
+        _report_run(run, outputs)
+        return
     runs = [RunFolder(path.parent) for path in sorted(place.rglob(run.result.name))]
+    if not runs and run.description.is_file() and run.read().command == "demo":
+        raise FileFormatError(
+            f"Expected a result in {str(place)!r}, the run has none yet. Finish it with: "
+            f"askgauss demo {place} --resume"
+        )
     if not runs:
         raise FileFormatError(
             f"Expected a run with a result in {str(place)!r}, found none. Audit what it holds "
             "with: askgauss audit FILE --html report.html"
         )
-    if outputs != Outputs():
+    if outputs != Documents():
         raise InvalidArgumentError(
             f"Expected one run for these documents, got {len(runs)} in {str(place)!r}. Name one of "
             f"them, such as {str(runs[0].path)!r}."
@@ -252,20 +249,13 @@ def _report_folder(place: Path, outputs: Outputs) -> None:
         _report_run(one, outputs)
 
 
-def _report_run(run: RunFolder, outputs: Outputs) -> None:
-    from askgauss.exceptions import FileFormatError
-
-    if not run.result.is_file():
-        raise FileFormatError(
-            f"Expected a result in {str(run.path)!r}, the run has none yet. Finish it with: "
-            f"askgauss {run.read().command} {run.path} --resume"
-        )
+def _report_run(run: RunFolder, outputs: Documents) -> None:
     result = read_result(str(run.result), regular=True)
     if not outputs.on_stdout:
         say_result(result)
-    if outputs == Outputs():
-        with run.lock():
-            Outputs(html=str(run.report)).write(result)
+    if outputs == Documents():
+        with run:
+            Documents(html=str(run.report)).write(result)
         note(f"wrote {run.report}")
     outputs.write(result)
 

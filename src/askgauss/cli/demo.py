@@ -6,7 +6,6 @@ import importlib.util
 import signal
 import threading
 import time
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Outputs
-from askgauss.cli.options import Seed
+from askgauss.cli.destinations import Documents
+from askgauss.cli.options import RunSteps, Seed, claim_of
 from askgauss.cli.program import ExitCode, Interrupted
-from askgauss.cli.terminal import PRIVATE, Progress, note, say, say_result
+from askgauss.cli.terminal import PRIVATE, ProgressBar, note, say, say_result
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -27,7 +26,7 @@ from askgauss.exceptions import (
 
 if TYPE_CHECKING:
     from askgauss.cli.demo_training import Trainer
-    from askgauss.cli.run_folders import Run, RunFolder
+    from askgauss.files.run_folder import RunFolder, RunRecord
 
 __all__ = ["demo"]
 
@@ -58,7 +57,7 @@ def demo(
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Epsilon the run claims.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Delta the run claims.")] = 1e-5,
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 1500,
+    steps: RunSteps = 1500,
     batches: Annotated[
         int, typer.Option(help="Batches an epoch; the sampling rate is one over it.")
     ] = 8,
@@ -80,7 +79,7 @@ def demo(
 
     Exits like askgauss audit.
     """
-    from askgauss.cli.run_folders import RunFolder
+    from askgauss.files.run_folder import RunFolder
 
     folder = RunFolder(run)
     options = {
@@ -101,7 +100,7 @@ def demo(
         _check_free(folder)
         _check_options(options)
         folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.lock():
+    with folder:
         # From here on: packages that are being imported may swallow a Ctrl-C.
         with _StopSign() as stop:
             if not resume:
@@ -124,7 +123,7 @@ def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_free(folder: RunFolder) -> None:
-    if folder.path.exists() and (not folder.path.is_dir() or folder.holds_something()):
+    if folder.path.exists() and (not folder.path.is_dir() or not folder.is_empty()):
         known = folder.description.exists()
         step = "Go on with it by --resume, or name another folder." if known else "Name another."
         raise InvalidArgumentError(
@@ -159,7 +158,13 @@ def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:
             f"Expected a run in {str(folder.path)!r}, found no run.json. Start one without "
             "--resume."
         )
-    saved = folder.read().options
+    run = folder.read()
+    if run.command != "demo":
+        raise FileFormatError(
+            f"Expected a run of askgauss demo in {str(folder.path)!r}, got one of askgauss "
+            f"{run.command}. Name the folder of a demo."
+        )
+    saved = run.config["options"]
     for name, value in given.items():
         if saved.get(name) != value:
             raise InvalidArgumentError(
@@ -168,12 +173,13 @@ def _check_resumable(folder: RunFolder, given: dict[str, Any]) -> None:
             )
 
 
-def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
+def _begin(folder: RunFolder, options: dict[str, Any]) -> RunRecord:
     """Choose what trains and how much noise the claim needs, and write it down."""
     from askgauss import accounting
     from askgauss.claims import PrivacyClaim
-    from askgauss.cli.demo_training import Plan
-    from askgauss.cli.run_folders import Run
+    from askgauss.cli.demo_training import DemoPlan
+    from askgauss.files import codec
+    from askgauss.files.run_folder import RunRecord
 
     backend = _backend(options["backend"])
     claim = PrivacyClaim(epsilon=options["epsilon"], delta=options["delta"])
@@ -181,7 +187,7 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
     noise = accounting.dpsgd_noise_multiplier(
         epsilon=claim.epsilon, delta=claim.delta, sampling_rate=rate, steps=options["steps"]
     )
-    plan = Plan(
+    plan = DemoPlan(
         steps=options["steps"],
         sampling_rate=rate,
         noise_multiplier=noise,
@@ -191,21 +197,16 @@ def _begin(folder: RunFolder, options: dict[str, Any]) -> Run:
         hidden=options["hidden"],
         seed=options["seed"],
     )
-    run = Run(
-        command="demo",
-        claim=PrivacyClaim(
-            epsilon=claim.epsilon,
-            delta=claim.delta,
-            noise_multiplier=noise,
-            sampling_rate=rate,
-            steps=plan.steps,
-            clip_norm=plan.clip_norm,
-        ),
-        options=options,
-        seed=plan.seed,
+    stated = PrivacyClaim(
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        noise_multiplier=noise,
+        sampling_rate=rate,
         steps=plan.steps,
-        facts={"backend": backend.value, "plan": asdict(plan)},
+        clip_norm=plan.clip_norm,
     )
+    asked = {"options": options, "backend": backend.value, "plan": plan, "claim": stated}
+    run = RunRecord(command="demo", config=codec.to_plain(asked))
     folder.write(run)
     return run
 
@@ -236,34 +237,35 @@ def load_checkpoint(path: Path, trainer: Trainer) -> None:
     trainer.restore(arrays, values)
 
 
-def _train(folder: RunFolder, run: Run, stop: _StopSign) -> None:
+def _train(folder: RunFolder, run: RunRecord, stop: _StopSign) -> None:
     """Train to the end, or until Ctrl-C; what was done is kept either way."""
-    from askgauss.cli.demo_training import Plan, load_digits
+    from askgauss.cli.demo_training import DemoPlan, load_digits
     from askgauss.files import codec
 
-    plan: Plan = codec.from_plain(Plan, run.facts.get("plan"), "plan")
+    plan: DemoPlan = codec.from_plain(DemoPlan, run.config.get("plan"), "plan")
     digits = load_digits(plan.seed)
     if run.facts.get("data", digits.name) != digits.name:
         raise UnsupportedError(
             f"Expected {run.facts['data']}, which the run was started on, got {digits.name}. "
             "Resume with the packages it was started with."
         )
-    trainer = _trainer(Backend(run.facts.get("backend", "")), plan, digits)
+    backend = Backend(run.config["backend"])
+    trainer = _trainer(backend, plan, digits)
     if folder.checkpoint.exists():
         load_checkpoint(folder.checkpoint, trainer)
 
     def keep(status: str) -> None:
         save_checkpoint(folder.checkpoint, trainer)
-        facts = {**run.facts, "data": digits.name, "test accuracy": trainer.accuracy()}
+        facts = {"data": digits.name, "test accuracy": trainer.accuracy()}
         folder.update(status=status, done=trainer.done, facts=facts)
 
-    how = "Opacus" if run.facts["backend"] == Backend.OPACUS else "numpy (no Opacus involved)"
+    how = "Opacus" if backend is Backend.OPACUS else "numpy (no Opacus involved)"
     note(
-        f"training on {digits.name} with {how}, claiming {run.claim} with noise multiplier "
+        f"training on {digits.name} with {how}, claiming {claim_of(run)} with noise multiplier "
         f"{plan.noise_multiplier:.4g}."
     )
     last = time.monotonic()
-    with Progress("training", plan.steps, trainer.done) as progress:
+    with ProgressBar("training", plan.steps, trainer.done) as progress:
         while trainer.done < plan.steps and not stop.seen:
             trainer.step()
             progress.advance()
@@ -300,10 +302,10 @@ def _finish(folder: RunFolder) -> int:
     from askgauss.recording.transcript import Transcript
 
     run = folder.read()
-    result = audit(Transcript.load(folder.transcript), claim=run.claim)
+    result = audit(Transcript.load(folder.transcript), claim=claim_of(run))
     say_result(result)
     say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
-    Outputs(json=str(folder.result), html=str(folder.report)).write(result)
+    Documents(json=str(folder.result), html=str(folder.report)).write(result)
     note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")
     return ExitCode.of(result)
 

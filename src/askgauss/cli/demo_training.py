@@ -16,7 +16,7 @@ from askgauss.integrations.canary_choice import default_numbers
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 
-__all__ = ["Digits", "NumpyTrainer", "Plan", "Trainer", "load_digits"]
+__all__ = ["DemoPlan", "Digits", "NumpyTrainer", "Trainer", "load_digits"]
 
 # Streams of the demo itself, apart from those of the canaries.
 _DATA, _WEIGHTS = 100, 101
@@ -24,7 +24,7 @@ _TEST = 360
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What to train and how.
 
     Attributes:
@@ -114,7 +114,7 @@ class NumpyTrainer:
     not been.
     """
 
-    def __init__(self, plan: Plan, digits: Digits) -> None:
+    def __init__(self, plan: DemoPlan, digits: Digits) -> None:
         self._plan, self._digits = plan, digits
         self._shapes = ((64, plan.hidden), (plan.hidden,), (plan.hidden, 10), (10,))
         sizes = tuple(int(np.prod(shape)) for shape in self._shapes)

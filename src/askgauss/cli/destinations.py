@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from askgauss.results import AuditResult
 
 __all__ = [
+    "Documents",
     "Html",
     "Json",
     "Junit",
     "Markdown",
     "OutputError",
-    "Outputs",
     "write_document",
     "write_text",
 ]
@@ -49,7 +49,7 @@ class OutputError(AskGaussError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
+class Documents:
     """The documents asked for, each by its path; ``-`` is standard output."""
 
     json: str | None = None
@@ -88,7 +88,7 @@ class Outputs:
 
 
 def render(result: AuditResult, form: str) -> str:
-    """A result as text of one of the forms that `Outputs` names."""
+    """A result as text of one of the forms that `Documents` names."""
     if form == "json":
         return result.to_json() + "\n"
     from askgauss import report

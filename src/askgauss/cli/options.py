@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from askgauss.auditors.auditor import Auditor
     from askgauss.claims import PrivacyClaim
     from askgauss.evidence.provenance import Provenance
+    from askgauss.files.run_folder import RunRecord
     from askgauss.recording.inputs import AuditInput
 
 __all__ = [
@@ -36,7 +37,8 @@ __all__ = [
     "Source",
     "Steps",
     "auditor_named",
-    "complete_auditor",
+    "auditor_option",
+    "claim_of",
     "make_claim",
     "nearest",
     "read_input",
@@ -81,6 +83,12 @@ Lenient = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Root of every random choice.")]
+# Of a run that is simulated, planned or trained, not claimed.
+RunSteps = Annotated[int, typer.Option(help="Number of steps.")]
+RunRate = Annotated[float, typer.Option(help="Poisson sampling rate.")]
+RunNoise = Annotated[float, typer.Option(help="Noise, in clip norms.")]
+Present = Annotated[int, typer.Option(help="Number of present canaries.")]
+Absent = Annotated[int, typer.Option(help="Number of absent canaries.")]
 
 
 def make_claim(
@@ -168,6 +176,11 @@ def complete_auditor(incomplete: str) -> list[str]:
     return [name for name in sorted(auditor_types()) if name.startswith(incomplete)]
 
 
+def auditor_option(help: str) -> Any:
+    """An option that names an auditor."""
+    return typer.Option(metavar="NAME|MODULE:CLASS", help=help, autocompletion=complete_auditor)
+
+
 def standard_input(what: str) -> BinaryIO:
     """Standard input, unless it is a terminal that nobody would know to type into.
 
@@ -250,25 +263,41 @@ def _read_source(source: str) -> Input:
         stream: Any = DigestingStream(standard_input("a file of scores or a transcript"))
         data = load_audit_input(stream)
         return Input(data=data, claim=None, file="standard input", sha256=stream.sha256)
-    from askgauss.cli.run_folders import RunFolder
+    path = Path(source)
+    run = _demo_at(path)
+    if run is not None:
+        if run.status != "finished":
+            raise RecordingError(
+                f"Expected a finished run, {source!r} came to step {run.done} of "
+                f"{run.config['options']['steps']}. Go on with: askgauss demo {source} --resume"
+            )
+        path /= "transcript.npz"
+        note(f"reading {path}, the run of askgauss demo, with its own claim.")
+        return _read_file(path, claim_of(run))
+    if path.is_dir():
+        chosen = choose_in_folder(path)
+        others = f" Also there: {', '.join(chosen.others[:8])}." if chosen.others else ""
+        note(f"reading {chosen.path}.{others}")
+        path = chosen.path
+    return _read_file(path, None)
 
-    folder = RunFolder.at(source)
-    if folder is None:
-        path = Path(source)
-        if path.is_dir():
-            chosen = choose_in_folder(path)
-            others = f" Also there: {', '.join(chosen.others[:8])}." if chosen.others else ""
-            note(f"reading {chosen.path}.{others}")
-            path = chosen.path
-        return _read_file(path, None)
-    run = folder.read()
-    if run.status != "finished":
-        raise RecordingError(
-            f"Expected a finished run, {source!r} came to step {run.done} of {run.steps}. Go on "
-            f"with: askgauss {run.command} {source} --resume"
-        )
-    note(f"reading {folder.transcript}, the run of askgauss {run.command}, with its own claim.")
-    return _read_file(folder.transcript, run.claim)
+
+def _demo_at(path: Path) -> RunRecord | None:
+    """The demo that was run in a folder, if one was."""
+    from askgauss.files.run_folder import RunFolder
+
+    folder = RunFolder(path)
+    run = folder.read() if folder.description.is_file() else None
+    return run if run is not None and run.command == "demo" else None
+
+
+def claim_of(run: RunRecord) -> PrivacyClaim:
+    """The claim that a demo wrote into its folder."""
+    from askgauss.claims import PrivacyClaim
+    from askgauss.files import codec
+
+    claim: PrivacyClaim = codec.from_plain(PrivacyClaim, run.config.get("claim"), "claim")
+    return claim
 
 
 def _read_file(path: Path, claim: PrivacyClaim | None) -> Input:

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from askgauss.cli.program import Command
+from askgauss.cli.options import RunRate, Seed
+from askgauss.cli.program import Command, Group
 from askgauss.cli.terminal import as_table, note, printable, say
 
-__all__ = ["data", "register", "reproduce", "sweep", "sweep_table"]
+__all__ = ["data", "reproduce", "sweep", "sweep_table"]
 
 Folder = Annotated[
     Path | None,
@@ -21,14 +22,9 @@ Folder = Annotated[
     ),
 ]
 
-data = typer.Typer(help="The image sets of the experiments: list them, fetch one.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to a program."""
-    app.add_typer(data, name="data")
-    app.command(cls=Command)(reproduce)
-    app.command(cls=Command)(sweep)
+data = typer.Typer(
+    name="data", cls=Group, help="The image sets of the experiments: list them, fetch one."
+)
 
 
 @data.command("list", cls=Command)
@@ -76,7 +72,7 @@ def reproduce(
         typer.Option(help="What DP-SGD trains; wrn16-4 wants a GPU at full scale."),
     ] = "scatter-linear",
     augment: Annotated[int, typer.Option(help="Random views of each image; deep models only.")] = 1,
-    seed: Annotated[int, typer.Option(help="Root of every random choice.")] = 0,
+    seed: Seed = 0,
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also copy page and figures here.")
     ] = None,
@@ -87,7 +83,6 @@ def reproduce(
     convergence.
     """
     from askgauss.paper import reproduce as paper
-    from askgauss.paper.run_folder import process_rank
 
     page = paper.run(
         scale,
@@ -98,7 +93,7 @@ def reproduce(
         augment=augment,
         seed=seed,
     )
-    if process_rank() > 0:  # one of several processes of torchrun: the first speaks for all
+    if paper.is_helper():  # one of several processes of torchrun: the first speaks for all
         return
     if docs is not None:
         paper.publish(folder, docs)
@@ -123,7 +118,7 @@ def sweep(
         list[str] | None, typer.Option(help="Auditor by name; repeat for several.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each run.")] = 2500,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 4096 / 50_000,
+    sampling_rate: RunRate = 4096 / 50_000,
     present: Annotated[int, typer.Option(help="Present canaries.")] = 2500,
     absent: Annotated[int, typer.Option(help="Absent canaries.")] = 2500,
     delta: Annotated[float, typer.Option(help="Delta of claims and bounds.")] = 1e-5,

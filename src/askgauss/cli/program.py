@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Command",
     "ExitCode",
+    "Group",
     "Interrupted",
     "Program",
     "config_option",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _CONFIG = "askgauss.config"
-_DEBUG = "askgauss.debug"
+_debug = False
 # What typer raises when it cannot read the command line; it exports only the leaf of the family.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -83,45 +83,38 @@ class ExitCode:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, met at a place that kept what was done; the message says how to go on."""
+    """Ctrl-C, met at a place that kept what was done; the message says how to resume."""
 
 
-class _Failures:
-    """Turns whatever a command raises into one line and an exit code.
+def _exit_code(error: BaseException) -> int:
+    """Say what a command raised in one line, and answer with its exit code.
 
     Nothing leaves as a traceback, because Python then exits with 1, which means VIOLATION.
     """
-
-    def __init__(self, context: Any = None) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        passing = (typer.Exit, typer.Abort, GeneratorExit, UsageError)
-        if error is None or isinstance(error, passing):
-            return
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return
-        if self._context is not None and self._context.meta.get(_DEBUG):
-            with contextlib.suppress(OSError, ValueError):
-                traceback.print_exception(error)
-        if isinstance(error, BrokenPipeError):
-            _silence_stdout()
-            raise typer.Exit(ExitCode.CLOSED_PIPE) from error
-        if isinstance(error, KeyboardInterrupt):
-            note(str(error) or "interrupted.", always=True)
-            raise typer.Exit(ExitCode.INTERRUPTED) from error
-        note(_explain(error), always=True)
-        if isinstance(error, OSError):
-            _silence_stdout()
-        raise typer.Exit(ExitCode.FAILURE) from error
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return ExitCode.CONSISTENT
+    if isinstance(error, UsageError):
+        context: Any = getattr(error, "ctx", None)
+        path = "askgauss" if context is None else context.command_path
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        end = "" if message.endswith((".", "?", "!")) else "."
+        note(f"{message}{end} Try '{path} --help'.", always=True)
+        return ExitCode.FAILURE
+    if _debug:
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):
+        _silence_stdout()
+        return ExitCode.CLOSED_PIPE
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        note(str(error) or "interrupted.", always=True)
+        return ExitCode.INTERRUPTED
+    note(_explain(error), always=True)
+    if isinstance(error, OSError):
+        _silence_stdout()
+    return ExitCode.FAILURE
 
 
 def _explain(error: BaseException) -> str:
@@ -153,10 +146,9 @@ def _claim_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     if sys.stdout is None:
-        with _Failures():
-            raise OSError(
-                errno.EBADF, "Standard output is closed. Send it to a file, or to the null device"
-            )
+        raise OSError(
+            errno.EBADF, "Standard output is closed. Send it to a file, or to the null device"
+        )
 
 
 def _silence_stdout() -> None:
@@ -183,22 +175,24 @@ def _warnings_as_notes() -> Iterator[None]:
         yield
 
 
-class Program(TyperGroup):
+class Group(TyperGroup):
+    """A group of commands whose help says what each does in full, under their headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The commands by panel, for a pipe or a log; a terminal gets typer's boxes."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            panel = getattr(command, "rich_help_panel", None)
+            title = panel if isinstance(panel, str) else "Commands"
+            summary = " ".join((command.help or "").partition("\n\n")[0].split())
+            panels.setdefault(title, []).append((name, summary))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class Program(Group):
     """The whole program: the group of all commands."""
-
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the command line up to the command."""
-        be_quiet(False)
-        with _Failures():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        with _Failures(ctx), _warnings_as_notes():
-            result = super().invoke(ctx)
-            # Here, so that a full disk or a closed pipe is met while it can still be reported.
-            sys.stdout.flush()
-            return result
 
     def main(
         self,
@@ -210,22 +204,21 @@ class Program(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run, and leave with an exit code."""
+        global _debug
+        _debug = False
+        be_quiet(False)
         try:
             _claim_streams()
-            code = super().main(args, "askgauss", complete_var, False, windows_expand_args, **extra)
-        except UsageError as error:
-            code = ExitCode.FAILURE
-            context: Any = getattr(error, "ctx", None)
-            path = "askgauss" if context is None else context.command_path
-            message: str = error.format_message()  # type: ignore[attr-defined]
-            end = "" if message.endswith((".", "?", "!")) else "."
-            note(f"{message}{end} Try '{path} --help'.", always=True)
-        except (typer.Abort, KeyboardInterrupt):
-            # The latter where Ctrl-C came before or after what catches it.
-            code = ExitCode.INTERRUPTED
-        except typer.Exit as error:
-            code = error.exit_code
-        sys.exit(code if isinstance(code, int) else ExitCode.CONSISTENT)
+            self._main_shell_completion({}, "askgauss", complete_var)
+            words = sys.argv[1:] if args is None else list(args)
+            with _warnings_as_notes(), self.make_context("askgauss", words, **extra) as context:
+                self.invoke(context)
+                # Here, so that a full disk or a closed pipe is met while it can be reported.
+                sys.stdout.flush()
+            code: int = ExitCode.CONSISTENT
+        except BaseException as error:  # noqa: BLE001 - every end of the program is explained
+            code = _exit_code(error)
+        sys.exit(code)
 
 
 class Command(TyperCommand):
@@ -265,8 +258,8 @@ def quiet_option(value: bool) -> bool:
     return value
 
 
-def debug_option(context: typer.Context, value: bool) -> bool:
-    """Remember that tracebacks are wanted."""
-    if value:
-        context.meta[_DEBUG] = True
+def debug_option(value: bool) -> bool:
+    """Show tracebacks from here on."""
+    global _debug
+    _debug = _debug or value
     return value

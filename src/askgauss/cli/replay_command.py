@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Html, Json, Outputs, write_document
+from askgauss.cli.destinations import Documents, Html, Json, write_document
 from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import say_result
 from askgauss.exceptions import InvalidArgumentError
@@ -63,7 +63,7 @@ def replay(
     Exits with 0 if nothing differed but what may, 1 on a leak, 2 if there is no answer (a training
     that is not deterministic, too), 3 if something could not be checked.
     """
-    outputs = Outputs(json=json, html=html)
+    outputs = Documents(json=json, html=html)
     function = _named(training, "MODULE:FUNCTION")
     module = training.rpartition(":")[0]
     records = _named(data if data is not None else f"{module}:data", "--data")

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from askgauss.cli.options import Confidence, GateError, Seed, auditor_named, complete_auditor
+from askgauss.cli.options import (
+    Absent,
+    Confidence,
+    GateError,
+    Present,
+    RunNoise,
+    RunRate,
+    RunSteps,
+    Seed,
+    auditor_named,
+    auditor_option,
+)
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import Progress, as_table, say
+from askgauss.cli.terminal import ProgressBar, as_table, say
 
 if TYPE_CHECKING:
     from askgauss.results import AuditResult
@@ -23,22 +34,18 @@ _MOST_AUDITS = 10**4
 
 
 def selftest(
-    present: Annotated[int, typer.Option(help="Number of present canaries.")] = 500,
-    absent: Annotated[int, typer.Option(help="Number of absent canaries.")] = 500,
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 500,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 0.1,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise, in clip norms.")] = 2.0,
+    present: Present = 500,
+    absent: Absent = 500,
+    steps: RunSteps = 500,
+    sampling_rate: RunRate = 0.1,
+    noise_multiplier: RunNoise = 2.0,
     delta: Annotated[float, typer.Option(help="Delta of the bounds.")] = 1e-5,
     confidence: Confidence = 0.95,
     gate_error: GateError = 0.001,
     audits: Annotated[int, typer.Option(help="Number of simulated audits of each kind.")] = 100,
     auditor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="Method of the audits of scores, such as one of your own.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("Method of the audits of scores, such as one of your own."),
     ] = None,
     seed: Seed = 0,
 ) -> None:
@@ -114,7 +121,7 @@ def selftest(
         return audit(run, claim=claim, confidence=confidence, gate_error=gate_error)
 
     total = 3 * audits + 2 * _TRANSCRIPTS
-    with Progress("self-test", total, unit="audits") as progress:
+    with ProgressBar("self-test", total, unit="audits") as progress:
 
         def repeated(count: int, one: Callable[[int], AuditResult]) -> list[AuditResult]:
             results = []

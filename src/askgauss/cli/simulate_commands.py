@@ -1,4 +1,4 @@
-"""Commands that run a mechanism on paper: simulate, and the faults it can have."""
+"""Commands that simulate a mechanism, and the faults it can have."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 
 from askgauss.cli.destinations import write_document
-from askgauss.cli.options import Seed, nearest
-from askgauss.cli.program import Command, ExitCode
-from askgauss.cli.terminal import Progress, as_table, printable, say
+from askgauss.cli.options import Absent, Present, RunRate, RunSteps, Seed, nearest
+from askgauss.cli.program import Command, ExitCode, Group
+from askgauss.cli.terminal import ProgressBar, as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -57,9 +57,6 @@ def _complete_server_fault(incomplete: str) -> list[str]:
     return [name for name in FEDERATED_FAULTS if name.startswith(incomplete)]
 
 
-Steps = Annotated[int, typer.Option(help="Number of steps.")]
-Present = Annotated[int, typer.Option(help="Number of present canaries.")]
-Absent = Annotated[int, typer.Option(help="Number of absent canaries.")]
 FaultName = Annotated[
     str | None,
     typer.Option(
@@ -73,8 +70,14 @@ Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE|-", help="Where the transcript goes.")
 ]
 
-simulate = typer.Typer(help="Run a mechanism on paper and write its transcript.")
-faults = typer.Typer(help="List what can be wrong with private training, and what catches it.")
+simulate = typer.Typer(
+    name="simulate", cls=Group, help="Simulate a mechanism and write its transcript."
+)
+faults = typer.Typer(
+    name="faults",
+    cls=Group,
+    help="List what can be wrong with private training, and what catches it.",
+)
 
 
 def _refuse_terminal(output: str) -> None:
@@ -87,8 +90,8 @@ def _refuse_terminal(output: str) -> None:
 
 @simulate.command(cls=Command)
 def dpsgd(
-    steps: Steps = _STEPS,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = _SAMPLING_RATE,
+    steps: RunSteps = _STEPS,
+    sampling_rate: RunRate = _SAMPLING_RATE,
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise on the sum, in clip norms.")
     ] = _NOISE_MULTIPLIER,
@@ -116,7 +119,7 @@ def dpsgd(
 
 @simulate.command(cls=Command)
 def dpftrl(
-    steps: Steps = 128,
+    steps: RunSteps = 128,
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise of one node, in clip norms.")
     ] = 2.0,
@@ -243,7 +246,7 @@ def run_faults(
     everything = _all_faults()
     chosen = [_named(item, everything) for item in name or everything]
     rows: list[tuple[str, ...]] = [("fault", "finding", "named", "verdict", "epsilon >=")]
-    with Progress("faults", len(chosen), unit="audits") as progress:
+    with ProgressBar("faults", len(chosen), unit="audits") as progress:
         for fault in chosen:
             if isinstance(fault, Fault):
                 data, claim = _broken_run(fault, steps, present, absent, seed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRIVATE",
-    "Progress",
+    "ProgressBar",
     "as_table",
     "be_quiet",
     "note",
@@ -109,7 +109,7 @@ def as_table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-class Progress:
+class ProgressBar:
     """How far a loop is, on stderr: a bar with the time left on a terminal, else a line a quarter.
 
     Args:
@@ -125,7 +125,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if sys.stderr.isatty() and not _quiet:
             from rich import progress
             from rich.console import Console

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from askgauss.cli.destinations import Json, write_text
-from askgauss.cli.options import GateError, auditor_named, complete_auditor
+from askgauss.cli.options import (
+    GateError,
+    RunNoise,
+    RunRate,
+    RunSteps,
+    auditor_named,
+    auditor_option,
+)
 from askgauss.cli.terminal import as_table, printable, say
 from askgauss.exceptions import InvalidArgumentError
 
@@ -17,9 +24,9 @@ __all__ = ["plan", "theory"]
 
 
 def theory(
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 2500,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 0.0819,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise, in clip norms.")] = 2.6245,
+    steps: RunSteps = 2500,
+    sampling_rate: RunRate = 0.0819,
+    noise_multiplier: RunNoise = 2.6245,
     clip_norm: Annotated[float, typer.Option(help="Clip norm.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Where to state epsilon.")] = 1e-5,
     tail: Annotated[
@@ -136,7 +143,7 @@ def plan(
     ),
     epsilon: Annotated[float, typer.Option(help="Claimed epsilon.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Claimed delta.")] = 1e-5,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson sampling rate.")] = 0.0819,
+    sampling_rate: RunRate = 0.0819,
     present: Annotated[int | None, typer.Option(help="Present canaries.  [default: 1000]")] = None,
     absent: Annotated[int | None, typer.Option(help="Absent canaries.  [default: 4000]")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.  [default: 2500]")] = None,
@@ -150,11 +157,7 @@ def plan(
     gate_error: GateError = 0.001,
     auditor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Method; by default the one that reads a transcript.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("Method; by default the one that reads a transcript."),
     ] = None,
     monitor: Annotated[
         bool,

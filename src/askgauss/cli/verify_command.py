@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from askgauss.cli.options import Confidence, GateError, auditor_named, complete_auditor, read_input
+from askgauss.cli.options import Confidence, GateError, auditor_named, auditor_option, read_input
 from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import one_line, say
 
@@ -28,11 +28,7 @@ def verify(
     ] = None,
     auditor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="The method you ask for; by default the one that suits the data.",
-            autocompletion=complete_auditor,
-        ),
+        auditor_option("The method you ask for; by default the one that suits the data."),
     ] = None,
     confidence: Confidence = 0.95,
     gate_error: GateError = 0.001,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from askgauss.cli.program import ExitCode
 from askgauss.cli.terminal import note, one_line, say
 
 if TYPE_CHECKING:
-    from askgauss.cli.watch_view import Follower, View
+    from askgauss.cli.watch_view import WatchView
 
 __all__ = ["watch"]
 
@@ -46,48 +48,52 @@ def watch(
         from askgauss.cli.watch_server import serve_forever
 
         _validate.within(0, 65535, closed="both", port=port)
+        view = follower.look()
+        if view.feed is None and view.over:
+            say(one_line(view.line))
+            return
         serve_forever(follower, port, lambda address: note(f"open {address} (Ctrl-C to end)"))
         return
-    if sys.stdout.isatty() and not once:
-        view = _live(follower, interval)
-    else:
-        view = _lines(follower, interval, once=once)
+    with _screen() if sys.stdout.isatty() and not once else _log() as show:
+        while True:
+            view = follower.look()
+            show(view)
+            if once or view.over:
+                break
+            time.sleep(interval)
     alarmed = view.feed is not None and view.feed.alarm is not None
     raise typer.Exit(ExitCode.VIOLATION if alarmed else ExitCode.CONSISTENT)
 
 
-def _lines(follower: Follower, interval: float, *, once: bool) -> View:
+@contextlib.contextmanager
+def _log() -> Iterator[Callable[[WatchView], None]]:
     """A plain line whenever something changed; for a pipe, a log, or a single look."""
-    shown = None
-    while True:
-        view = follower.look()
+    shown: object = None
+
+    def show(view: WatchView) -> None:
+        nonlocal shown
         # The age in a note grows all the time; that alone is no news.
         news = (view.headline, view.lines, len(view.notes))
         if news != shown:
             say(one_line(view.line))
             sys.stdout.flush()
             shown = news
-        if once or view.over:
-            return view
-        time.sleep(interval)
+
+    yield show
 
 
-def _live(follower: Follower, interval: float) -> View:
+@contextlib.contextmanager
+def _screen() -> Iterator[Callable[[WatchView], None]]:
     """A picture that is drawn again, at the width the terminal has."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    view = follower.look()
-    with Live(picture(view, console.width), console=console, auto_refresh=False) as live:
-        while not view.over:
-            time.sleep(interval)
-            view = follower.look()
-            live.update(picture(view, console.width), refresh=True)
-    return view
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda view: live.update(picture(view, console.width), refresh=True)
 
 
-def picture(view: View, width: int) -> Any:
+def picture(view: WatchView, width: int) -> Any:
     """The view for a terminal of this width; values wrap, names stay whole."""
     from rich.console import Group
     from rich.table import Table

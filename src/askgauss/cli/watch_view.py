@@ -13,7 +13,7 @@ from askgauss._version import __version__
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.monitor.feed import FEED_NAME, Feed, read_feed
 
-__all__ = ["Follower", "View", "duration", "spark"]
+__all__ = ["Follower", "WatchView", "duration", "spark"]
 
 Tone = Literal["plain", "good", "bad", "muted"]
 
@@ -28,7 +28,7 @@ _OF_THE_END = ("audit.json", "result.json", "report.html", "transcript.npz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class WatchView:
     """A run at one moment.
 
     Attributes:
@@ -85,7 +85,7 @@ class Follower:
                 "is not there. Give the monitor folder=, and name that folder."
             )
 
-    def look(self) -> View:
+    def look(self) -> WatchView:
         """The run as it is now.
 
         Raises:
@@ -112,18 +112,18 @@ class Follower:
         assert self._last is not None
         return self._view(self._last, now - self._changed)
 
-    def _waiting(self) -> View:
+    def _waiting(self) -> WatchView:
         ended = [name for name in _OF_THE_END if (self.path / name).exists()]
         if not ended:
-            return View(headline=f"waiting for {FEED_NAME}.", tone="muted")
-        return View(
+            return WatchView(headline=f"waiting for {FEED_NAME}.", tone="muted")
+        return WatchView(
             headline=f"no {FEED_NAME} here, but {ended[0]}: the run has ended, and was not watched "
             "in this folder. Give its monitor folder= to follow a run.",
             tone="muted",
             over=True,
         )
 
-    def _view(self, feed: Feed, silent: float) -> View:
+    def _view(self, feed: Feed, silent: float) -> WatchView:
         notes = [f"{self._problem}; this is what it last said."] if self._problem else []
         patience = max(feed.every, feed.seconds_a_step or 0.0) * _STALE_TIMES
         stale = feed.status == "running" and silent > max(_STALE_SECONDS, patience)
@@ -139,7 +139,7 @@ class Follower:
         if feed.version != __version__:
             notes.append(f"written by askgauss {feed.version}, shown by {__version__}.")
         spent = feed.spent
-        return View(
+        return WatchView(
             headline=_headline(feed, stale),
             tone=_tone(feed, stale),
             lines=tuple(_lines(feed, spent, stale)),

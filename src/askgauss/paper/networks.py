@@ -21,14 +21,11 @@ class ScatterLinear(nn.Module):
         places: Positions of each channel.
         classes: Number of classes.
         groups: Groups normalised together.
-        affine: Learn a scale and a shift a channel, as the paper's public code does.
     """
 
-    def __init__(
-        self, channels: int, places: int, classes: int, *, groups: int = 27, affine: bool = False
-    ) -> None:
+    def __init__(self, channels: int, places: int, classes: int, *, groups: int = 27) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(groups, channels, affine=affine)
+        self.norm = nn.GroupNorm(groups, channels, affine=False)
         self.head = nn.Linear(channels * places, classes)
 
     def forward(self, scattered: Tensor) -> Tensor:

@@ -20,28 +20,32 @@ from askgauss.auditing import audit
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import data
-from askgauss.paper.csv_rows import csv_text
+from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, Head, TreeRunPlan
 from askgauss.paper.progress import Report, stages
-from askgauss.paper.run_folder import RunFolder, process_rank
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 
 try:
-    from askgauss.paper import page, paper_figures, paper_tables, scatter, train_dpftrl, train_dpsgd
+    from askgauss.paper import deep, page, scatter, train_dpftrl, train_dpsgd
+    from askgauss.paper.figures_dpftrl import UtilityTable
+    from askgauss.paper.paper_figure import PaperFigure, Runs, save_rows
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"The paper's experiments need {error.name}: install askgauss[paper]."
     ) from error
 
-__all__ = ["FIGURES", "SCALES", "Scale", "publish", "run", "train_once"]
+__all__ = ["FIGURES", "SCALES", "Scale", "is_helper", "publish", "run", "train_once"]
 
-FIGURES = (*paper_figures.figure_makers(), "convergence")
+_FIGURES = {table.name: table for table in page.TABLES if isinstance(table, PaperFigure)}
+FIGURES = tuple(_FIGURES)
 """Names of the figures."""
 
 _DELTA = 1e-5
 _MINUTES_KIND = "askgauss-minutes"
+_SCHEMA = 2
 # Of an image; a batch of more of them fits into no memory.
 _MOST_VIEWS = 1000
 # What the paper's public code was calibrated for: its loader had 12 batches, 209 epochs of them.
@@ -71,7 +75,6 @@ class Scale:
         learning_rate: Step size of DP-SGD by epsilon, see `dpsgd.Head`.
         tree_learning_rate: Step size of DP-FTRL by epsilon.
         deep_learning_rate: Step size of deep models, without momentum (De et al. 2022).
-        convergence: Steps in the figure of convergence.
     """
 
     data: str
@@ -91,7 +94,6 @@ class Scale:
     learning_rate: tuple[float, ...]
     tree_learning_rate: tuple[float, ...]
     deep_learning_rate: float = 2.0
-    convergence: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 2500, 10_000)
 
 
 SCALES = {
@@ -128,13 +130,12 @@ SCALES = {
         tree_batch=40,
         learning_rate=(1.0, 1.0),
         tree_learning_rate=(0.1, 0.1),
-        convergence=(1, 10, 100),
     ),
 }
 """The scales by name: ``full`` is the paper's, ``smoke`` runs everything in seconds."""
 
 
-def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> train_dpsgd.Plan:
+def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> DpsgdPlan:
     """Sound runs with canaries and without, and runs as published, for every epsilon."""
     heads = []
     for label, (epsilon, rate) in enumerate(zip(scale.epsilons, scale.learning_rate, strict=True)):
@@ -158,7 +159,7 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> train_dpsgd.Pl
             ("published", scale.published_rate, published, scale.canaries),
         ):
             heads.append(
-                train_dpsgd.Head(
+                DpsgdHead(
                     name=f"{name}-{epsilon:g}",
                     epsilon=epsilon,
                     noise_multiplier=sigma,
@@ -166,10 +167,11 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> train_dpsgd.Pl
                     canaries=canaries,
                     learning_rate=scale.deep_learning_rate if deep else rate,
                     momentum=0.0 if deep else 0.9,
+                    published=name == "published",
                     label=label,
                 )
             )
-    return train_dpsgd.Plan(
+    return DpsgdPlan(
         heads=tuple(heads),
         steps=scale.steps,
         snapshots=scale.snapshots,
@@ -178,7 +180,7 @@ def dpsgd_plan(scale: Scale, *, seed: int, deep: bool = False) -> train_dpsgd.Pl
     )
 
 
-def dpftrl_plan(scale: Scale, *, seed: int) -> train_dpftrl.TreeRunPlan:
+def dpftrl_plan(scale: Scale, *, seed: int) -> TreeRunPlan:
     """The same for DP-FTRL."""
     heads = []
     for label, (epsilon, rate) in enumerate(
@@ -187,7 +189,7 @@ def dpftrl_plan(scale: Scale, *, seed: int) -> train_dpftrl.TreeRunPlan:
         noise = TreePlan(steps=scale.tree_steps).noise_multiplier(epsilon=epsilon, delta=_DELTA)
         for name, canaries in (("sound", scale.canaries), ("clean", 0), ("published", None)):
             heads.append(
-                train_dpftrl.TreeHead(
+                Head(
                     name=f"{name}-{epsilon:g}",
                     epsilon=epsilon,
                     noise_multiplier=noise,
@@ -197,7 +199,7 @@ def dpftrl_plan(scale: Scale, *, seed: int) -> train_dpftrl.TreeRunPlan:
                     label=label,
                 )
             )
-    return train_dpftrl.TreeRunPlan(
+    return TreeRunPlan(
         heads=tuple(heads),
         steps=scale.tree_steps,
         batch_size=scale.tree_batch,
@@ -244,22 +246,21 @@ def run(
         _validate.one_of(FIGURES, figures=name)
     place, size = Path(folder), SCALES[scale]
     place.mkdir(parents=True, exist_ok=True)
-    if process_rank() > 0:
-        # One of several processes that train together: the first does everything else.
+    if is_helper():
+        # The first process does everything else.
         _help_train(size, data_folder, model, augment, seed)
         return place / "reproduction.md"
     with _timed(place) as minutes, stages(progress) as report:
         runs = None
-        if set(names) - {"convergence"}:
+        if any(_FIGURES[name].needs_runs for name in names):
             runs = _runs(size, place, data_folder, model, augment, seed, report)
         for number, name in enumerate(names):
             report("figures", number, len(names))
-            _make(name, runs, size, place / "figures")
+            _FIGURES[name].save(runs, place / "figures")
         report("figures", len(names), len(names))
-        accuracy = paper_tables.utility(runs) if runs is not None else []
-        if accuracy:
-            table = csv_text(accuracy).encode("utf-8")
-            atomic.write_with_digest(place / "figures" / "utility.csv", table)
+        if runs is not None:
+            accuracy = UtilityTable()
+            save_rows(accuracy.rows(runs), place / "figures", accuracy.name)
     return page.write(place, scale=scale, model=model, minutes=minutes)
 
 
@@ -274,7 +275,7 @@ def train_once(
     seed: int,
 ) -> Transcript:
     """Train one ScatterLinear; nothing of it is kept but what it released about the canaries."""
-    head = train_dpsgd.Head(
+    head = DpsgdHead(
         name="run",
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
@@ -282,11 +283,16 @@ def train_once(
         canaries=canaries,
         learning_rate=float(np.interp(epsilon, scale.epsilons, scale.learning_rate)),
     )
-    plan = train_dpsgd.Plan(heads=(head,), steps=steps, seed=seed, clip_norm=scale.clip_norm)
+    plan = DpsgdPlan(heads=(head,), steps=steps, seed=seed, clip_norm=scale.clip_norm)
     features = scatter.features(data.load(scale.data), groups=scale.groups)
     with tempfile.TemporaryDirectory() as place, RunFolder(place, {}) as folder:
         train_dpsgd.train(features, plan, folder)
         return train_dpsgd.load_snapshot(folder.path, head.name, plan.steps).transcript
+
+
+def is_helper() -> bool:
+    """Whether this is a process of ``torchrun`` that only helps the first one train."""
+    return deep.process_rank() > 0
 
 
 def publish(folder: str | os.PathLike[str], docs: str | os.PathLike[str]) -> None:
@@ -309,7 +315,7 @@ def _runs(
     augment: int,
     seed: int,
     report: Report,
-) -> paper_tables.Runs:
+) -> Runs:
     images = data.load(scale.data, folder=data_folder)
     sgd = dpsgd_plan(scale, seed=seed, deep=model != "scatter-linear")
     ftrl = dpftrl_plan(scale, seed=seed)
@@ -323,14 +329,12 @@ def _runs(
     trained = RunFolder(place / "dpsgd", {**about, "augment": augment, "plan": codec.to_plain(sgd)})
     with trained as folder:
         # What the folder was started with, to the last digit of the calibrated noise.
-        sgd = codec.from_plain(train_dpsgd.Plan, folder.config["plan"], "plan")
+        sgd = codec.from_plain(DpsgdPlan, folder.config["plan"], "plan")
         if model == "scatter-linear":
             sgd_accuracy = train_dpsgd.train(
                 features, sgd, folder, progress=lambda done, of: report("DP-SGD", done, of)
             )
         else:
-            from askgauss.paper import deep
-
             sgd_accuracy = deep.train_heads(
                 images,
                 sgd,
@@ -352,7 +356,7 @@ def _runs(
                 )
                 _audit(folder, head.name, snapshot.transcript, claim)
     with RunFolder(place / "dpftrl", {**about, "plan": codec.to_plain(ftrl)}) as folder:
-        ftrl = codec.from_plain(train_dpftrl.TreeRunPlan, folder.config["plan"], "plan")
+        ftrl = codec.from_plain(TreeRunPlan, folder.config["plan"], "plan")
         ftrl_accuracy = train_dpftrl.train(
             features, ftrl, folder, progress=lambda done, of: report("DP-FTRL", done, of)
         )
@@ -367,7 +371,7 @@ def _runs(
                     clip_norm=ftrl.clip_norm,
                 )
                 _audit(folder, tree_head.name, transcript, claim)
-    return paper_tables.Runs(
+    return Runs(
         dpsgd_folder=place / "dpsgd",
         dpsgd_plan=sgd,
         dpftrl_folder=place / "dpftrl",
@@ -376,6 +380,7 @@ def _runs(
         dpftrl_accuracy=ftrl_accuracy,
         delta=_DELTA,
         repeats=scale.repeats,
+        counts=scale.counts,
     )
 
 
@@ -398,21 +403,9 @@ def _help_train(
 ) -> None:
     """Take part in the training of a deep model that the first process leads."""
     if model != "scatter-linear":
-        from askgauss.paper import deep
-
         images = data.load(scale.data, folder=data_folder)
         plan = dpsgd_plan(scale, seed=seed, deep=True)
         deep.train_heads(images, plan, None, model=model, augment=augment)
-
-
-def _make(name: str, runs: paper_tables.Runs | None, scale: Scale, folder: Path) -> None:
-    if name == "convergence":
-        rows = paper_tables.convergence(scale.convergence)
-        paper_figures.save(paper_figures.draw_convergence(rows), rows, folder, name)
-        return
-    assert runs is not None
-    figure, rows = paper_figures.figure_makers()[name](runs, scale.counts)
-    paper_figures.save(figure, rows, folder, name)
 
 
 @contextmanager
@@ -422,15 +415,8 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = codec.parse(atomic.read_bytes(path, regular=True))
-            if isinstance(found, list):
-                codec.warn_unprotected(_MINUTES_KIND)
-            else:
-                content = codec.loads(
-                    atomic.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
-                )
-                found = content.get("minutes")
-            found = codec.from_plain(tuple[float, ...], found, "minutes")
+            content = codec.loads(atomic.read_bytes(path, regular=True), _MINUTES_KIND, _SCHEMA)
+            found = codec.from_plain(tuple[float, ...], content.get("minutes"), "minutes")
             if not all(0.0 <= value < math.inf for value in found):
                 raise FileFormatError("Expected minutes >= 0.")
         except FileFormatError as error:
@@ -440,4 +426,4 @@ def _timed(place: Path) -> Iterator[list[float]]:
         yield minutes
     finally:
         minutes.append((time.monotonic() - started) / 60.0)
-        atomic.write_text(path, codec.dumps(_MINUTES_KIND, 1, {"minutes": minutes}))
+        atomic.write_text(path, codec.dumps(_MINUTES_KIND, _SCHEMA, {"minutes": minutes}))

@@ -22,13 +22,14 @@ from torch import Tensor
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.lock import locked
 from askgauss.paper import data
-from askgauss.paper.run_folder import locked
 
-__all__ = ["Features", "features", "group_normalise", "transform"]
+__all__ = ["ScatterFeatures", "features", "group_normalise", "transform"]
 
 _SCHEMA = 1
 _NOTE_KIND = "askgauss-features-begun"
+_NOTE_SCHEMA = 2
 _CHUNK = 125
 _SCALES = 2
 
@@ -36,20 +37,18 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Features:
+class ScatterFeatures:
     """Features of a set, one row an image, as half-precision numbers.
 
     Attributes:
         name: Name of the set.
-        channels: Channels of the features; a row is ``channels`` runs of equal length.
-        train: Features to train on; a memory map where they came from the cache.
+        train: ScatterFeatures to train on; a memory map where they came from the cache.
         train_labels: Their labels.
-        test: Features to test on.
+        test: ScatterFeatures to test on.
         test_labels: Their labels.
     """
 
     name: str
-    channels: int
     train: NDArray[np.float16]
     train_labels: NDArray[np.int64]
     test: NDArray[np.float16]
@@ -96,7 +95,7 @@ def features(
     folder: str | os.PathLike[str] | None = None,
     groups: int = 27,
     progress: Progress | None = None,
-) -> Features:
+) -> ScatterFeatures:
     """Scattering features of a set; computed once, and gone on with if that was interrupted.
 
     Args:
@@ -136,9 +135,8 @@ def features(
         raise FileFormatError(f"{str(path)!r} is damaged: {error}. Delete it.") from error
     if stored.shape != (rows, size) or stored.dtype != np.float16:
         raise FileFormatError(f"Expected {str(path)!r} to hold these features. Delete it.")
-    return Features(
+    return ScatterFeatures(
         name=images.name,
-        channels=channels,
         train=stored[: len(pixels[0])],
         train_labels=images.train_labels.astype(np.int64),
         test=stored[len(pixels[0]) :],
@@ -178,7 +176,7 @@ def _fill(
             if done % (16 * _CHUNK) == 0 or done == shape[0]:
                 stored.flush()
                 progress_so_far = {"done": done, "sha256": digest.hexdigest()}
-                atomic.write_text(note, codec.dumps(_NOTE_KIND, _SCHEMA, progress_so_far))
+                atomic.write_text(note, codec.dumps(_NOTE_KIND, _NOTE_SCHEMA, progress_so_far))
             if progress is not None:
                 progress(done, shape[0])
     del stored
@@ -192,9 +190,7 @@ def _begun(part: Path, note: Path, shape: tuple[int, int]) -> tuple[Any, int, An
     digest = hashlib.sha256()
     if part.exists() and note.exists():
         try:
-            content = codec.loads(
-                atomic.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA, protected=1
-            )
+            content = codec.loads(atomic.read_bytes(note, regular=True), _NOTE_KIND, _NOTE_SCHEMA)
             done: int = codec.from_plain(int, content.get("done"), "done")
             stored = np.load(part, mmap_mode="r+", allow_pickle=False)
             if stored.shape == shape and stored.dtype == np.float16 and 0 < done <= shape[0]:

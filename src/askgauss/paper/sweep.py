@@ -1,8 +1,8 @@
 """Many audits: every auditor on simulated or trained runs, over epsilons and seeds, here or on Ray.
 
-A sweep is a grid of cells, a cell a few audits of one run. Finished cells are files of
-their own, so that an interrupted sweep goes on where it was, on one machine or on many that share
-the folder; at the end they are gathered into one table.
+A sweep is a grid of cells, a cell a few audits of one run. Each finished cell is a file, so that an
+interrupted sweep resumes, on one machine or on many that share the folder; at the end all cells are
+written to one table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from askgauss.auditors import auditor_types
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
+from askgauss.files.run_folder import RunFolder
 from askgauss.paper.csv_rows import Row, csv_text
-from askgauss.paper.run_folder import RunFolder
 from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
@@ -43,42 +43,6 @@ _MOST_ROWS = 10**7
 
 SweepWorkerError = _ray.WorkerError
 """The machines of a sweep cannot be reached, or fail at one cell again and again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One run, and what to audit it with.
-
-    Args:
-        run: Whether it is simulated, or which scale of the paper's ScatterLinear is trained.
-        epsilon: The epsilon its noise is calibrated to.
-        seed: Root of its random choices.
-        noise_multiplier: That noise.
-        sampling_rate: Poisson sampling rate.
-        steps: Number of steps.
-        present: Present canaries.
-        absent: Absent canaries.
-        delta: Delta of the bounds.
-        confidence: Confidence of the bounds.
-        auditors: Kebab-case names of the auditors.
-    """
-
-    run: RunKind
-    epsilon: float
-    seed: int
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-    present: int
-    absent: int
-    delta: float
-    confidence: float
-    auditors: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of its file."""
-        return f"epsilon-{self.epsilon:g}-seed-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,32 +101,66 @@ class Grid:
                 steps=self.steps,
             )
             for seed in range(self.seeds):
-                yield Cell(
-                    run=self.run,
-                    epsilon=epsilon,
-                    seed=seed,
-                    noise_multiplier=noise,
-                    sampling_rate=self.sampling_rate,
-                    steps=self.steps,
-                    present=self.present,
-                    absent=self.absent,
-                    delta=self.delta,
-                    confidence=self.confidence,
-                    auditors=self.auditors,
-                )
+                yield Cell(grid=self, epsilon=epsilon, seed=seed, noise_multiplier=noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of a grid, to be audited by each of its auditors.
+
+    Args:
+        grid: The sweep it is part of.
+        epsilon: The epsilon its noise is calibrated to.
+        seed: Root of its random choices.
+        noise_multiplier: That noise.
+    """
+
+    grid: Grid
+    epsilon: float
+    seed: int
+    noise_multiplier: float
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"epsilon-{self.epsilon:g}-seed-{self.seed}"
+
+    def transcript(self) -> Transcript:
+        """Simulate or train the run."""
+        grid = self.grid
+        if grid.run == "simulated":
+            return simulate_dpsgd(
+                steps=grid.steps,
+                sampling_rate=grid.sampling_rate,
+                noise_multiplier=self.noise_multiplier,
+                present=grid.present,
+                absent=grid.absent,
+                seed=self.seed,
+            )
+        from askgauss.paper.reproduce import SCALES, train_once
+
+        return train_once(
+            SCALES[grid.run],
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            sampling_rate=grid.sampling_rate,
+            steps=grid.steps,
+            canaries=grid.present + grid.absent,
+            seed=self.seed,
+        )
 
 
 def audit_cell(cell: Cell) -> list[Row]:
     """Make the run of a cell and audit it; one row an auditor."""
-    transcript = _simulated(cell) if cell.run == "simulated" else _trained(cell)
+    transcript = cell.transcript()
     rows = []
-    for name in cell.auditors:
+    for name in cell.grid.auditors:
         auditor = auditor_types()[name]()
         result = audit(
             transcript if auditor.reads == "transcript" else transcript.scores(),
-            delta=cell.delta,
+            delta=cell.grid.delta,
             auditor=auditor,
-            confidence=cell.confidence,
+            confidence=cell.grid.confidence,
             diagnostics=False,
         )
         rows.append(
@@ -175,31 +173,6 @@ def audit_cell(cell: Cell) -> list[Row]:
             }
         )
     return rows
-
-
-def _simulated(cell: Cell) -> Transcript:
-    return simulate_dpsgd(
-        steps=cell.steps,
-        sampling_rate=cell.sampling_rate,
-        noise_multiplier=cell.noise_multiplier,
-        present=cell.present,
-        absent=cell.absent,
-        seed=cell.seed,
-    )
-
-
-def _trained(cell: Cell) -> Transcript:
-    from askgauss.paper.reproduce import SCALES, train_once
-
-    return train_once(
-        SCALES[cell.run],
-        epsilon=cell.epsilon,
-        noise_multiplier=cell.noise_multiplier,
-        sampling_rate=cell.sampling_rate,
-        steps=cell.steps,
-        canaries=cell.present + cell.absent,
-        seed=cell.seed,
-    )
 
 
 def run(
@@ -226,7 +199,7 @@ def run(
         SweepWorkerError: The cluster does not answer, or a cell kills its workers.
         RunFolderBusyError: Another process runs a sweep in the folder.
     """
-    with RunFolder(folder, {"sweep": codec.to_plain(grid)}) as place:
+    with RunFolder(folder, {"sweep": grid}, command="sweep") as place:
         cells = list(grid.cells())
         parts = place.path / "results" / "cells"
         parts.mkdir(exist_ok=True)
@@ -234,7 +207,7 @@ def run(
         finished = len(cells) - len(missing)
         tell = progress or (lambda done, of: None)
         tell(finished, len(cells))
-        for cell, rows in _here(missing) if ray is None else _on_ray(missing, ray):
+        for cell, rows in _audited(missing, ray):
             text = codec.dumps(_CELL_KIND, _SCHEMA, {"rows": codec.to_plain(rows)}, None)
             atomic.write_text(parts / f"{cell.name}.json", text)
             finished += 1
@@ -243,13 +216,11 @@ def run(
         return _gather(place.path / "results", rows)
 
 
-def _here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
-    for cell in cells:
-        yield cell, audit_cell(cell)
-
-
-def _on_ray(cells: Sequence[Cell], address: str) -> Iterator[tuple[Cell, list[Row]]]:
-    return _ray.as_finished(audit_cell, cells, address, name=lambda cell: cell.name)
+def _audited(cells: Sequence[Cell], ray: str | None) -> Iterator[tuple[Cell, list[Row]]]:
+    """Each cell with its rows, one after another here or as they finish on Ray."""
+    if ray is None:
+        return ((cell, audit_cell(cell)) for cell in cells)
+    return _ray.as_finished(audit_cell, cells, ray, name=lambda cell: cell.name)
 
 
 def _gather(folder: Path, rows: list[Row]) -> Path:
@@ -353,16 +324,10 @@ def _plain_rows(found: Any) -> list[Row]:
 
 def _read_cell(part: Path, cell: Cell) -> list[Row]:
     try:
-        found = codec.parse(atomic.read_bytes(part, regular=True))
-        if isinstance(found, list):
-            codec.warn_unprotected(_CELL_KIND)
-        else:
-            found = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
-                "rows"
-            )
-        rows = _plain_rows(found)
+        content = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA)
+        rows = _plain_rows(content.get("rows"))
         if [(row["epsilon"], row["seed"], row["auditor"]) for row in rows] != [
-            (cell.epsilon, cell.seed, name) for name in cell.auditors
+            (cell.epsilon, cell.seed, name) for name in cell.grid.auditors
         ]:
             raise FileFormatError("Expected a row for each auditor of its cell.")
     except FileFormatError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,88 +22,27 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
+from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
-from askgauss.paper.scatter import Features
-from askgauss.paper.train_dpsgd import canary_seed, generator
+from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["TreeHead", "TreeRunPlan", "load_published_scores", "load_transcript", "train"]
+__all__ = ["RELEASES", "load_published_scores", "load_transcript", "train"]
 
 Progress = Callable[[int, int], None]
 Release = Literal["nodes", "prefixes"]
 RELEASES: tuple[Release, ...] = ("nodes", "prefixes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeHead:
-    """One run among the parallel ones.
-
-    Args:
-        name: Name of the run, and of its files.
-        epsilon: The epsilon it claims.
-        noise_multiplier: Noise of one node in units of the clip norm.
-        canaries: Number of canaries, each present by a fair coin; 0 for none.
-        learning_rate: Step size for a gradient sum in units of batch size times clip norm.
-        published: Noise and scores as the paper's public code has them.
-        label: Heads with one label have canaries and noise alike.
-    """
-
-    name: str
-    epsilon: float
-    noise_multiplier: float
-    canaries: int
-    learning_rate: float
-    published: bool = False
-    label: int = 0
-
-    def __post_init__(self) -> None:
-        _validate.positive(
-            epsilon=self.epsilon,
-            noise_multiplier=self.noise_multiplier,
-            learning_rate=self.learning_rate,
-        )
-        _validate.integer(0, canaries=self.canaries, label=self.label)
-
-    @property
-    def estimator(self) -> Literal["plain", "honaker"]:
-        """How prefixes are put together from nodes."""
-        return "plain" if self.published else "honaker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRunPlan:
-    """What to train.
-
-    Args:
-        heads: The runs.
-        steps: Leaves of the tree.
-        batch_size: Records of a leaf.
-        clip_norm: Clip norm of every head.
-        seed: Root of every random choice.
-    """
-
-    heads: tuple[TreeHead, ...]
-    steps: int
-    batch_size: int
-    clip_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _validate.integer(1, steps=self.steps, batch_size=self.batch_size)
-        _validate.magnitude(clip_norm=self.clip_norm)
-        if len({head.name for head in self.heads}) != len(self.heads) or not self.heads:
-            raise _validate.fail("heads", [h.name for h in self.heads], "to have different names")
-
-
 class _Noisy:
     """A head that adds up its leaves and releases noisy prefixes; no canaries."""
 
-    def __init__(self, head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> None:
+    def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         self._head, self._plan = head, plan
         self._clean = np.zeros(shape.parameters)
         draw = tree.numpy_draw(
@@ -134,7 +73,7 @@ class _Noisy:
 class _Audited(_Noisy, abc.ABC):
     """The same with canaries, each with a coordinate and a leaf of its own."""
 
-    def __init__(self, head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> None:
+    def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         super().__init__(head, plan, shape)
         self._canaries = DiracCanaries(
             count=head.canaries, tensors=shape.tensors, seed=canary_seed(plan.seed, head.label)
@@ -173,7 +112,7 @@ class _Audited(_Noisy, abc.ABC):
 class _Sound(_Audited):
     """Every complete node has noise; audited from the nodes, and from the prefixes alone."""
 
-    def __init__(self, head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> None:
+    def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         super().__init__(head, plan, shape)
         # The leaves come from the canaries' own seed, so both recorders have the same.
         self._recorders = {
@@ -222,7 +161,7 @@ class _Sound(_Audited):
 class _Published(_Audited):
     """Only the nodes a plain tree uses have noise; scores add up whichever a canary is under."""
 
-    def __init__(self, head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> None:
+    def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         super().__init__(head, plan, shape)
         coins = generator(plan.seed, Stream.PLANTING, head.label)
         self._leaves = coins.integers(plan.steps, size=head.canaries)
@@ -259,14 +198,18 @@ class _Published(_Audited):
         ).save(_path(folder, self._head.name, "scores"))
 
 
-def _run(head: TreeHead, plan: TreeRunPlan, shape: HeadsShape) -> _Noisy:
+def _run(head: Head, plan: TreeRunPlan, shape: HeadsShape) -> _Noisy:
     if not head.canaries:
         return _Noisy(head, plan, shape)
     return _Published(head, plan, shape) if head.published else _Sound(head, plan, shape)
 
 
 def train(
-    features: Features, plan: TreeRunPlan, folder: RunFolder, *, progress: Progress | None = None
+    features: ScatterFeatures,
+    plan: TreeRunPlan,
+    folder: RunFolder,
+    *,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Train every head in one pass over the records; nothing to do if the folder has it already.
 
@@ -281,9 +224,7 @@ def train(
         raise _validate.fail(
             "steps * batch_size", needed, f"<= {len(features.train)}, the records there are"
         )
-    shape = HeadsShape(
-        heads=len(plan.heads), features=features.size, classes=features.classes, channels=0
-    )
+    shape = HeadsShape(heads=len(plan.heads), features=features.size, classes=features.classes)
     heads = Heads(shape)
     runs = [_run(head, plan, shape) for head in plan.heads]
     order = generator(plan.seed, Stream.SAMPLER).permutation(len(features.train))

@@ -1,10 +1,10 @@
 """DP-SGD of many linear heads side by side, each with its own noise and its own canaries.
 
-Heads share the features and the coins of the sampler: a record is in a head's batch where one
-uniform number a record and step falls below that head's rate. Each head by itself is an ordinary
-DP-SGD run with Poisson batches. The canaries are planted between clipping and noise, where the
-clean sum is known; how much of it lies along each canary is summed too, so that the scores an
-auditor without that knowledge would have had can be told afterwards.
+Heads share the features and the random numbers of the sampler: a record is in a head's batch where
+one uniform number a record and step falls below that head's rate. Each head alone is an ordinary
+DP-SGD run with Poisson batches. The canaries are inserted between clipping and noise, where the
+clean sum is known; its projection on each canary is summed too, so that the scores of an auditor
+without that knowledge can be computed afterwards.
 """
 
 from __future__ import annotations
@@ -18,85 +18,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec, schema
+from askgauss.files.run_folder import RunFolder
+from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, canary_seed, generator
 from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.run_folder import RunFolder
-from askgauss.paper.scatter import Features
+from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores, ScoreMetadata
 
-__all__ = ["AuditedHead", "Head", "Plan", "Snapshot", "generator", "load_snapshot", "train"]
+__all__ = ["AuditedHead", "Snapshot", "load_snapshot", "train"]
 
 _KIND = "askgauss-paper-background"
 _STATE_KIND = "askgauss-paper-state"
 _SCHEMA = 2
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """One run among the parallel ones.
-
-    Args:
-        name: Name of the run, and of its files.
-        epsilon: The epsilon it claims.
-        noise_multiplier: Noise in units of the clip norm.
-        sampling_rate: Poisson sampling rate of records and canaries.
-        canaries: Number of canaries, each present by a fair coin; 0 for none.
-        learning_rate: Step size for a gradient sum in units of batch size times clip norm.
-        momentum: Share of the last step that is taken again.
-        label: Where its canaries, coins and noise come from: heads with one label have them alike.
-    """
-
-    name: str
-    epsilon: float
-    noise_multiplier: float
-    sampling_rate: float
-    canaries: int
-    learning_rate: float
-    momentum: float = 0.9
-    label: int = 0
-
-    def __post_init__(self) -> None:
-        _validate.positive(epsilon=self.epsilon, learning_rate=self.learning_rate)
-        _validate.magnitude(noise_multiplier=self.noise_multiplier, zero=True)
-        _validate.within(0, 1, closed="right", sampling_rate=self.sampling_rate)
-        _validate.within(0, 1, closed="left", momentum=self.momentum)
-        _validate.integer(0, canaries=self.canaries, label=self.label)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to train.
-
-    Args:
-        heads: The runs.
-        steps: Number of steps.
-        snapshots: Steps after which transcripts and accuracies are written; the last is always.
-        clip_norm: Clip norm of every head.
-        affine: Also train a scale and a shift a channel.
-        seed: Root of every random choice.
-        checkpoint_every: Steps between checkpoints.
-    """
-
-    heads: tuple[Head, ...]
-    steps: int
-    snapshots: tuple[int, ...] = ()
-    clip_norm: float = 1.0
-    affine: bool = False
-    seed: int = 0
-    checkpoint_every: int = 100
-
-    def __post_init__(self) -> None:
-        _validate.integer(1, steps=self.steps, checkpoint_every=self.checkpoint_every)
-        _validate.magnitude(clip_norm=self.clip_norm)
-        if len({head.name for head in self.heads}) != len(self.heads) or not self.heads:
-            raise _validate.fail("heads", [h.name for h in self.heads], "to have different names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +68,6 @@ class Snapshot:
         )
 
 
-def generator(seed: int, *key: int) -> np.random.Generator:
-    """An independent generator for every key: what a step draws does not hang on its past."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
-def canary_seed(seed: int, label: int) -> int:
-    """The root of a head's canaries."""
-    words = np.random.SeedSequence(seed, spawn_key=(Stream.PLACES, label)).generate_state(2)
-    return int(words[0]) << 31 | int(words[1] >> 1)
-
-
 class AuditedHead:
     """A head's canaries, recorder and background.
 
@@ -149,7 +77,7 @@ class AuditedHead:
         tensors: Sizes of its parameters.
     """
 
-    def __init__(self, head: Head, plan: Plan, tensors: tuple[int, ...]) -> None:
+    def __init__(self, head: DpsgdHead, plan: DpsgdPlan, tensors: tuple[int, ...]) -> None:
         self.canaries = DiracCanaries(
             count=head.canaries, tensors=tensors, seed=canary_seed(plan.seed, head.label)
         )
@@ -192,7 +120,7 @@ class AuditedHead:
         self.recorder.transcript().save(path)
 
 
-def checkpoint_step(content: dict[str, Any], plan: Plan) -> int:
+def checkpoint_step(content: dict[str, Any], plan: DpsgdPlan) -> int:
     """The step that a checkpoint of a plan says it was taken after."""
     step: int = codec.from_plain(int, content.get("step"), "step")
     if not 0 <= step <= plan.steps:
@@ -231,7 +159,11 @@ def _background_path(transcript: Path) -> Path:
 
 
 def train(
-    features: Features, plan: Plan, folder: RunFolder, *, progress: Progress | None = None
+    features: ScatterFeatures,
+    plan: DpsgdPlan,
+    folder: RunFolder,
+    *,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
     """Train every head, going on from the last checkpoint of the folder.
 
@@ -243,7 +175,7 @@ def train(
     )
     if accuracies is not None and str(plan.steps) in accuracies.get(plan.heads[0].name, {}):
         return accuracies
-    run = _Run(features, plan)
+    run = _ParallelRuns(features, plan)
     accuracies = {head.name: {} for head in plan.heads} | (accuracies or {})
     last = folder.last_checkpoint()
     if last is not None:
@@ -260,7 +192,7 @@ def train(
             if run.step < plan.steps:
                 folder.write_json("results/accuracy.json", accuracies)
         if run.step % plan.checkpoint_every == 0 and run.step < plan.steps:
-            folder.checkpoint(run.step, run.save)
+            folder.save_checkpoint(run.step, run.save)
         if progress is not None:
             progress(run.step, plan.steps)
     # The last entry of this file says that the run is whole.
@@ -268,17 +200,14 @@ def train(
     return accuracies
 
 
-class _Run:
+class _ParallelRuns:
     """The state of the parallel runs."""
 
-    def __init__(self, features: Features, plan: Plan) -> None:
+    def __init__(self, features: ScatterFeatures, plan: DpsgdPlan) -> None:
         self.plan = plan
         self.features = features
         self.shape = HeadsShape(
-            heads=len(plan.heads),
-            features=features.size,
-            classes=features.classes,
-            channels=features.channels if plan.affine else 0,
+            heads=len(plan.heads), features=features.size, classes=features.classes
         )
         self.heads = Heads(self.shape)
         self.velocity = torch.zeros_like(self.heads.flat)

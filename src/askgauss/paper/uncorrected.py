@@ -7,6 +7,8 @@ They are here to reproduce published figures, and are exported nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,29 +20,20 @@ __all__ = ["uncorrected_fdp", "uncorrected_one_run"]
 
 def uncorrected_one_run(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Steinke, Nasr and Jagielski's bound at its best threshold, nothing paid for choosing it."""
-    return max(
-        guess_counts.epsilon_from_counts(
-            canaries=len(scores),
-            guesses=guesses,
-            correct=correct,
-            delta=delta,
-            confidence=confidence,
-        )
-        for guesses, correct in _hull(scores)
-    )
+    return _best(guess_counts.epsilon_from_counts, scores, delta, confidence)
 
 
 def uncorrected_fdp(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Mahloujifar, Melis and Chaudhuri's bound at its best threshold, nothing paid for choosing."""
+    return _best(guess_tradeoff.epsilon_from_counts, scores, delta, confidence)
+
+
+def _best(
+    bound: Callable[..., float], scores: CanaryScores, delta: float, confidence: float
+) -> float:
+    level = {"canaries": len(scores), "delta": delta, "confidence": confidence}
     return max(
-        guess_tradeoff.epsilon_from_counts(
-            canaries=len(scores),
-            guesses=guesses,
-            correct=correct,
-            delta=delta,
-            confidence=confidence,
-        )
-        for guesses, correct in _hull(scores)
+        bound(guesses=guesses, correct=correct, **level) for guesses, correct in _hull(scores)
     )
 
 

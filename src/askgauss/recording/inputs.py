@@ -43,7 +43,7 @@ _READERS: dict[str, type[CanaryScores] | type[Transcript] | type[LinearTranscrip
 _OTHERS = {
     "askgauss-result": "It is the result of an audit: render it with askgauss report.",
     "askgauss-steps": "It is a step store: audit the transcript that was taken with it.",
-    "askgauss-cli-run": "It describes a run: name the folder it lies in.",
+    "askgauss-run": "It describes a run: name the folder it lies in.",
 }
 _CHECKPOINT = (
     "It is a checkpoint to go on from, taken while the run was recorded. Where the run has ended, "
@@ -58,7 +58,7 @@ _HOLDS_TRANSCRIPT = {
     "askgauss-sampled-recorder": 1,
 }
 # Files of a run that hold something else.
-_NEVER = ("run.json", "result.json", "checkpoint.npz", "config.json", "environment.json")
+_NEVER = ("run.json", "result.json", "checkpoint.npz")
 _TABLES = (".csv", ".tsv", ".parquet", ".json", ".npz")
 # The header of a file of ours is a few kilobytes of JSON.
 _HEADER = 1 << 22

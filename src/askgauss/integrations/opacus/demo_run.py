@@ -17,7 +17,7 @@ from askgauss.integrations.opacus import CanaryAudit
 from askgauss.recording.transcript import Transcript
 
 if TYPE_CHECKING:
-    from askgauss.cli.demo_training import Digits, Plan
+    from askgauss.cli.demo_training import DemoPlan, Digits
 
 __all__ = ["OpacusTrainer"]
 
@@ -28,7 +28,7 @@ class OpacusTrainer:
     Opacus draws batches and noise from torch's own generator, whose state is part of a checkpoint.
     """
 
-    def __init__(self, plan: Plan, digits: Digits) -> None:
+    def __init__(self, plan: DemoPlan, digits: Digits) -> None:
         self._digits = digits
         torch.manual_seed(plan.seed)
         network = torch.nn.Sequential(

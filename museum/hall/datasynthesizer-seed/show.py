@@ -1,8 +1,0 @@
-"""Describe a small table again and again, as its users do."""
-
-from __future__ import annotations
-
-from museum.showing import main
-from museum.synthesis import show_describer
-
-main(show_describer(seeded=True, ranged=True))
