@@ -18,6 +18,7 @@ from askgauss.paper.run_folder import RunFolder, RunFolderBusyError, locked
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats.guess_counts import GuessCounts
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_uncorrected_is_the_best_of_all_thresholds():
         (uncorrected.uncorrected_fdp, guess_tradeoff.epsilon_from_counts),
     ):
         brute = max(
-            counts(canaries=120, guesses=guesses + 1, correct=int(right), **level)
+            counts(GuessCounts(canaries=120, guesses=guesses + 1, correct=int(right)), **level)
             for guesses, right in enumerate(correct)
         )
         assert ours(scores, **level) == pytest.approx(brute, rel=1e-6)
