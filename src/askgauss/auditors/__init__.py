@@ -71,6 +71,11 @@ _TYPES: tuple[type[Auditor[Any]], ...] = (
 _registered: dict[str, type[Auditor[Any]]] = {}
 
 
+def pure_auditors() -> list[str]:
+    """Our auditors that have something to say at delta 0, as they are written."""
+    return [f"{kind.__name__}()" for kind in _TYPES if kind.pure]
+
+
 def auditor_types() -> dict[str, type[Auditor[Any]]]:
     """Every auditor class by its kebab-case name: ours, those of installed packages, and yours.
 

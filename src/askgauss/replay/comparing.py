@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from askgauss._text import one_line
 from askgauss.replay.neighbouring_data import REPLACED
-from askgauss.replay.replay_recording import Event, Recording, Release
+from askgauss.replay.replay_recording import RecordedEvent, Recording, Release
 from askgauss.replay.replay_report import ADJACENCIES, Difference
 
-__all__ = ["Comparison", "compare", "first_difference", "together"]
+__all__ = ["PairComparison", "compare", "first_difference", "together"]
 
 # Sums over batches of other sizes are rounded otherwise: less than this much of a clip norm is
 # nothing, nor are so many roundings of the sum itself.
@@ -31,7 +31,7 @@ _LASTING = ("state", "control flow", "noise")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairComparison:
     """One pair of worlds.
 
     Attributes:
@@ -80,7 +80,7 @@ def _same_release(one: Release, two: Release) -> bool:
     return all(len(a) == len(b) and _norm(a, b) <= _slack(one, two) for a, b in pairs)
 
 
-def compare(reference: Recording, again: Recording, other: Recording, world: str) -> Comparison:
+def compare(reference: Recording, again: Recording, other: Recording, world: str) -> PairComparison:
     """The data as given against one of its neighbours.
 
     Args:
@@ -97,7 +97,7 @@ def compare(reference: Recording, again: Recording, other: Recording, world: str
     }
     search = _Search(reference, other, world, fresh)
     search.run()
-    return Comparison(
+    return PairComparison(
         world, search.found, search.moved, search.elsewhere, search.compared, search.doubts
     )
 
@@ -143,7 +143,7 @@ class _Search:
         self.compared["number of steps"] = 1
         self.compared["how the training ended"] = 1
 
-    def _pair(self, event: Event, twin: Event) -> None:
+    def _pair(self, event: RecordedEvent, twin: RecordedEvent) -> None:
         if event.kind == "release":
             self._releases(event, twin)
             return
@@ -156,11 +156,11 @@ class _Search:
         finite = size if math.isfinite(size) and event.kind != "seed" else None
         self._note(event.name, event.kind, event.step, values, finite)
 
-    def _lonely(self, event: Event, *, with_record: bool) -> None:
+    def _lonely(self, event: RecordedEvent, *, with_record: bool) -> None:
         values = ("recorded", "nothing") if with_record else ("nothing", "recorded")
         self._note(event.name, "control flow", event.step, values)
 
-    def _releases(self, event: Event, twin: Event) -> None:
+    def _releases(self, event: RecordedEvent, twin: RecordedEvent) -> None:
         one, two = event.value, twin.value
         if [item.shape for item in one.given] != [item.shape for item in two.given]:
             values = tuple(str([item.shape for item in side.given]) for side in (one, two))
@@ -194,7 +194,7 @@ class _Search:
             values = (f"{size:.4g} clip norms apart", f"{allowed:g} allowed, as {where}")
             self._note(event.name, "release", event.step, values, size)
 
-    def _same_noise(self, event: Event, one: Release, two: Release) -> bool:
+    def _same_noise(self, event: RecordedEvent, one: Release, two: Release) -> bool:
         """Whether the sums can be compared: their noise is known, or known to be the same."""
         if one.doubt or two.doubt:
             return False
@@ -251,7 +251,7 @@ class _Search:
         )
 
 
-def together(comparisons: list[Comparison]) -> list[Difference]:
+def together(comparisons: list[PairComparison]) -> list[Difference]:
     """The differences of all pairs of worlds, each with the adjacencies it is a leak under.
 
     What shows where the record was replaced is a leak under all three: from a record to another
