@@ -11,6 +11,33 @@ from scipy import stats
 import askgauss as ag
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.stats import interpretation
+from askgauss.stats.tradeoff import TradeOff
+
+CURVES = (TradeOff.gaussian(1.3), TradeOff.epsilon_delta(1.0, 0.01))
+
+
+def test_a_gaussian_curve_means_what_two_gaussians_do():
+    found = interpretation.attack_meaning(TradeOff.gaussian(1.3), prior=0.05)
+    assert found.advantage == pytest.approx(2 * stats.norm.cdf(0.65) - 1)
+    cut = stats.norm.isf(0.01)
+    assert found.true_positives[0] == pytest.approx(stats.norm.sf(cut - 1.3))
+    assert found.reconstruction == pytest.approx(stats.norm.sf(stats.norm.isf(0.05) - 1.3))
+    assert found.area == pytest.approx(stats.norm.cdf(1.3 / math.sqrt(2)), abs=1e-4)
+
+
+def test_randomised_response_reconstructs_as_often_as_its_bound_allows():
+    """One bit of even prior, told truly with probability e/(1+e): the bound is met."""
+    curve = TradeOff.epsilon_delta(1.0, 0.0)
+    assert interpretation.reconstruction_bound(curve, 0.5) >= math.e / (1 + math.e)
+    assert interpretation.reconstruction_bound(curve, 1 / (1 + math.e)) == pytest.approx(
+        math.e / (1 + math.e)
+    )
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=["gaussian", "epsilon-delta"])
+def test_the_area_is_that_of_a_fine_sum(curve):
+    alpha = np.linspace(0, 1, 200_001)
+    assert interpretation.area(curve) == pytest.approx(np.mean(1 - curve.beta_at(alpha)), abs=1e-4)
 
 
 def test_the_measured_area_counts_pairs():

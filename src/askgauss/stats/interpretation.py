@@ -1,4 +1,8 @@
-"""What a bound means: as the distance of two Gaussians, and beside the area under the curve."""
+"""What a trade-off curve means to an attacker, and the area under the curve of measured scores.
+
+All but the last read one curve (Dong, Roth and Su, arXiv 1905.02383). On a claimed curve they are
+the most that any attacker can do; on a measured one, at least as much as this audit's could.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,17 @@ from numpy.typing import ArrayLike
 
 from askgauss import _validate
 from askgauss.stats import gaussian
+from askgauss.stats.tradeoff import TradeOff
 
 __all__ = [
+    "AttackMeaning",
     "GaussianPrivacy",
+    "area",
     "area_interval",
+    "attack_meaning",
     "gaussian_privacy",
+    "reconstruction_bound",
+    "true_positive_rate",
 ]
 
 
@@ -34,6 +44,23 @@ class GaussianPrivacy:
     interval: tuple[float, float] | None
     claimed: float | None
     confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackMeaning:
+    """What a curve lets an attacker do.
+
+    Attributes:
+        advantage: Largest true positive rate minus false positive rate.
+        true_positives: True positive rates at the false positive rates asked for.
+        reconstruction: Chance to name a record, of one who would guess it with the prior chance.
+        area: Area under the curve of true against false positives.
+    """
+
+    advantage: float
+    true_positives: tuple[float, ...]
+    reconstruction: float
+    area: float
 
 
 def gaussian_privacy(
@@ -71,6 +98,58 @@ def gaussian_privacy(
         interval=ends,
         claimed=None if claimed is None else mu(*claimed),
         confidence=confidence,
+    )
+
+
+def true_positive_rate(curve: TradeOff, false_positive_rate: float) -> float:
+    """The true positive rate that a curve allows at a false positive rate, in [0, 1].
+
+    Examples:
+        >>> round(true_positive_rate(TradeOff.gaussian(1.0), 0.001), 4)
+        0.0183
+    """
+    _validate.within(0.0, 1.0, closed="both", false_positive_rate=false_positive_rate)
+    return 1.0 - curve.beta_at(float(false_positive_rate))
+
+
+def reconstruction_bound(curve: TradeOff, prior: float) -> float:
+    """Most that the chance to reconstruct a record rises to, from a prior chance.
+
+    To name the record is to be right in an event that without the release has the prior's
+    probability, so the curve bounds it like any other event (Hayes et al., arXiv 2302.07225).
+
+    Args:
+        curve: A curve at or below the mechanism's.
+        prior: Chance of success of the best guess without the release, in (0, 1].
+
+    Examples:
+        >>> round(reconstruction_bound(TradeOff.gaussian(1.0), 0.1), 4)
+        0.3891
+    """
+    _validate.within(0.0, 1.0, closed="right", prior=prior)
+    return 1.0 - curve.beta_at(float(prior))
+
+
+def area(curve: TradeOff) -> float:
+    """Area under the curve of true against false positive rates.
+
+    Examples:
+        >>> round(area(TradeOff.epsilon_delta(0.0, 0.0)), 6)
+        0.5
+    """
+    alpha, beta = curve.points()
+    return float(1.0 - np.trapezoid(beta, alpha))
+
+
+def attack_meaning(
+    curve: TradeOff, *, prior: float, false_positive_rates: tuple[float, ...] = (0.01, 0.001)
+) -> AttackMeaning:
+    """Everything that one curve says, at a stated prior."""
+    return AttackMeaning(
+        advantage=curve.advantage(),
+        true_positives=tuple(true_positive_rate(curve, rate) for rate in false_positive_rates),
+        reconstruction=reconstruction_bound(curve, prior),
+        area=area(curve),
     )
 
 
