@@ -12,7 +12,6 @@ from askgauss.selection import (
     MultiSplit,
     Split,
     UnionBound,
-    choosing_parts,
     fingerprint,
     random_order,
     stream,
@@ -60,14 +59,14 @@ class TestParts:
     @pytest.mark.parametrize("selection", [Split(), Split(fraction=0.999), Split(fraction=1e-6)])
     def test_a_split_leaves_something_on_both_sides(self, selection):
         for canaries in (2, 3, 10, 1001):
-            (chosen,) = choosing_parts(selection, canaries, 0)
+            (chosen,) = selection.parts(canaries, 0)
             expected = min(max(round(selection.fraction * canaries), 1), canaries - 1)
             assert chosen.sum() == expected
 
     def test_splits_differ_and_repeat_with_the_seed(self):
-        first = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, 7))
-        again = list(choosing_parts(MultiSplit(splits=3, seed=4), 50, 7))
-        other = list(choosing_parts(MultiSplit(splits=3, seed=5), 50, 7))
+        first = list(MultiSplit(splits=3, seed=4).parts(50, 7))
+        again = list(MultiSplit(splits=3, seed=4).parts(50, 7))
+        other = list(MultiSplit(splits=3, seed=5).parts(50, 7))
         assert len(first) == 3
         assert not (first[0] == first[1]).all()
         assert all((a == b).all() for a, b in zip(first, again, strict=True))
@@ -78,7 +77,7 @@ class TestParts:
         scores = np.random.default_rng(0).standard_normal((2, 50))
         member = np.arange(50) < 25
         seeds = [fingerprint(row, member) for row in scores]
-        (first,), (other,) = (choosing_parts(Split(), 50, seed) for seed in seeds)
+        (first,), (other,) = (Split().parts(50, seed) for seed in seeds)
         assert not (first == other).all()
 
     def test_neither_unit_nor_order_decide(self):
@@ -94,13 +93,13 @@ class TestParts:
         assert fingerprint(scores, member, "another run") not in seeds
 
     def test_folds_take_every_canary_once(self):
-        parts = np.array(list(choosing_parts(CrossFit(folds=4), 10, 0)))
+        parts = np.array(list(CrossFit(folds=4).parts(10, 0)))
         assert (parts.sum(axis=0) == 1).all()
         assert sorted(parts.sum(axis=1)) == [2, 2, 3, 3]
 
     def test_too_few_canaries(self):
         with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
-            list(choosing_parts(CrossFit(), 4, 0))
+            list(CrossFit().parts(4, 0))
 
 
 class TestOrder:

@@ -14,14 +14,8 @@ from askgauss import _validate, accounting, policy
 from askgauss._text import number
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.gaussian_scores import (
-    EllipsoidEvidence,
-    GaussianRectangle,
-    GaussianShift,
-    PairEvidence,
-)
 from askgauss.auditors.mechanism_shift import pair_of_mechanism
-from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
+from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
@@ -264,7 +258,7 @@ class _Like:
     @property
     def scaled(self) -> bool:
         """Whether the evidence at hand can be scaled to another size."""
-        return isinstance(self.evidence, (PairEvidence, StepEvidence, EllipsoidEvidence))
+        return self.auditor.scales
 
     def numbers(self, least: int) -> tuple[int, int]:
         """Numbers of canaries of which the smaller is at least this, and that there is room for."""
@@ -430,38 +424,12 @@ def _power(plan: AuditPlan) -> float:
 
 
 def _expected_evidence(plan: AuditPlan) -> Any:
-    """Evidence of such an audit, as far as a method's own power needs it: counts."""
-    present, absent, steps, rate = plan.present, plan.absent, plan.steps, plan.sampling_rate
-    if isinstance(plan.auditor, (GaussianShift, GaussianRectangle)):
-        return PairEvidence(
-            present=GroupMoments(count=present, mean=1.0, sum_of_squares=float(present)),
-            absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=float(absent)),
-            steps=steps,
-            sampling_rate=rate,
-        )
-    if isinstance(plan.auditor, SubsampledGaussian):
-        planted = max(round(present * steps * rate), 2)
-        others = (present + absent) * steps - planted
-        return StepEvidence(
-            strata=(
-                Stratum(
-                    tensor="all",
-                    planted=GroupMoments(count=planted, mean=1.0, sum_of_squares=float(planted)),
-                    other=GroupMoments(count=others, mean=0.0, sum_of_squares=float(others)),
-                ),
-            ),
-            # The plan is for a known background, where neither slope is asked.
-            within=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
-            counts=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
-            background_known=True,
-            steps=steps,
-            sampling_rate=rate,
-            plantings=planted,
-            opportunities=present * steps,
-            poisson=True,
-            finite=True,
-        )
-    return None
+    return plan.auditor.planned_evidence(
+        present=plan.present,
+        absent=plan.absent,
+        steps=plan.steps,
+        sampling_rate=plan.sampling_rate,
+    )
 
 
 def _least_leak(chance: Callable[[float], float], claim: float, power: float) -> float:

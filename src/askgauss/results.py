@@ -373,7 +373,7 @@ class AuditResult:
                 'decided. State it: membership="randomised", "declared" or "fixed".'
             )
         ends = None
-        if self.auditor.name == "gaussian-shift":  # exact, so that its other tail is a bound too
+        if self.auditor.exact:  # so that its other tail is a bound too
             tail = 0.5 * (1.0 - self.confidence)
             low, high = (
                 self.auditor.epsilon_lower(self.evidence, delta=self.delta, confidence=level)

@@ -29,7 +29,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +41,13 @@ __all__ = [
     "DKW",
     "Combination",
     "CrossFit",
+    "DataSplit",
     "Fixed",
     "MultiSplit",
     "Ranks",
     "Selection",
     "Split",
     "UnionBound",
-    "choosing_parts",
     "digest",
     "fingerprint",
     "random_order",
@@ -180,8 +180,51 @@ class Fixed:
             _validate.within(0, 1, closed="right", fraction=self.fraction)
 
 
+class DataSplit:
+    """A rule chosen on a random part of the canaries and tested on the rest, once or repeatedly."""
+
+    __slots__ = ()
+    combination: ClassVar[Combination] = Combination.BEST
+    fraction: float
+
+    @property
+    def trials(self) -> int:
+        """How often the rule is chosen and tested."""
+        return 1
+
+    def share(self, error: float) -> float:
+        """The error at which each trial is read."""
+        return self.combination.share(error, self.trials)
+
+    def parts(self, canaries: int, entropy: int) -> Iterator[NDArray[np.bool_]]:
+        """For each trial, which canaries the rule is chosen on; the others test it.
+
+        Args:
+            canaries: How many there are.
+            entropy: The `fingerprint` of the scores. Canaries come sorted by their scores, so that
+                one draw for all audits of a size would leave out the same ranks again and again.
+
+        Raises:
+            ScoresError: There are too few canaries to choose on some and test on others.
+        """
+        generator = self._generator(canaries, 2, entropy)
+        size = min(max(round(self.fraction * canaries), 1), canaries - 1)
+        for _ in range(self.trials):
+            chosen = np.zeros(canaries, dtype=np.bool_)
+            chosen[generator.permutation(canaries)[:size]] = True
+            yield chosen
+
+    def _generator(self, canaries: int, needed: int, entropy: int) -> np.random.Generator:
+        if canaries < needed:
+            raise ScoresError(
+                f"Expected at least {needed} canaries of a kind for {self}, got {canaries}. Plant "
+                "more, or state the rule in advance with Fixed()."
+            )
+        return stream(self, "parts", entropy)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(DataSplit):
     """Choose on a random part of the canaries, test on the rest.
 
     Args:
@@ -199,7 +242,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiSplit:
+class MultiSplit(DataSplit):
     """Many splits, each at half the error; the median bound.
 
     Less at the mercy of one split than `Split`, and a little lower on average.
@@ -210,6 +253,8 @@ class MultiSplit:
         seed: Seed of the splits.
     """
 
+    combination: ClassVar[Combination] = Combination.MEDIAN
+
     splits: int = 25
     fraction: float = 0.2
     seed: int = 0
@@ -219,6 +264,11 @@ class MultiSplit:
         _validate.count(2, maximum=_MOST_TRIALS, splits=self.splits)
         _validate.probability(fraction=self.fraction)
         _validate.integer(0, seed=self.seed)
+
+    @property
+    def trials(self) -> int:
+        """How often the rule is chosen and tested."""
+        return self.splits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +293,7 @@ class UnionBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossFit:
+class CrossFit(DataSplit):
     """Choose on one fold, test on the others at an equal share of the error; the best fold counts.
 
     Args:
@@ -258,6 +308,17 @@ class CrossFit:
     def __post_init__(self) -> None:
         _validate.count(2, maximum=_MOST_TRIALS, folds=self.folds)
         _validate.integer(0, seed=self.seed)
+
+    @property
+    def trials(self) -> int:
+        """How often the rule is chosen and tested."""
+        return self.folds
+
+    def parts(self, canaries: int, entropy: int) -> Iterator[NDArray[np.bool_]]:
+        """The folds."""
+        fold = self._generator(canaries, self.folds, entropy).permutation(canaries) % self.folds
+        for index in range(self.folds):
+            yield fold == index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +366,7 @@ def fingerprint(
 
 
 def stream(
-    selection: Selection | None, purpose: str, entropy: int | None = None
+    selection: Selection | DataSplit | None, purpose: str, entropy: int | None = None
 ) -> np.random.Generator:
     """The random generator of a selection for one purpose; no two purposes share one.
 
@@ -333,36 +394,3 @@ def random_order(
         return order
     shuffled = stream(selection, "ties", fingerprint(scores)).permutation(scores.size)
     return shuffled[np.argsort(scores[shuffled], kind="stable")]
-
-
-def choosing_parts(
-    selection: Split | MultiSplit | CrossFit, canaries: int, entropy: int
-) -> Iterator[NDArray[np.bool_]]:
-    """For each trial, which canaries the rule is chosen on; the others test it.
-
-    Args:
-        selection: How many trials, and how many canaries each is chosen on.
-        canaries: How many there are.
-        entropy: The `fingerprint` of the scores. Canaries come sorted by their scores, so that one
-            draw for all audits of a size would leave out the same ranks again and again.
-
-    Raises:
-        ScoresError: There are too few canaries to choose on some and test on others.
-    """
-    needed = selection.folds if isinstance(selection, CrossFit) else 2
-    if canaries < needed:
-        raise ScoresError(
-            f"Expected at least {needed} canaries of a kind for {selection}, got {canaries}. Plant "
-            "more, or state the rule in advance with Fixed()."
-        )
-    generator = stream(selection, "parts", entropy)
-    if isinstance(selection, CrossFit):
-        fold = generator.permutation(canaries) % selection.folds
-        for index in range(selection.folds):
-            yield fold == index
-        return
-    size = min(max(round(selection.fraction * canaries), 1), canaries - 1)
-    for _ in range(selection.splits if isinstance(selection, MultiSplit) else 1):
-        chosen = np.zeros(canaries, dtype=np.bool_)
-        chosen[generator.permutation(canaries)[:size]] = True
-        yield chosen

@@ -13,6 +13,7 @@ from askgauss.auditors.adaptive_one_run import epsilon_from_counts, p_value
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.stats import guess_counts
+from askgauss.stats.guess_counts import GuessCounts
 
 FAIR = ScoreMetadata(fair_coins=True)
 
@@ -41,21 +42,21 @@ class TestPValue:
                 )
                 for told in range(correct + 1)
             ]
-            assert p_value(
-                canaries=1000, guesses=guesses, correct=correct, epsilon=epsilon, delta=delta
-            ) == pytest.approx(min(1.0, *terms), rel=1e-9)
+            counts = GuessCounts(canaries=1000, guesses=guesses, correct=correct)
+            found = p_value(counts, epsilon=epsilon, delta=delta)
+            assert found == pytest.approx(min(1.0, *terms), rel=1e-9)
 
     def test_without_delta_it_is_the_plain_binomial_bound(self):
-        counts = {"canaries": 1000, "guesses": 200, "correct": 180}
+        counts = GuessCounts(canaries=1000, guesses=200, correct=180)
         level = {"delta": 0.0, "confidence": 0.95}
-        assert epsilon_from_counts(**counts, **level) == pytest.approx(
-            guess_counts.epsilon_from_counts(**counts, **level), abs=1e-8
+        assert epsilon_from_counts(counts, **level) == pytest.approx(
+            guess_counts.epsilon_from_counts(counts, **level), abs=1e-8
         )
 
     def test_bound_and_p_value_agree(self):
-        counts = {"canaries": 1000, "guesses": 200, "correct": 180}
-        bound = epsilon_from_counts(**counts, delta=1e-5, confidence=0.95)
-        assert p_value(**counts, epsilon=bound, delta=1e-5) == pytest.approx(0.05, rel=1e-6)
+        counts = GuessCounts(canaries=1000, guesses=200, correct=180)
+        bound = epsilon_from_counts(counts, delta=1e-5, confidence=0.95)
+        assert p_value(counts, epsilon=bound, delta=1e-5) == pytest.approx(0.05, rel=1e-6)
 
     def test_a_mechanism_that_tells_when_it_helps_most(self):
         """Randomised response that now and then corrects itself where one guess is missing.
@@ -72,9 +73,8 @@ class TestPValue:
             # Moving the mass just below to the number wanted costs delta 2 success for each unit.
             moved = min(mass[wanted - 1], delta / (2 * success))
             tail = mass[wanted:].sum() + moved
-            assert tail <= p_value(
-                canaries=canaries, guesses=canaries, correct=wanted, epsilon=epsilon, delta=delta
-            )
+            counts = GuessCounts(canaries=canaries, guesses=canaries, correct=wanted)
+            assert tail <= p_value(counts, epsilon=epsilon, delta=delta)
 
 
 class TestOdds:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss.auditors import gaussian_dp
 from askgauss.scores import ScoreMetadata
 from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats.confusion_matrix import ConfusionMatrix, gaussian_dp_epsilon
 
 auditing = pytest.importorskip("jax_privacy.auditing")
 
@@ -55,7 +55,7 @@ def test_explicit_thresholds(kind, method, two_ways, seed, canaries, shift, delt
             # They take the number of guesses beyond a threshold for one that was fixed.
             stats = {ag.OneRun: guess_counts, ag.OneRunFDP: guess_tradeoff}[kind]
             (trial,) = result.evidence.trials
-            ours = stats.epsilon_from_counts(**trial.counts, delta=delta, confidence=0.95)
+            ours = stats.epsilon_from_counts(trial, delta=delta, confidence=0.95)
         assert ours == pytest.approx(theirs, abs=1e-3)
         answered += theirs > 0.0
     assert answered >= 1
@@ -69,11 +69,13 @@ def gaussian_dp_over_hull(peer, canaries_present, canaries_absent, delta):
     for threshold in peer._thresholds:
         missed, cleared = int((present < threshold).sum()), int((absent < threshold).sum())
         bounds.append(
-            gaussian_dp.epsilon_from_counts(
-                true_positive=present.size - missed,
-                true_negative=cleared,
-                false_positive=absent.size - cleared,
-                false_negative=missed,
+            gaussian_dp_epsilon(
+                ConfusionMatrix(
+                    true_positive=present.size - missed,
+                    true_negative=cleared,
+                    false_positive=absent.size - cleared,
+                    false_negative=missed,
+                ),
                 delta=delta,
                 confidence=1.0 - 0.05 / count,
             )

@@ -12,8 +12,7 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.auditors import bayesian, clopper_pearson, gaussian_dp
-from askgauss.auditors.thresholding import ConfusionMatrix
+from askgauss.auditors import bayesian
 from askgauss.exceptions import (
     InvalidArgumentError,
     NotDefinedError,
@@ -23,6 +22,12 @@ from askgauss.exceptions import (
 from askgauss.scores import CanaryScores
 from askgauss.selection import Combination
 from askgauss.simulation import simulate_scores
+from askgauss.stats.confusion_matrix import (
+    ConfusionMatrix,
+    bayesian_epsilon,
+    clopper_pearson_epsilon,
+    gaussian_dp_epsilon,
+)
 
 SELECTIONS = [
     ag.Fixed(threshold=0.7),
@@ -171,26 +176,24 @@ class TestQuestions:
     @pytest.mark.parametrize(
         ("kind", "counted"),
         [
-            (ag.ClopperPearson, clopper_pearson.epsilon_from_counts),
-            (ag.GaussianDP, gaussian_dp.epsilon_from_counts),
+            (ag.ClopperPearson, clopper_pearson_epsilon),
+            (ag.GaussianDP, gaussian_dp_epsilon),
         ],
     )
     def test_one_threshold_is_the_function_of_its_counts(self, kind, counted):
         auditor = kind(selection=ag.Fixed(threshold=0.7))
         scores = draw(400, 300, 1.5)
-        expected = counted(**matrix_by_hand(scores, 0.7).counts, delta=1e-5, confidence=0.95)
+        expected = counted(matrix_by_hand(scores, 0.7), delta=1e-5, confidence=0.95)
         result = ag.audit(scores, delta=1e-5, auditor=auditor)
         assert result.epsilon_lower == pytest.approx(expected, rel=1e-9)
 
     def test_published_counts(self):
         matrix = ConfusionMatrix(
             true_positive=900, true_negative=900, false_positive=100, false_negative=100
-        ).counts
-        level = {"delta": 1e-5, "confidence": 0.95}
-        assert clopper_pearson.epsilon_from_counts(**matrix, **level) == pytest.approx(
-            1.9897, abs=1e-4
         )
-        assert bayesian.epsilon_from_counts(**matrix, **level) == pytest.approx(2.1095, abs=1e-4)
+        level = {"delta": 1e-5, "confidence": 0.95}
+        assert clopper_pearson_epsilon(matrix, **level) == pytest.approx(1.9897, abs=1e-4)
+        assert bayesian_epsilon(matrix, **level) == pytest.approx(2.1095, abs=1e-4)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("selection", SELECTIONS[:5], ids=str)
@@ -262,8 +265,8 @@ class TestBayesian:
         """Published as it is, the posterior of epsilon has no mass at 0, and a bound above it."""
         matrix = ConfusionMatrix(
             true_positive=250, true_negative=250, false_positive=250, false_negative=250
-        ).counts
-        assert bayesian.epsilon_from_counts(**matrix, delta=1e-5, confidence=0.95) > 0.0
+        )
+        assert bayesian_epsilon(matrix, delta=1e-5, confidence=0.95) > 0.0
         scores = draw(500, 500, 0.0)
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.0))
         assert ag.audit(scores, delta=1e-5, auditor=auditor).epsilon_lower == 0.0
@@ -320,17 +323,15 @@ class TestBayesian:
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))
         scores = draw(400, 300, 1.5)
         confidence = 1.0 - bayesian._level(0.05)
-        expected = bayesian.epsilon_from_counts(
-            **matrix_by_hand(scores, 0.7).counts, delta=1e-5, confidence=confidence
-        )
+        expected = bayesian_epsilon(matrix_by_hand(scores, 0.7), delta=1e-5, confidence=confidence)
         result = ag.audit(scores, delta=1e-5, auditor=auditor)
         assert result.epsilon_lower == pytest.approx(expected, rel=1e-9)
 
     def test_the_median_is_the_estimate(self):
         auditor = ag.Bayesian(selection=ag.Fixed(threshold=0.7))
         result = ag.audit(draw(400, 300, 1.5), delta=1e-5, auditor=auditor)
-        counts = result.evidence.trials[0].counts
-        median = bayesian.epsilon_from_counts(**counts, delta=1e-5, confidence=0.5)
+        counts = result.evidence.trials[0]
+        median = bayesian_epsilon(counts, delta=1e-5, confidence=0.5)
         assert result.epsilon_point == pytest.approx(median, rel=1e-6)
         assert result.epsilon_lower < result.epsilon_point
 

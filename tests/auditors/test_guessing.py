@@ -11,12 +11,13 @@ from scipy import stats
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
-from askgauss.auditors.guessing import GuessTrial, fair_coins
+from askgauss.auditors.guessing import fair_coins
 from askgauss.auditors.mechanism_shift import shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Status
 from askgauss.scores import CanaryScores, ScoreMetadata
-from askgauss.selection import Combination, choosing_parts, fingerprint
+from askgauss.selection import Combination, fingerprint
+from askgauss.stats.guess_counts import GuessCounts
 
 SELECTIONS = [
     ag.Fixed(guesses=40),
@@ -54,14 +55,14 @@ class TestCounting:
         correct = sum(present for _, present in ranked[len(ranked) - (guesses - low) :])
         correct += sum(not present for _, present in ranked[:low])
         evidence = gather(auditor, self.scores)
-        assert evidence.trials == (GuessTrial(canaries=101, guesses=guesses, correct=correct),)
+        assert evidence.trials == (GuessCounts(canaries=101, guesses=guesses, correct=correct),)
 
     def test_a_threshold_guesses_present_at_or_above_it_and_nothing_else(self):
         threshold = float(np.sort(self.scores.score)[70])
         evidence = gather(ag.OneRun(selection=ag.Fixed(threshold=threshold)), self.scores)
         above = self.scores.score >= threshold
         correct = int((above & self.scores.member).sum())
-        assert evidence.trials == (GuessTrial(canaries=101, guesses=31, correct=correct),)
+        assert evidence.trials == (GuessCounts(canaries=101, guesses=31, correct=correct),)
 
     def test_canaries_that_told_their_membership_count_as_open_coins(self):
         """Delta is paid for every canary, whether it told, was guessed or neither."""
@@ -103,7 +104,7 @@ class TestCounting:
     def test_who_was_present_in_the_tested_part_is_not_looked_at_in_choosing(self):
         """Turning their coins changes how many guesses are right, not how many are made."""
         scores, selection = gaussian_scores(300, 1.0), ag.Split()
-        (chosen,) = choosing_parts(selection, 300, fingerprint(scores.score))
+        (chosen,) = selection.parts(300, fingerprint(scores.score))
         member = scores.member.copy()
         member[np.argsort(scores.score)[~chosen]] ^= True
         turned = CanaryScores(score=scores.score, member=member, metadata=scores.metadata)

@@ -8,10 +8,11 @@ import pytest
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily, SubsampledFamily
 from askgauss.auditors.guessing import accuracies
-from askgauss.auditors.order_statistics import epsilon_from_counts
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.stats.confident_mistakes import epsilon_from_counts
 from askgauss.stats.gaussian import gdp_mu
+from askgauss.stats.guess_counts import GuessCounts
 
 FAIR = ScoreMetadata(fair_coins=True)
 
@@ -27,14 +28,14 @@ def one_step(canaries, shift, rate, seed):
 def test_counts_of_the_published_examples():
     level = {"delta": 1e-5, "confidence": 0.95}
     for counts, expected in (
-        ((1000, 100, 26), 1.1926),
-        ((1000, 1000, 401), 1.4140),
-        ((10000, 2500, 364), 4.1371),
+        (GuessCounts(canaries=1000, guesses=100, correct=74), 1.1926),
+        (GuessCounts(canaries=1000, guesses=1000, correct=599), 1.4140),
+        (GuessCounts(canaries=10000, guesses=2500, correct=2136), 4.1371),
     ):
-        named = dict(zip(("canaries", "guesses", "mistakes"), counts, strict=True))
-        assert epsilon_from_counts(**named, **level) == pytest.approx(expected, abs=1e-4)
-    named = {"canaries": 10000, "guesses": 1000, "mistakes": 242, "sampling_rate": 0.5}
-    assert epsilon_from_counts(**named, **level) == pytest.approx(3.1102, abs=1e-4)
+        assert epsilon_from_counts(counts, **level) == pytest.approx(expected, abs=1e-4)
+    counts = GuessCounts(canaries=10000, guesses=1000, correct=758)
+    found = epsilon_from_counts(counts, **level, sampling_rate=0.5)
+    assert found == pytest.approx(3.1102, abs=1e-4)
 
 
 def test_what_it_says_it_assumes():

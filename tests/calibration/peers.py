@@ -18,6 +18,7 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.stats import confident_mistakes, gaussian
 from tests.calibration.grid import CONFIDENCE, DELTA, FAMILY_ERROR, PAGE_ERROR, beyond, suspicious
+from tests.laplace import Laplace
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Law:
         if self.gaussian:
             return gaussian.gdp_epsilon(DELTA, self.parameter)
         if self.name == "laplace":
-            return confident_mistakes.Laplace(shift=self.parameter).epsilon_at(DELTA)
+            return Laplace(shift=self.parameter).epsilon_at(DELTA)
         return confident_mistakes.EpsilonDelta(epsilon=self.parameter, delta=0.0).epsilon_at(DELTA)
 
     def scores(self, canaries: int, generator: np.random.Generator, coins: str) -> CanaryScores:

@@ -19,9 +19,10 @@ from scipy.special import expit, ndtr
 
 import askgauss as ag
 from askgauss.auditors import EpsilonDeltaFamily
-from askgauss.auditors.guessing import Coins, GuessEvidence, GuessingAuditor, GuessTrial
+from askgauss.auditors.guessing import Coins, GuessEvidence, GuessingAuditor
 from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.selection import Combination
+from askgauss.stats.guess_counts import GuessCounts
 from tests.calibration.grid import CONFIDENCE
 
 Slopes = Sequence[tuple[float, float]]
@@ -131,7 +132,7 @@ class Steering:
         """In how many audits the claim, which is kept, is rejected."""
         generator = np.random.default_rng([seed, *str(self).encode()])
 
-        def trial() -> GuessTrial:
+        def trial() -> GuessCounts:
             scores = self._draw(generator)
             return self.auditor.gather(scores, delta=self.delta, confidence=CONFIDENCE).trials[0]
 
@@ -153,8 +154,8 @@ class Steering:
             found += self._rejected(made, made.guesses, right)
         return found
 
-    def _rejected(self, made: GuessTrial, guesses: int, right: int) -> bool:
-        trial = GuessTrial(canaries=made.canaries, guesses=guesses, correct=right)
+    def _rejected(self, made: GuessCounts, guesses: int, right: int) -> bool:
+        trial = GuessCounts(canaries=made.canaries, guesses=guesses, correct=right)
         evidence = GuessEvidence(
             trials=(trial,),
             combination=Combination.BEST,

@@ -90,9 +90,7 @@ class TestTheCountWouldNotice:
         class Careless(ag.Bayesian):
             def _test(self, evidence, epsilon, delta, error):
                 return lambda trial: (
-                    confusion_matrix.bayesian_probability(
-                        **trial.counts, epsilon=epsilon, delta=delta
-                    )
+                    confusion_matrix.bayesian_probability(trial, epsilon=epsilon, delta=delta)
                     < error
                 )
 

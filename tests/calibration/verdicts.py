@@ -29,8 +29,9 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.exceptions import AskGaussError
 from askgauss.results import AuditResult, Consequence, Status, Verdict
 from askgauss.scores import CanaryScores
-from askgauss.stats import confident_mistakes, gaussian
+from askgauss.stats import gaussian
 from tests.calibration.grid import PAGE_ERROR, beyond, suspicious
+from tests.laplace import Laplace
 
 FAMILY_ERROR = 1e-4
 ALTERNATIVE = 1.25
@@ -197,7 +198,7 @@ def _laplace_shift(epsilon: float, delta: float) -> float:
     low, high = epsilon, epsilon + 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)
-        above = confident_mistakes.Laplace(shift=middle).epsilon_at(delta) > epsilon
+        above = Laplace(shift=middle).epsilon_at(delta) > epsilon
         low, high = (low, middle) if above else (middle, high)
     return low
 

@@ -16,6 +16,7 @@ from askgauss.paper.csv_rows import csv_text
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
 from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats.guess_counts import GuessCounts
 from tests.paper.test_deep import few_digits
 
 
@@ -165,7 +166,7 @@ def test_uncorrected_is_the_best_of_all_thresholds():
         (uncorrected.uncorrected_fdp, guess_tradeoff.epsilon_from_counts),
     ):
         brute = max(
-            counts(canaries=120, guesses=guesses + 1, correct=int(right), **level)
+            counts(GuessCounts(canaries=120, guesses=guesses + 1, correct=int(right)), **level)
             for guesses, right in enumerate(correct)
         )
         assert ours(scores, **level) == pytest.approx(brute, rel=1e-6)

@@ -8,7 +8,6 @@ from scipy.stats import binom
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.binomial import (
     binomial_weights,
-    check_guesses,
     clopper_pearson_lower,
     clopper_pearson_upper,
 )
@@ -102,25 +101,6 @@ def test_bad_arguments_of_the_limits(arguments, name):
     for limit in (clopper_pearson_upper, clopper_pearson_lower):
         with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
             limit(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ({"canaries": 0, "guesses": 1}, "Expected canaries "),
-        ({"canaries": 10, "guesses": 0}, "Expected guesses .* got 0. An audit without a guess"),
-        ({"canaries": 10, "guesses": 11}, "Expected guesses <= canaries = 10, got 11. Count the"),
-        ({"canaries": 10, "guesses": 5, "correct": 6}, "Expected correct <= guesses = 5, got 6"),
-        ({"canaries": 10, "guesses": 5, "correct": -1}, "Expected correct "),
-        ({"canaries": 10, "guesses": 5, "correct": 2.0}, "Expected correct "),
-        ({"canaries": 10.5, "guesses": 5, "correct": 2}, "Expected canaries "),
-        ({"canaries": 10, "guesses": 5, "mistakes": 6}, "Expected mistakes <= guesses = 5, got 6"),
-        ({"canaries": 10, "guesses": 5, "mistakes": "1"}, "Expected mistakes "),
-    ],
-)
-def test_impossible_counts(counts, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        check_guesses(**counts)
 
 
 def test_binomial_weights():

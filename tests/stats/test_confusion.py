@@ -8,17 +8,18 @@ from scipy.stats import binom
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats import confusion_matrix
 from askgauss.stats.binomial import clopper_pearson_upper
+from askgauss.stats.confusion_matrix import ConfusionMatrix
 from askgauss.stats.gaussian import gdp_epsilon, gdp_mu
 from askgauss.stats.tradeoff import TradeOff
 
 
 def matrix(true_positive, true_negative, false_positive, false_negative):
-    return {
-        "true_positive": true_positive,
-        "true_negative": true_negative,
-        "false_positive": false_positive,
-        "false_negative": false_negative,
-    }
+    return ConfusionMatrix(
+        true_positive=true_positive,
+        true_negative=true_negative,
+        false_positive=false_positive,
+        false_negative=false_negative,
+    )
 
 
 BALANCED = matrix(900, 900, 100, 100)
@@ -42,8 +43,8 @@ LEVEL = {"delta": 1e-5, "confidence": 0.95}
 def slow_credence(counts, epsilon, delta, points=20_000):
     """Mean over quantiles of the false negative rate of the mass the region leaves to the other."""
     rate = betaincinv(
-        counts["false_negative"] + 0.5,
-        counts["true_positive"] + 0.5,
+        counts.false_negative + 0.5,
+        counts.true_positive + 0.5,
         (np.arange(points) + 0.5) / points,
     )
     grow, shrink = math.exp(epsilon), math.exp(-epsilon)
@@ -51,36 +52,39 @@ def slow_credence(counts, epsilon, delta, points=20_000):
     high = np.minimum.reduce(
         [0.0 * rate + 1.0, 1 + (delta - rate) * shrink, delta + (1 - rate) * grow]
     )
-    law = (counts["false_positive"] + 0.5, counts["true_negative"] + 0.5)
+    law = (counts.false_positive + 0.5, counts.true_negative + 0.5)
     return float(np.mean(betainc(*law, high) - betainc(*law, low)))
 
 
 def test_known_values():
-    assert confusion_matrix.clopper_pearson_epsilon(**BALANCED, **LEVEL) == pytest.approx(
+    assert confusion_matrix.clopper_pearson_epsilon(BALANCED, **LEVEL) == pytest.approx(
         1.9897, abs=6e-5
     )
-    assert confusion_matrix.bayesian_epsilon(**BALANCED, **LEVEL) == pytest.approx(2.1095, abs=6e-5)
-    interval = confusion_matrix.bayesian_interval(**PEER, delta=1e-5, confidence=0.9)
-    assert interval == pytest.approx((0.1439, 6.4156), abs=6e-5)
-    assert confusion_matrix.clopper_pearson_epsilon(**PEER, delta=1e-5, confidence=0.9) == 0.0
-    mu = confusion_matrix.gaussian_dp_mu(**matrix(500, 990, 10, 500), confidence=0.95)
-    assert mu == pytest.approx(2.01099, abs=6e-6)
+    assert confusion_matrix.bayesian_epsilon(BALANCED, **LEVEL) == pytest.approx(2.1095, abs=6e-5)
+    low, high = (
+        confusion_matrix.bayesian_epsilon(PEER, delta=1e-5, confidence=level)
+        for level in (0.95, 0.05)
+    )
+    assert (low, high) == pytest.approx((0.1439, 6.4156), abs=6e-5)
+    assert confusion_matrix.clopper_pearson_epsilon(PEER, delta=1e-5, confidence=0.9) == 0.0
+    epsilon = confusion_matrix.gaussian_dp_epsilon(matrix(500, 990, 10, 500), **LEVEL)
+    assert gdp_mu(epsilon, 1e-5) == pytest.approx(2.01099, abs=6e-6)
 
 
 def test_rate_limits_are_clopper_pearson_at_half_the_error_each():
     counts = matrix(37, 81, 19, 3)
-    limits = confusion_matrix.rate_limits(**counts, confidence=0.9)
+    limits = counts.rate_limits(confidence=0.9)
     assert limits == pytest.approx(
         (clopper_pearson_upper(19, 100, 0.05), clopper_pearson_upper(3, 40, 0.05)), rel=1e-12
     )
-    assert confusion_matrix.rate_limits(**matrix(0, 0, 4, 5), confidence=0.9) == (1.0, 1.0)
+    assert matrix(0, 0, 4, 5).rate_limits(confidence=0.9) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("counts", MATRICES)
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.05])
 def test_clopper_pearson_is_the_last_epsilon_contradicted(counts, delta):
-    rates = confusion_matrix.rate_limits(**counts, confidence=0.95)
-    bound = confusion_matrix.clopper_pearson_epsilon(**counts, delta=delta, confidence=0.95)
+    rates = counts.rate_limits(confidence=0.95)
+    bound = confusion_matrix.clopper_pearson_epsilon(counts, delta=delta, confidence=0.95)
     grid = np.linspace(0.0, 15.0, 150_001)
     curve = np.maximum(
         1.0 - delta - np.exp(grid) * rates[0], np.exp(-grid) * (1.0 - delta - rates[0])
@@ -91,67 +95,21 @@ def test_clopper_pearson_is_the_last_epsilon_contradicted(counts, delta):
 
 def test_guesses_worse_than_chance_give_nothing():
     reversed_guesses = matrix(100, 100, 900, 900)
-    assert confusion_matrix.gaussian_dp_mu(**reversed_guesses, confidence=0.95) == 0.0
-    assert confusion_matrix.gaussian_dp_epsilon(**reversed_guesses, **LEVEL) == 0.0
-    assert confusion_matrix.clopper_pearson_epsilon(**reversed_guesses, **LEVEL) == 0.0
+    assert confusion_matrix.gaussian_dp_epsilon(reversed_guesses, **LEVEL) == 0.0
+    assert confusion_matrix.clopper_pearson_epsilon(reversed_guesses, **LEVEL) == 0.0
     # The region of the posterior is symmetric: a reversed test is as good as its mirror image.
-    assert confusion_matrix.bayesian_epsilon(**reversed_guesses, **LEVEL) == pytest.approx(
-        confusion_matrix.bayesian_epsilon(**BALANCED, **LEVEL), abs=1e-7
+    assert confusion_matrix.bayesian_epsilon(reversed_guesses, **LEVEL) == pytest.approx(
+        confusion_matrix.bayesian_epsilon(BALANCED, **LEVEL), abs=1e-7
     )
 
 
 @pytest.mark.parametrize("counts", MATRICES)
 def test_gaussian_bound_is_the_last_mu_contradicted(counts):
-    rates = confusion_matrix.rate_limits(**counts, confidence=0.95)
-    mu = confusion_matrix.gaussian_dp_mu(**counts, confidence=0.95)
-    found = confusion_matrix.strongest_contradicted(
-        lambda parameter: TradeOff.gaussian(parameter).beta_at,
-        false_positive_rate=rates[0],
-        false_negative_rate=rates[1],
-    )
-    assert found == pytest.approx(mu, abs=1e-8)
-    assert found <= mu + 1e-12
+    rates = counts.rate_limits(confidence=0.95)
+    mu = gdp_mu(confusion_matrix.gaussian_dp_epsilon(counts, **LEVEL), 1e-5)
     grid = np.linspace(0.0, 10.0, 100_001)
     contradicted = grid[rates[1] < ndtr(-ndtri(rates[0]) - grid)]
     assert mu == pytest.approx(contradicted.max(initial=0.0), abs=1.1e-4)
-    assert confusion_matrix.gaussian_dp_epsilon(**counts, **LEVEL) == gdp_epsilon(1e-5, mu)
-
-
-def test_strongest_contradicted_over_epsilon_and_over_noise():
-    rates = dict(
-        zip(
-            ("false_positive_rate", "false_negative_rate"),
-            confusion_matrix.rate_limits(**BALANCED, confidence=0.95),
-            strict=True,
-        )
-    )
-    epsilon = confusion_matrix.strongest_contradicted(
-        lambda parameter: TradeOff.epsilon_delta(parameter, 1e-5).beta_at, **rates
-    )
-    assert epsilon == pytest.approx(
-        confusion_matrix.clopper_pearson_epsilon(**BALANCED, **LEVEL), abs=1e-8
-    )
-    # A curve that only knows the mechanism's epsilon at several deltas, as an accountant gives it.
-    levels = np.linspace(0.0, 12.0, 600)
-
-    def accountant(inverse_noise):
-        if inverse_noise == 0.0:
-            return TradeOff.gaussian(0.0).beta_at
-        return TradeOff.from_profile(levels, gdp_deltas(levels, inverse_noise)).beta_at
-
-    mu = confusion_matrix.strongest_contradicted(accountant, **rates, tolerance=1e-6)
-    exact = confusion_matrix.gaussian_dp_mu(**BALANCED, confidence=0.95)
-    assert exact - 2e-3 < mu <= exact + 1e-6
-    nothing = {"false_positive_rate": 0.6, "false_negative_rate": 0.5}
-    assert confusion_matrix.strongest_contradicted(accountant, **nothing) == 0.0
-    stuck = confusion_matrix.strongest_contradicted(
-        lambda _: TradeOff.gaussian(0.1).beta_at, **rates
-    )
-    assert stuck == math.inf
-
-
-def gdp_deltas(levels, mu):
-    return ndtr(-levels / mu + mu / 2.0) - np.exp(levels) * ndtr(-levels / mu - mu / 2.0)
 
 
 @pytest.mark.parametrize("counts", MATRICES)
@@ -163,13 +121,13 @@ def test_p_value_and_bounds_never_disagree(counts, epsilon):
         TradeOff.gaussian(gdp_mu(epsilon, delta)): confusion_matrix.gaussian_dp_epsilon,
     }
     for claim, bound in claims.items():
-        value = confusion_matrix.p_value(claim.beta_at, **counts)
+        value = confusion_matrix.p_value(claim.beta_at, counts)
         assert 0.0 < value <= 1.0
         if 1e-12 < value < 0.99:
-            beyond = bound(**counts, delta=delta, confidence=1.0 - value * 1.001)
+            beyond = bound(counts, delta=delta, confidence=1.0 - value * 1.001)
             assert beyond > epsilon * (1.0 - 1e-9)
         if value > 1e-12:
-            short = bound(**counts, delta=delta, confidence=1.0 - value * 0.999)
+            short = bound(counts, delta=delta, confidence=1.0 - value * 0.999)
             assert short <= epsilon * (1.0 + 1e-9) + 1e-9
 
 
@@ -182,7 +140,7 @@ def test_p_value_is_valid_for_independent_canaries():
     values = np.array(
         [
             [
-                confusion_matrix.p_value(curve, **matrix(tp, tn, size - tn, size - tp))
+                confusion_matrix.p_value(curve, matrix(tp, tn, size - tn, size - tp))
                 for tn in range(size + 1)
             ]
             for tp in range(size + 1)
@@ -198,13 +156,13 @@ def test_p_value_is_valid_for_independent_canaries():
 @pytest.mark.parametrize("delta", [0.0, 0.05])
 def test_credence_against_quantile_sums(counts, delta):
     for epsilon in (0.0, 0.3, 3.0):
-        found = confusion_matrix.bayesian_probability(**counts, epsilon=epsilon, delta=delta)
+        found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=delta)
         assert found == pytest.approx(slow_credence(counts, epsilon, delta), abs=5e-5)
 
 
 @pytest.mark.parametrize(("counts", "epsilon"), [(PEER, 0.1439), (PEER, 6.4), (BALANCED, 2.1)])
 def test_credence_against_many_quantiles(counts, epsilon):
-    found = confusion_matrix.bayesian_probability(**counts, epsilon=epsilon, delta=1e-5)
+    found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
     assert found == pytest.approx(slow_credence(counts, epsilon, 1e-5, 200_000), abs=2e-6)
 
 
@@ -223,7 +181,7 @@ def test_credence_against_simulation():
         ]
         epsilon = np.maximum.reduce([*ratios, np.zeros(draws)])
         for level in (0.5, 1.5, 2.5):
-            found = confusion_matrix.bayesian_probability(**counts, epsilon=level, delta=delta)
+            found = confusion_matrix.bayesian_probability(counts, epsilon=level, delta=delta)
             # 4.5 standard deviations, 6 comparisons: fails a correct value once in 20,000 seeds.
             assert np.mean(epsilon <= level) == pytest.approx(
                 found, abs=4.5 * 0.5 / math.sqrt(draws)
@@ -232,52 +190,51 @@ def test_credence_against_simulation():
 
 @pytest.mark.parametrize("counts", MATRICES)
 def test_bayesian_bounds_are_quantiles(counts):
-    low, high = confusion_matrix.bayesian_interval(**counts, delta=1e-5, confidence=0.9)
-    assert confusion_matrix.bayesian_epsilon(
-        **counts, delta=1e-5, confidence=0.95
-    ) == pytest.approx(low)
+    low, high = (
+        confusion_matrix.bayesian_epsilon(counts, delta=1e-5, confidence=level)
+        for level in (0.95, 0.05)
+    )
     assert 0.0 <= low < high < math.inf
     for epsilon, probability in ((low, 0.05), (high, 0.95)):
-        found = confusion_matrix.bayesian_probability(**counts, epsilon=epsilon, delta=1e-5)
+        found = confusion_matrix.bayesian_probability(counts, epsilon=epsilon, delta=1e-5)
         if epsilon > 0.0:
             assert found == pytest.approx(probability, abs=1e-6)
         else:
             assert found >= probability
 
 
-def test_ceilings():
-    sides = {"present": 1000, "absent": 1000}
+def test_known_bounds_without_a_mistake():
+    perfect = matrix(1000, 1000, 0, 0)
     limit = 1.0 - 0.025 ** (1.0 / 1000)
-    top = confusion_matrix.clopper_pearson_ceiling(**sides, **LEVEL)
+    top = confusion_matrix.clopper_pearson_epsilon(perfect, **LEVEL)
     assert top == pytest.approx(math.log((1.0 - 1e-5 - limit) / limit))
     assert top == pytest.approx(5.6, abs=0.01)
-    top = confusion_matrix.gaussian_dp_ceiling(**sides, **LEVEL)
+    top = confusion_matrix.gaussian_dp_epsilon(perfect, **LEVEL)
     assert top == pytest.approx(gdp_epsilon(1e-5, -2.0 * ndtri(limit)))
-    top = confusion_matrix.bayesian_ceiling(**sides, **LEVEL)
-    assert slow_credence(matrix(1000, 1000, 0, 0), top, 1e-5) == pytest.approx(0.05, abs=5e-5)
+    top = confusion_matrix.bayesian_epsilon(perfect, **LEVEL)
+    assert slow_credence(perfect, top, 1e-5) == pytest.approx(0.05, abs=5e-5)
 
 
 @pytest.mark.parametrize(
-    ("bound", "ceiling"),
+    "bound",
     [
-        (confusion_matrix.clopper_pearson_epsilon, confusion_matrix.clopper_pearson_ceiling),
-        (confusion_matrix.gaussian_dp_epsilon, confusion_matrix.gaussian_dp_ceiling),
-        (confusion_matrix.bayesian_epsilon, confusion_matrix.bayesian_ceiling),
+        confusion_matrix.clopper_pearson_epsilon,
+        confusion_matrix.gaussian_dp_epsilon,
+        confusion_matrix.bayesian_epsilon,
     ],
 )
-def test_no_matrix_beats_the_ceiling(bound, ceiling):
-    every = [
-        bound(**matrix(6 - fn, 9 - fp, fp, fn), **LEVEL) for fn in range(7) for fp in range(10)
-    ]
-    assert max(every) <= ceiling(present=6, absent=9, **LEVEL) + 1e-7
-    assert every[0] == ceiling(present=6, absent=9, **LEVEL)
+def test_no_matrix_beats_one_without_a_mistake(bound):
+    every = [bound(matrix(6 - fn, 9 - fp, fp, fn), **LEVEL) for fn in range(7) for fp in range(10)]
+    assert matrix(4, 7, 2, 2).perfect() == matrix(6, 9, 0, 0)
+    assert max(every) <= every[0] + 1e-7
 
 
 def test_large_epsilon_is_no_problem():
-    assert confusion_matrix.bayesian_probability(
-        **BALANCED, epsilon=1e4, delta=0.0
-    ) == pytest.approx(1.0)
-    assert confusion_matrix.gaussian_dp_ceiling(present=10**7, absent=10**7, **LEVEL) > 80.0
+    assert confusion_matrix.bayesian_probability(BALANCED, epsilon=1e4, delta=0.0) == pytest.approx(
+        1.0
+    )
+    many = matrix(10**7, 10**7, 0, 0)
+    assert confusion_matrix.gaussian_dp_epsilon(many, **LEVEL) > 80.0
 
 
 @pytest.mark.parametrize("counts", [BALANCED, matrix(480, 30, 470, 20), matrix(60, 495, 5, 440)])
@@ -285,18 +242,18 @@ def test_agrees_with_jax_privacy(counts):
     from jax_privacy import auditing
 
     strong = [BALANCED, matrix(60, 495, 5, 440)]
-    present = np.repeat([1.0, 0.0], [counts["true_positive"], counts["false_negative"]])
-    absent = np.repeat([1.0, 0.0], [counts["false_positive"], counts["true_negative"]])
+    present = np.repeat([1.0, 0.0], [counts.true_positive, counts.false_negative])
+    absent = np.repeat([1.0, 0.0], [counts.false_positive, counts.true_negative])
     auditor = auditing.CanaryScoreAuditor(present, absent)
     theirs = auditor.epsilon_clopper_pearson(
         significance=0.05, delta=1e-5, one_sided=False, threshold_strategy=auditing.Explicit(0.5)
     )
-    assert confusion_matrix.clopper_pearson_epsilon(**counts, **LEVEL) == pytest.approx(
+    assert confusion_matrix.clopper_pearson_epsilon(counts, **LEVEL) == pytest.approx(
         theirs, abs=1e-9
     )
     # Theirs divides the error by the number of thresholds: three for two distinct scores.
     theirs = auditor.epsilon_from_gdp(significance=0.05, delta=1e-5)
-    ours = confusion_matrix.gaussian_dp_epsilon(**counts, delta=1e-5, confidence=1.0 - 0.05 / 3.0)
+    ours = confusion_matrix.gaussian_dp_epsilon(counts, delta=1e-5, confidence=1.0 - 0.05 / 3.0)
     # Theirs may report the size of a negative mu where the limits contradict nothing.
     assert ours == (pytest.approx(theirs, abs=1e-5) if counts in strong else 0.0)
 
@@ -313,18 +270,11 @@ def test_agrees_with_jax_privacy(counts):
     ],
 )
 def test_bad_counts(change, name):
-    counts = BALANCED | change
-    for call in (
-        lambda: confusion_matrix.rate_limits(**counts, confidence=0.95),
-        lambda: confusion_matrix.clopper_pearson_epsilon(**counts, **LEVEL),
-        lambda: confusion_matrix.gaussian_dp_epsilon(**counts, **LEVEL),
-        lambda: confusion_matrix.bayesian_epsilon(**counts, **LEVEL),
-        lambda: confusion_matrix.bayesian_interval(**counts, **LEVEL),
-        lambda: confusion_matrix.bayesian_probability(**counts, epsilon=1.0, delta=1e-5),
-        lambda: confusion_matrix.p_value(TradeOff.gaussian(1.0).beta_at, **counts),
-    ):
-        with pytest.raises(InvalidArgumentError, match=f"Expected {name}"):
-            call()
+    counts = dict.fromkeys(
+        ("true_positive", "true_negative", "false_positive", "false_negative"), 100
+    )
+    with pytest.raises(InvalidArgumentError, match=f"Expected {name}"):
+        ConfusionMatrix(**(counts | change))
 
 
 def test_bad_levels():
@@ -332,21 +282,14 @@ def test_bad_levels():
         confusion_matrix.clopper_pearson_epsilon,
         confusion_matrix.gaussian_dp_epsilon,
         confusion_matrix.bayesian_epsilon,
-        confusion_matrix.bayesian_interval,
     ):
         for delta in (-1e-9, 1.0, math.nan):
             with pytest.raises(InvalidArgumentError, match="Expected delta "):
-                bound(**BALANCED, delta=delta, confidence=0.95)
+                bound(BALANCED, delta=delta, confidence=0.95)
         for confidence in (0.0, 1.0, 95):
             with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-                bound(**BALANCED, delta=1e-5, confidence=confidence)
+                bound(BALANCED, delta=1e-5, confidence=confidence)
     with pytest.raises(InvalidArgumentError, match=r"Expected delta .* no epsilon at delta 0"):
-        confusion_matrix.gaussian_dp_epsilon(**BALANCED, delta=0.0, confidence=0.95)
+        confusion_matrix.gaussian_dp_epsilon(BALANCED, delta=0.0, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected epsilon "):
-        confusion_matrix.bayesian_probability(**BALANCED, epsilon=-1.0, delta=1e-5)
-    with pytest.raises(InvalidArgumentError, match="Expected false_positive_rate "):
-        confusion_matrix.strongest_contradicted(
-            lambda mu: TradeOff.gaussian(mu).beta_at,
-            false_positive_rate=0.0,
-            false_negative_rate=0.5,
-        )
+        confusion_matrix.bayesian_probability(BALANCED, epsilon=-1.0, delta=1e-5)

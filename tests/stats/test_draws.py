@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from askgauss.stats.sequential_sampling import (
-    Bets,
+    SamplerBets,
     extreme_p_value,
     mean_p_value,
     spread_p_value,
@@ -23,7 +23,7 @@ def test_wealth_has_mean_one_at_most(pool, inside, drawn):
     """Summed over every outcome of one step."""
     mean = 0.0
     for met in range(min(inside, drawn) + 1):
-        bets = Bets(1)
+        bets = SamplerBets(1)
         bets.add_draw(np.array([met]), np.array([inside]), pool, drawn)
         mean += stats.hypergeom.pmf(met, pool, inside, drawn) * np.exp(bets.log_wealth)
     assert (mean <= 1 + 1e-12).all()
@@ -33,14 +33,14 @@ def test_wealth_has_mean_one_at_most(pool, inside, drawn):
 def test_coins_are_a_fair_game():
     mean = 0.0
     for met in range(21):
-        bets = Bets(1)
+        bets = SamplerBets(1)
         bets.add_coins(met, 20, 0.3)
         mean += stats.binom.pmf(met, 20, 0.3) * np.exp(bets.log_wealth)
     assert mean == pytest.approx(1, abs=1e-12)
 
 
 def test_a_set_that_is_avoided_or_preferred_is_found():
-    avoided, preferred = Bets(2), Bets(2)
+    avoided, preferred = SamplerBets(2), SamplerBets(2)
     for _ in range(200):
         avoided.add_draw(np.array([0, 3]), np.array([50, 50]), 1000, 60)
         preferred.add_draw(np.array([3, 6]), np.array([50, 50]), 1000, 60)
@@ -55,7 +55,7 @@ def test_a_set_that_is_avoided_or_preferred_is_found():
 def test_bets_rarely_win_by_chance():
     rng, low = np.random.default_rng(1), 0
     for _ in range(200):
-        bets = Bets(3)
+        bets = SamplerBets(3)
         for _ in range(50):
             inside = rng.integers(1, 60, 3)
             bets.add_draw(rng.hypergeometric(inside, 100 - inside, 20), inside, 100, 20)

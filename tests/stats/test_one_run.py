@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats.binomial import clopper_pearson_lower
-from askgauss.stats.guess_counts import ceiling, epsilon_from_counts, p_value
+from askgauss.stats.guess_counts import GuessCounts, epsilon_from_counts, p_value
 
 CHECKS = [
     (1000, 100, 74, 0.6517),
@@ -33,47 +33,19 @@ def slow_p_value(canaries, guesses, correct, epsilon, delta):
 
 @pytest.mark.parametrize(("canaries", "guesses", "correct", "epsilon"), CHECKS)
 def test_known_bounds(canaries, guesses, correct, epsilon):
-    bound = epsilon_from_counts(
-        canaries=canaries, guesses=guesses, correct=correct, delta=1e-5, confidence=0.95
-    )
+    counts = GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
+    bound = epsilon_from_counts(counts, delta=1e-5, confidence=0.95)
     assert bound == pytest.approx(epsilon, abs=6e-5)
 
 
 @pytest.mark.parametrize(
     ("guesses", "epsilon"), [(10, 1.05), (100, 3.49), (1000, 5.81), (5000, 7.42), (10_000, 8.11)]
 )
-def test_known_ceilings_without_delta(guesses, epsilon):
-    top = ceiling(canaries=guesses, guesses=guesses, delta=0.0, confidence=0.95)
+def test_known_bounds_without_a_mistake_and_without_delta(guesses, epsilon):
+    perfect = GuessCounts(canaries=guesses, guesses=guesses, correct=guesses)
+    top = epsilon_from_counts(perfect, delta=0.0, confidence=0.95)
     assert top == pytest.approx(epsilon, abs=6e-3)
     assert top == pytest.approx(-math.log(0.05 ** (-1.0 / guesses) - 1.0), rel=1e-9)
-    assert ceiling(canaries=guesses, delta=0.0, confidence=0.95) == top
-
-
-@pytest.mark.parametrize(
-    ("canaries", "epsilon"), [(1000, 5.78), (5000, 7.28), (10_000, 7.83), (100_000, 8.13)]
-)
-def test_known_ceilings_with_delta(canaries, epsilon):
-    assert ceiling(canaries=canaries, delta=1e-5, confidence=0.95) == pytest.approx(
-        epsilon, abs=6e-3
-    )
-
-
-@pytest.mark.parametrize(
-    ("canaries", "delta", "confidence"),
-    [
-        (1, 0.0, 0.4),
-        (5, 0.0, 0.95),
-        (40, 1e-3, 0.95),
-        (150, 1e-4, 0.99),
-        (150, 3e-3, 0.9),
-        (9, 0.3, 0.95),
-    ],
-)
-def test_ceiling_against_every_number_of_guesses(canaries, delta, confidence):
-    level = {"canaries": canaries, "delta": delta, "confidence": confidence}
-    every = [epsilon_from_counts(guesses=r, correct=r, **level) for r in range(1, canaries + 1)]
-    assert ceiling(**level) == pytest.approx(max(every), abs=1e-8)
-    assert ceiling(guesses=canaries, **level) == every[-1]
 
 
 def test_p_value_against_the_theorem():
@@ -84,9 +56,8 @@ def test_p_value_against_the_theorem():
         canaries = guesses + int(rng.integers(0, 100))
         epsilon, delta = float(rng.exponential(2.0)), float(10.0 ** -rng.uniform(0.1, 8.0))
         expected = slow_p_value(canaries, guesses, correct, epsilon, delta)
-        found = p_value(
-            canaries=canaries, guesses=guesses, correct=correct, epsilon=epsilon, delta=delta
-        )
+        counts = GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
+        found = p_value(counts, epsilon=epsilon, delta=delta)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-14)
 
 
@@ -94,9 +65,9 @@ def test_p_value_against_the_theorem():
     ("guesses", "correct", "epsilon"), [(900, 900, 0.0), (900, 800, 0.1), (900, 10, 3.0)]
 )
 def test_p_value_far_from_the_expected_count(guesses, correct, epsilon):
-    counts = {"canaries": 1000, "guesses": guesses, "correct": correct}
+    counts = GuessCounts(canaries=1000, guesses=guesses, correct=correct)
     expected = slow_p_value(1000, guesses, correct, epsilon, 1e-3)
-    assert p_value(**counts, epsilon=epsilon, delta=1e-3) == pytest.approx(expected, rel=1e-9)
+    assert p_value(counts, epsilon=epsilon, delta=1e-3) == pytest.approx(expected, rel=1e-9)
 
 
 def test_p_value_is_valid_for_a_mechanism_that_uses_all_it_may():
@@ -106,25 +77,24 @@ def test_p_value_is_valid_for_a_mechanism_that_uses_all_it_may():
     for delta in (0.0, 1e-3, 0.02, 0.1):
         mass = (1.0 - delta) * binom.pmf(counts, canaries, expit(epsilon))
         mass[-1] += delta
-        level = {"canaries": canaries, "guesses": canaries, "epsilon": epsilon, "delta": delta}
-        values = np.array([p_value(correct=int(v), **level) for v in counts])
+        every = [GuessCounts(canaries=canaries, guesses=canaries, correct=int(v)) for v in counts]
+        values = np.array([p_value(one, epsilon=epsilon, delta=delta) for one in every])
         for value in np.unique(values):
             assert mass[values <= value].sum() <= value + 1e-12
 
 
 @pytest.mark.parametrize(("canaries", "guesses", "correct", "_"), CHECKS)
 def test_bound_is_where_the_p_value_meets_the_error(canaries, guesses, correct, _):
-    counts = {"canaries": canaries, "guesses": guesses, "correct": correct}
-    bound = epsilon_from_counts(**counts, delta=1e-5, confidence=0.99)
-    assert p_value(**counts, epsilon=bound, delta=1e-5) <= 0.01
-    assert p_value(**counts, epsilon=bound + 1e-7, delta=1e-5) > 0.01
+    counts = GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
+    bound = epsilon_from_counts(counts, delta=1e-5, confidence=0.99)
+    assert p_value(counts, epsilon=bound, delta=1e-5) <= 0.01
+    assert p_value(counts, epsilon=bound + 1e-7, delta=1e-5) > 0.01
 
 
 def test_without_delta_it_is_clopper_pearson():
     for correct in range(0, 51, 5):
-        bound = epsilon_from_counts(
-            canaries=80, guesses=50, correct=correct, delta=0.0, confidence=0.9
-        )
+        counts = GuessCounts(canaries=80, guesses=50, correct=correct)
+        bound = epsilon_from_counts(counts, delta=0.0, confidence=0.9)
         lower = clopper_pearson_lower(correct, 50, 0.1)
         expected = max(0.0, math.log(lower / (1.0 - lower))) if lower else 0.0
         assert bound == pytest.approx(expected, abs=1e-12)
@@ -132,9 +102,8 @@ def test_without_delta_it_is_clopper_pearson():
 
 def test_bound_moves_the_right_way():
     def bound(canaries=400, correct=80, delta=1e-4, confidence=0.95):
-        return epsilon_from_counts(
-            canaries=canaries, guesses=100, correct=correct, delta=delta, confidence=confidence
-        )
+        counts = GuessCounts(canaries=canaries, guesses=100, correct=correct)
+        return epsilon_from_counts(counts, delta=delta, confidence=confidence)
 
     assert np.all(np.diff([bound(correct=v) for v in range(101)]) >= 0.0)
     assert np.all(np.diff([bound(canaries=m) for m in (100, 200, 1000, 3000)]) < 0.0)
@@ -145,10 +114,11 @@ def test_bound_moves_the_right_way():
 
 
 def test_huge_epsilon_is_no_problem():
-    counts = {"canaries": 50, "guesses": 20, "correct": 20}
-    assert p_value(**counts, epsilon=1e4, delta=1e-5) == 1.0
-    assert p_value(**counts, epsilon=30.0, delta=0.0) == pytest.approx(1.0)
-    assert p_value(canaries=50, guesses=20, correct=0, epsilon=1.0, delta=0.5) == 1.0
+    counts = GuessCounts(canaries=50, guesses=20, correct=20)
+    assert p_value(counts, epsilon=1e4, delta=1e-5) == 1.0
+    assert p_value(counts, epsilon=30.0, delta=0.0) == pytest.approx(1.0)
+    nothing = GuessCounts(canaries=50, guesses=20, correct=0)
+    assert p_value(nothing, epsilon=1.0, delta=0.5) == 1.0
 
 
 @pytest.mark.parametrize(("tp", "fp"), [(74, 26), (252, 5), (480, 320)])
@@ -160,42 +130,40 @@ def test_agrees_with_jax_privacy(tp, fp):
     theirs = auditing.CanaryScoreAuditor(present, absent).epsilon_one_run(
         significance=0.05, delta=1e-5, threshold_strategy=auditing.Explicit(0.5)
     )
-    ours = epsilon_from_counts(
-        canaries=1000, guesses=tp + fp, correct=tp, delta=1e-5, confidence=0.95
-    )
+    counts = GuessCounts(canaries=1000, guesses=tp + fp, correct=tp)
+    ours = epsilon_from_counts(counts, delta=1e-5, confidence=0.95)
     assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-GOOD = {"canaries": 100, "guesses": 50, "correct": 40, "delta": 1e-5}
+GOOD = GuessCounts(canaries=100, guesses=50, correct=40)
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("counts", "message"),
     [
-        ({"canaries": 40}, "guesses"),
-        ({"guesses": 0}, "guesses"),
-        ({"correct": 51}, "correct"),
-        ({"correct": -1}, "correct"),
-        ({"correct": 40.0}, "correct"),
-        ({"delta": 1.0}, "delta"),
-        ({"delta": -1e-9}, "delta"),
-        ({"delta": math.nan}, "delta"),
+        ((0, 1, 0), "Expected canaries "),
+        ((10, 0, 0), "Expected guesses .* got 0. An audit without a guess"),
+        ((10, 11, 0), "Expected guesses <= canaries = 10, got 11. Count the"),
+        ((10, 5, 6), "Expected correct <= guesses = 5, got 6"),
+        ((10, 5, -1), "Expected correct "),
+        ((10, 5, 2.0), "Expected correct "),
+        ((10.5, 5, 2), "Expected canaries "),
     ],
 )
-def test_bad_arguments(change, name):
-    with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
-        p_value(**(GOOD | change), epsilon=1.0)
-    with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
-        epsilon_from_counts(**(GOOD | change), confidence=0.95)
+def test_impossible_counts(counts, message):
+    canaries, guesses, correct = counts
+    with pytest.raises(InvalidArgumentError, match=message):
+        GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
 
 
-def test_bad_epsilon_and_confidence():
+def test_bad_levels():
+    for delta in (1.0, -1e-9, math.nan):
+        with pytest.raises(InvalidArgumentError, match="Expected delta "):
+            p_value(GOOD, epsilon=1.0, delta=delta)
+        with pytest.raises(InvalidArgumentError, match="Expected delta "):
+            epsilon_from_counts(GOOD, delta=delta, confidence=0.95)
     with pytest.raises(InvalidArgumentError, match="Expected epsilon "):
-        p_value(**GOOD, epsilon=-1.0)
+        p_value(GOOD, epsilon=-1.0, delta=1e-5)
     for confidence in (0.0, 1.0, 95):
         with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-            epsilon_from_counts(**GOOD, confidence=confidence)
-        with pytest.raises(InvalidArgumentError, match="Expected confidence "):
-            ceiling(canaries=10, delta=0.0, confidence=confidence)
-    with pytest.raises(InvalidArgumentError, match="Expected guesses "):
-        ceiling(canaries=10, guesses=11, delta=0.0, confidence=0.95)
+            epsilon_from_counts(GOOD, delta=1e-5, confidence=confidence)

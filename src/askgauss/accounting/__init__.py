@@ -24,6 +24,15 @@ They are some parts in 10 000 apart at ordinary settings, and both exact at samp
 *power* of an audit needs neither side, only speed: `dpsgd_epsilon_lower` on the `COARSE` grid and
 `quick_signal_to_noise` are right to two parts in a thousand, and decide nothing. A monitored run
 cannot wait: `quick_upper` and the `SMALL` grid bound epsilon in milliseconds.
+
+Arguments mean the same in all of them:
+
+* ``noise_multiplier``: noise deviation over clipping norm, 0 or above; ``signal_to_noise`` is its
+  inverse, C / sigma, infinite where there is no noise
+* ``sampling_rate``: probability that a record joins a batch, in (0, 1]
+* ``steps``: number of steps
+* ``epsilon``: 0 or above where it is evaluated, above 0 where it is claimed
+* ``delta``: in (0, 1)
 """
 
 from askgauss.accounting.lower import (

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from askgauss import _validate
-from askgauss.accounting._runs import check_run, noiseless_epsilon
 from askgauss.stats.gaussian import gdp_epsilon, gdp_mu
 from askgauss.stats.quantised_composition import (
     LARGEST_FFT,
@@ -84,6 +83,26 @@ _SCHEDULE_RESOLUTION = 20.0
 _LONGEST_RANGE = 1e4
 
 
+def check_run(sampling_rate: float, steps: int) -> None:
+    """Refuse what is no run of Poisson-sampled steps."""
+    _validate.within(0.0, 1.0, closed="right", sampling_rate=sampling_rate)
+    _validate.count(steps=steps)
+
+
+def ever_sampled(sampling_rate: float, steps: int) -> float:
+    """Probability that a record is in any batch at all."""
+    return -math.expm1(steps * _log1p(-sampling_rate))
+
+
+def noiseless_epsilon(sampling_rate: float, steps: int, delta: float) -> float:
+    """Without noise a record shows for certain once it is sampled, and not before."""
+    return math.inf if delta < ever_sampled(sampling_rate, steps) else 0.0
+
+
+def _log1p(x: float) -> float:
+    return math.log1p(x) if x > -1.0 else -math.inf
+
+
 def dpsgd_epsilon_lower(
     *,
     signal_to_noise: float,
@@ -99,14 +118,8 @@ def dpsgd_epsilon_lower(
     Merging can only hide, so the result is a lower bound whatever the grid; the fine one, a
     hundredth of a standard deviation of the privacy loss, costs some parts in 100 000 of epsilon.
 
-    Args:
-        signal_to_noise: Contribution of a record over the noise deviation, C / sigma; infinite
-            where there is no noise.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-        delta: Delta, in (0, 1).
-        grid: `FINE`, or a quicker one that takes some milliseconds: `COARSE` for the power of an
-            audit, `SMALL` for a bound during training.
+    The grid is `FINE`, or a quicker one that takes some milliseconds: `COARSE` for the power of an
+    audit, `SMALL` for a bound during training.
 
     Returns:
         A lower bound on epsilon, increasing in each argument but delta (up to its own error).
@@ -136,12 +149,6 @@ def dpsgd_signal_to_noise(
     *, epsilon: float, delta: float, sampling_rate: float, steps: int
 ) -> float:
     """The signal-to-noise ratio that contradicts a claimed epsilon.
-
-    Args:
-        epsilon: Claimed epsilon, above 0.
-        delta: Claimed delta, in (0, 1).
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
 
     Returns:
         The C / sigma at which `dpsgd_epsilon_lower` passes ``epsilon``, to seven digits and rounded
@@ -285,12 +292,6 @@ def quick_signal_to_noise(
     *, epsilon: float, delta: float, sampling_rate: float, steps: int
 ) -> float:
     """The signal-to-noise ratio of a run whose epsilon is this: for power, not for bounds.
-
-    Args:
-        epsilon: Epsilon of the run, above 0.
-        delta: Delta, in (0, 1).
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
 
     Returns:
         The C / sigma at which `dpsgd_epsilon_lower` on the coarse grid is ``epsilon``, to a few

@@ -12,8 +12,12 @@ import numpy as np
 from scipy.special import bdtrc, gammaln, logsumexp, ndtr
 
 from askgauss import _validate
-from askgauss.accounting._runs import check_run, ever_sampled, noiseless_epsilon
-from askgauss.accounting.lower import dpsgd_signal_to_noise
+from askgauss.accounting.lower import (
+    check_run,
+    dpsgd_signal_to_noise,
+    ever_sampled,
+    noiseless_epsilon,
+)
 from askgauss.stats.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from askgauss.stats.quantised_composition import (
     OUTSIDE,
@@ -67,12 +71,6 @@ def dpsgd_epsilon(
 ) -> float:
     """The epsilon an accountant claims for DP-SGD.
 
-    Args:
-        noise_multiplier: Noise deviation over clipping norm; 0 or above.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-        delta: Delta, in (0, 1).
-
     Returns:
         An upper bound on epsilon, infinite without noise.
 
@@ -95,12 +93,6 @@ def dpsgd_delta(
     *, noise_multiplier: float, sampling_rate: float, steps: int, epsilon: float
 ) -> float:
     """The delta an accountant claims for DP-SGD.
-
-    Args:
-        noise_multiplier: Noise deviation over clipping norm; 0 or above.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-        epsilon: Epsilon, 0 or above.
 
     Returns:
         An upper bound on delta; below about 1e-12 it is only the resolution of the method.
@@ -198,12 +190,6 @@ def dpsgd_noise_multiplier(
 ) -> float:
     """The noise multiplier with which DP-SGD may claim (epsilon, delta).
 
-    Args:
-        epsilon: Epsilon to keep to, above 0.
-        delta: Delta, in (0, 1).
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-
     Returns:
         The smallest such noise multiplier to seven digits, rounded up: `dpsgd_epsilon` of it is at
         most ``epsilon``. 0 if a record is sampled at all with probability ``delta`` or less.
@@ -234,11 +220,6 @@ def dpsgd_noise_multiplier(
 
 def dpsgd_tradeoff(*, noise_multiplier: float, sampling_rate: float, steps: int) -> TradeOff:
     """The trade-off curve an accountant claims for DP-SGD, the lower of both directions.
-
-    Args:
-        noise_multiplier: Noise deviation over clipping norm, above 0.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
 
     Returns:
         A curve at or below the mechanism's: what contradicts it contradicts the mechanism.

@@ -14,16 +14,12 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.bayesian import Bayesian
 from askgauss.auditors.calibrated_scores import calibrate
 from askgauss.auditors.clopper_pearson import ClopperPearson
+from askgauss.auditors.families import EpsilonDeltaFamily, GaussianFamily, SubsampledFamily
 from askgauss.auditors.gaussian_dp import GaussianDP
 from askgauss.auditors.gaussian_scores import GaussianEllipsoid, GaussianRectangle, GaussianShift
 from askgauss.auditors.max_cosine import MaxCosine
 from askgauss.auditors.one_run import OneRun
-from askgauss.auditors.one_run_fdp import (
-    EpsilonDeltaFamily,
-    GaussianFamily,
-    OneRunFDP,
-    SubsampledFamily,
-)
+from askgauss.auditors.one_run_fdp import OneRunFDP
 from askgauss.auditors.order_statistics import OrderStatistics
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import AskGaussWarning, FileFormatError, InvalidArgumentError
@@ -73,6 +69,11 @@ _TYPES: tuple[type[Auditor[Any]], ...] = (
 
 
 _registered: dict[str, type[Auditor[Any]]] = {}
+
+
+def pure_auditors() -> list[str]:
+    """Our auditors that have something to say at delta 0, as they are written."""
+    return [f"{kind.__name__}()" for kind in _TYPES if kind.pure]
 
 
 def auditor_types() -> dict[str, type[Auditor[Any]]]:

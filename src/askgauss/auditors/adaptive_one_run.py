@@ -35,27 +35,25 @@ from askgauss import _validate
 from askgauss.auditors.guessing import (
     GuessEvidence,
     GuessingAuditor,
-    GuessTrial,
     fair_coins,
     tried,
 )
+from askgauss.auditors.trials import score_facts
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
 from askgauss.selection import (
-    Combination,
+    DataSplit,
     Fixed,
-    MultiSplit,
     Ranks,
     Selection,
     Split,
     UnionBound,
-    choosing_parts,
     fingerprint,
     stream,
 )
 from askgauss.stats import guess_counts
-from askgauss.stats.binomial import check_guesses
+from askgauss.stats.guess_counts import GuessCounts
 from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
 
 __all__ = ["AdaptiveOneRun", "epsilon_from_counts", "p_value"]
@@ -69,13 +67,11 @@ _IMPLAUSIBLE = 1e-6
 _REVEALED = 0.25
 
 
-def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+def p_value(counts: GuessCounts, *, epsilon: float, delta: float) -> float:
     """Bound on the probability of so many correct guesses by an auditor told the coins passed.
 
     Args:
-        canaries: All canaries passed, abstentions included.
-        guesses: How many of them were guessed; settled before the first of them.
-        correct: How many guesses were right.
+        counts: The guesses; their number was settled before the first of them.
         epsilon: Claimed epsilon, 0 or above.
         delta: Claimed delta, in [0, 1).
 
@@ -86,32 +82,29 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
         Valid for every mechanism that keeps the claim, whatever the dependence between canaries.
 
     Examples:
-        >>> round(p_value(canaries=1000, guesses=200, correct=180, epsilon=1.5, delta=1e-5), 4)
+        >>> counts = GuessCounts(canaries=1000, guesses=200, correct=180)
+        >>> round(p_value(counts, epsilon=1.5, delta=1e-5), 4)
         0.01
     """
-    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.non_negative(epsilon=epsilon)
     _validate.within(0.0, 1.0, closed="left", delta=delta)
+    correct = counts.correct
     if correct == 0:
         return 1.0
     failure = 1.0 / (1.0 + math.exp(epsilon)) if epsilon < 700.0 else 0.0
     told = np.arange(correct)
-    tail = betaincc(guesses - correct + told + 1.0, correct - told, failure)
+    tail = betaincc(counts.mistakes + told + 1.0, correct - told, failure)
     if delta == 0.0:
         return float(tail[0])
-    revealed = canaries * delta / (told + 1.0)
+    revealed = counts.canaries * delta / (told + 1.0)
     return float(min(1.0, np.min(np.maximum(tail / (1.0 - _REVEALED), revealed / _REVEALED))))
 
 
-def epsilon_from_counts(
-    *, canaries: int, guesses: int, correct: int, delta: float, confidence: float
-) -> float:
+def epsilon_from_counts(counts: GuessCounts, *, delta: float, confidence: float) -> float:
     """Lower confidence bound on epsilon of an auditor told the coins passed.
 
     Args:
-        canaries: All canaries passed, abstentions included.
-        guesses: How many of them were guessed; settled before the first of them.
-        correct: How many guesses were right.
+        counts: The guesses; their number was settled before the first of them.
         delta: The delta at which epsilon is stated, in [0, 1).
         confidence: Probability that the bound holds, in (0, 1).
 
@@ -119,21 +112,17 @@ def epsilon_from_counts(
         The largest epsilon whose claim is rejected at error ``1 - confidence``; 0 if none is.
 
     Examples:
-        >>> counts = dict(canaries=1000, guesses=200, correct=180)
-        >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
+        >>> counts = GuessCounts(canaries=1000, guesses=200, correct=180)
+        >>> round(epsilon_from_counts(counts, delta=1e-5, confidence=0.95), 3)
         1.77
     """
-    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.probability(confidence=confidence)
     level = math.log(1.0 - confidence)
-
-    def margin(epsilon: float) -> float:
-        probability = p_value(
-            canaries=canaries, guesses=guesses, correct=correct, epsilon=epsilon, delta=delta
+    return largest_rejected(
+        lambda epsilon: (
+            level - math.log(max(p_value(counts, epsilon=epsilon, delta=delta), SMALLEST_ERROR))
         )
-        return level - math.log(max(probability, SMALLEST_ERROR))
-
-    return largest_rejected(margin)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +145,7 @@ class AdaptiveOneRun(GuessingAuditor):
     Args:
         selection: Where the rule is learnt and tested: `Split`, `MultiSplit` or `CrossFit`; `Ranks`
             is `Split` where canaries share a coordinate.
-        two_sided: Guess absent too.
+        two_sided: As for `GuessingAuditor`.
         groups: One label a canary, equal for those that share a coordinate and so a score; None if
             none do.
 
@@ -220,28 +209,21 @@ class AdaptiveOneRun(GuessingAuditor):
                 "Drawing fair ones would take the groups apart: leave groups out."
             )
         groups = _Groups.of(score, member, np.array(self.groups))
-        selection = self._rule
-        median = isinstance(selection, MultiSplit)
-        combination = Combination.MEDIAN if median else Combination.BEST
-        entropy = fingerprint(score)
-        parts = list(
-            choosing_parts(selection, groups.size.size, entropy)  # type: ignore[arg-type]
-        )
-        error = combination.share(1.0 - confidence, len(parts))
+        selection, entropy = self._rule, fingerprint(score)
+        assert isinstance(selection, DataSplit)
+        error = selection.share(1.0 - confidence)
+        parts = list(selection.parts(groups.size.size, entropy))
         generator = stream(selection, "order", entropy)
-        trials = tuple(self._trial_of(groups, part, error, generator) for part in parts)
         return GuessEvidence(
-            trials=trials,
-            combination=combination,
+            trials=tuple(self._trial_of(groups, part, error, generator) for part in parts),
+            combination=selection.combination,
             coins=coins,
-            steps=data.metadata.steps,
-            sampling_rate=data.metadata.sampling_rate,
-            carried_shift=data.metadata.carried_shift,
+            **score_facts(data),
         )
 
     def _trial_of(
         self, groups: _Groups, part: Flags, error: float, generator: np.random.Generator
-    ) -> GuessTrial:
+    ) -> GuessCounts:
         learnt, rest = groups.pick(np.flatnonzero(part)), np.flatnonzero(~part)
         tested = groups.pick(generator.permutation(rest))
         model = learnt.fit()
@@ -257,25 +239,25 @@ class AdaptiveOneRun(GuessingAuditor):
         guesses = max(1, round(guesses - 2.0 * math.sqrt(guesses)))
         made = _in_order(confidence >= threshold, guesses)
         correct = int(np.count_nonzero(right[made]))
-        return GuessTrial(canaries=canaries, guesses=guesses, correct=correct)
+        return GuessCounts(canaries=canaries, guesses=guesses, correct=correct)
 
     def _bound(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
         confidence, chosen = 1.0 - error, self._chosen(trial)
         if self._told:
-            return epsilon_from_counts(**trial.counts, delta=delta, confidence=confidence)
+            return epsilon_from_counts(trial, delta=delta, confidence=confidence)
         return guess_counts.epsilon_from_counts(
-            **trial.counts, delta=delta, confidence=confidence, chosen=chosen
+            trial, delta=delta, confidence=confidence, chosen=chosen
         )
 
     def _p_value(
-        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
         chosen = self._chosen(trial)
         if self._told:
-            return p_value(**trial.counts, epsilon=epsilon, delta=delta)
-        return guess_counts.p_value(**trial.counts, epsilon=epsilon, delta=delta, chosen=chosen)
+            return p_value(trial, epsilon=epsilon, delta=delta)
+        return guess_counts.p_value(trial, epsilon=epsilon, delta=delta, chosen=chosen)
 
     def power(
         self,

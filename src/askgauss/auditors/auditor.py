@@ -36,6 +36,10 @@ class Auditor(abc.ABC, Generic[Evidence]):
     reads: ClassVar[str] = "scores"
     # Whether it has something to say at delta 0, where Gaussian noise keeps no claim at all.
     pure: ClassVar[bool] = False
+    # Whether moments are all its evidence, so that they tell those of other numbers of canaries.
+    scales: ClassVar[bool] = False
+    # Whether the bound has its error exactly, so that at one minus it there is an upper bound.
+    exact: ClassVar[bool] = False
 
     @classmethod
     def kebab_name(cls) -> str:
@@ -71,13 +75,14 @@ class Auditor(abc.ABC, Generic[Evidence]):
         Raises:
             InvalidArgumentError: It is such a delta.
         """
-        closed = "left" if self.pure else "neither"
-        hint = (
-            ""
-            if self.pure
-            else "At delta 0 use OneRun(), AdaptiveOneRun(), ClopperPearson() or Bayesian()."
-        )
-        _validate.within(0.0, 1.0, closed=closed, hint=hint, delta=delta)
+        if self.pure:
+            _validate.within(0.0, 1.0, closed="left", delta=delta)
+            return
+        from askgauss.auditors import pure_auditors  # the list of all stands above each
+
+        *names, last = pure_auditors()
+        hint = f"At delta 0 use {', '.join(names)} or {last}."
+        _validate.probability(hint=hint, delta=delta)
 
     def epsilon_point(self, evidence: Evidence, *, delta: float) -> float | None:
         """An estimate of epsilon, where the method has one."""
@@ -121,6 +126,12 @@ class Auditor(abc.ABC, Generic[Evidence]):
 
         Infinite where none is.
         """
+        return None
+
+    def planned_evidence(
+        self, *, present: int, absent: int, steps: int, sampling_rate: float
+    ) -> Evidence | None:
+        """Evidence as `power` needs it before a run; None where only simulated audits tell it."""
         return None
 
     def findings(

@@ -11,24 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betaincinv, lambertw
 
-from askgauss.auditors.thresholding import (
-    ConfusionAuditor,
-    ConfusionEvidence,
-    ConfusionMatrix,
-    epsilon_of_rates,
-)
+from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence
 from askgauss.exceptions import NotDefinedError, UnsupportedError
 from askgauss.results import Assumption, Finding, Status
 from askgauss.selection import DKW, Combination, Ranks
-from askgauss.stats import confusion_matrix
-from askgauss.stats.confusion_matrix import bayesian_epsilon as epsilon_from_counts
+from askgauss.stats.confusion_matrix import (
+    ConfusionMatrix,
+    bayesian_epsilon,
+    bayesian_probability,
+)
 from askgauss.stats.ranked_rates import RankedRates
 from askgauss.stats.search import largest_rejected
-from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["Bayesian", "epsilon_from_counts"]
+__all__ = ["Bayesian"]
 
-Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _NODES = (np.arange(200) + 0.5) / 200
@@ -49,11 +45,11 @@ class Bayesian(ConfusionAuditor):
         audits; guesses worse than chance count as a leak, so that none at all has a bound above 0.
         The auditor therefore reads the quantile at which the larger of two is right often enough,
         and counts worse guesses as no leak; enumerated for randomised response, that was above the
-        truth in at most 1.4 times the stated share of audits, down to .0005. `epsilon_from_counts`
-        is the bound as published. There are no p-values.
+        truth in at most 1.4 times the stated share of audits, down to .0005. The bound as published
+        is `askgauss.stats.confusion_matrix.bayesian_epsilon`. There are no p-values.
 
     Args:
-        selection: How the threshold is chosen; not `DKW`, which has no posterior.
+        selection: As for `ConfusionAuditor`; not `DKW`, which has no posterior.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -82,8 +78,7 @@ class Bayesian(ConfusionAuditor):
         """The lower credible bound on epsilon."""
         if evidence.combination is Combination.RANKS:
             return self._ranked_epsilon(evidence, delta, 1.0 - confidence)
-        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
-        return self._quantile(evidence, delta, _level(share))
+        return self._quantile(evidence, delta, _level(evidence.share(1.0 - confidence)))
 
     def epsilon_point(self, evidence: ConfusionEvidence, *, delta: float) -> float:
         """The posterior median; of thresholds at stated ranks, that of the most telling one."""
@@ -97,11 +92,7 @@ class Bayesian(ConfusionAuditor):
         return self._quantile(evidence, delta, 0.5)
 
     def _quantile(self, evidence: ConfusionEvidence, delta: float, probability: float) -> float:
-        bounds = {
-            trial: _directed_epsilon(trial, delta, probability)
-            for trial in dict.fromkeys(evidence.trials)
-        }
-        return evidence.combination.largest([bounds[trial] for trial in evidence.trials])
+        return evidence.largest(lambda trial: _directed_epsilon(trial, delta, probability))
 
     def _rates(self, evidence: ConfusionEvidence) -> RankedRates | None:
         """The exact distribution of the stated rate, and the posterior of the other one."""
@@ -153,28 +144,22 @@ class Bayesian(ConfusionAuditor):
             ),
         )
 
-    def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
-        return epsilon_of_rates(positive, negative, delta)
-
-    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
-        return TradeOff.epsilon_delta(epsilon, delta)
-
     def _most_missed(
         self,
-        evidence: ConfusionEvidence,
         trial: ConfusionMatrix,
+        combination: Combination,
         false: Integers,
         epsilon: float,
         delta: float,
         error: float,
     ) -> Integers:
-        rejects = self._test(evidence, epsilon, delta, error)
+        rejects = self._test(combination, epsilon, delta, error)
         numbers, where = np.unique(false, return_inverse=True)
         most = [_most(rejects, trial, int(number)) for number in numbers]
         return np.asarray(most, dtype=np.int64)[where]
 
     def _test(
-        self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
+        self, combination: Combination, epsilon: float, delta: float, error: float
     ) -> Callable[[ConfusionMatrix], bool]:
         def rejects(trial: ConfusionMatrix) -> bool:
             return _credence(trial, epsilon, delta) < _level(error)
@@ -215,7 +200,7 @@ def _level(error: float) -> float:
 def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) -> float:
     """The quantile of the posterior of epsilon, 0 for guesses worse than chance."""
     if _worse(trial, 0.0, delta) < _NEGLIGIBLE:
-        return epsilon_from_counts(**trial.counts, delta=delta, confidence=1.0 - probability)
+        return bayesian_epsilon(trial, delta=delta, confidence=1.0 - probability)
     return largest_rejected(
         lambda epsilon: probability - _credence(trial, epsilon, delta), tolerance=1e-8
     )
@@ -223,7 +208,7 @@ def _directed_epsilon(trial: ConfusionMatrix, delta: float, probability: float) 
 
 def _credence(trial: ConfusionMatrix, epsilon: float, delta: float) -> float:
     """Posterior probability that the guesses are no better than epsilon allows."""
-    within = confusion_matrix.bayesian_probability(**trial.counts, epsilon=epsilon, delta=delta)
+    within = bayesian_probability(trial, epsilon=epsilon, delta=delta)
     return within + _worse(trial, epsilon, delta)
 
 

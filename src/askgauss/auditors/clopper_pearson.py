@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence, epsilon_of_rates
+from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence
 from askgauss.results import Assumption
 from askgauss.selection import Combination
-from askgauss.stats.confusion_matrix import clopper_pearson_epsilon as epsilon_from_counts
-from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["ClopperPearson", "epsilon_from_counts"]
-
-Array = NDArray[np.float64]
+__all__ = ["ClopperPearson"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +28,7 @@ class ClopperPearson(ConfusionAuditor):
         can never be more than about the logarithm of the number of canaries.
 
     Args:
-        selection: How the threshold is chosen.
+        selection: As for `ConfusionAuditor`.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -64,13 +59,7 @@ class ClopperPearson(ConfusionAuditor):
             return ConfusionAuditor.ceiling(self, evidence, delta=delta, confidence=confidence)
         # Without a mistake both rates are above a with probability (1 - a)^canaries, and the curve
         # of log((1 - delta) / a) is then not contradicted.
-        share = evidence.combination.share(1.0 - confidence, len(evidence.trials))
+        share = evidence.share(1.0 - confidence)
         canaries = evidence.trials[0].present + evidence.trials[0].absent
         rate = -math.expm1(math.log(share) / canaries)
         return max(0.0, math.log((1.0 - delta) / rate))
-
-    def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
-        return epsilon_of_rates(positive, negative, delta)
-
-    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
-        return TradeOff.epsilon_delta(epsilon, delta)

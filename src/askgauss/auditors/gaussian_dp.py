@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
-from askgauss.auditors.one_run_fdp import SampledRun, sampling_findings
+from askgauss.auditors.families import SampledRun, sampling_findings
 from askgauss.auditors.thresholding import ConfusionAuditor, ConfusionEvidence
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.results import Assumption, Finding
 from askgauss.selection import Combination
 from askgauss.stats import gaussian
-from askgauss.stats.confusion_matrix import gaussian_dp_epsilon as epsilon_from_counts
 from askgauss.stats.ranked_rates import strongest_contradicted
 from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["GaussianDP", "epsilon_from_counts"]
+__all__ = ["GaussianDP"]
 
 Array = NDArray[np.float64]
 
@@ -37,7 +36,7 @@ class GaussianDP(ConfusionAuditor):
         its curve is of that kind. Guesses worse than chance give 0.
 
     Args:
-        selection: How the threshold is chosen.
+        selection: As for `ConfusionAuditor`.
         sampling_rate: Sampling rate of the run; None to take it for one Gaussian mechanism.
         steps: Number of steps of the run; given together with ``sampling_rate``.
 
@@ -104,7 +103,7 @@ class GaussianDP(ConfusionAuditor):
         rates = self._rates(evidence)
         if rates is None:
             return 0.0
-        share = evidence.combination.share(error, len(evidence.trials))
+        share = evidence.share(error)
         mu = strongest_contradicted(
             rates,
             lambda mu: lambda rate: np.asarray(ndtr(-ndtri(rate) - mu)),
@@ -133,7 +132,7 @@ class GaussianDP(ConfusionAuditor):
     def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
         return np.asarray(-ndtri(positive) - ndtri(negative))
 
-    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
+    def _curve(self, epsilon: float, delta: float) -> TradeOff:
         run = self._run
         if run is None:
             return TradeOff.gaussian(gaussian.gdp_mu(epsilon, delta))

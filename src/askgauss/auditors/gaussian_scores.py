@@ -113,6 +113,18 @@ class PairEvidence:
             tied=absent.sum_of_squares == 0.0 and bool(scores.present.min() <= scores.absent.max()),
         )
 
+    @classmethod
+    def planned(
+        cls, *, present: int, absent: int, steps: int, sampling_rate: float
+    ) -> PairEvidence:
+        """Evidence of so many canaries before a run, as far as power depends on it: counts."""
+        return cls(
+            present=GroupMoments(count=present, mean=1.0, sum_of_squares=float(present)),
+            absent=GroupMoments(count=absent, mean=0.0, sum_of_squares=float(absent)),
+            steps=steps,
+            sampling_rate=sampling_rate,
+        )
+
     @property
     def law_known(self) -> bool:
         """Whether the exact law of the score is known up to its shift."""
@@ -271,6 +283,8 @@ class GaussianShift(Auditor[PairEvidence]):
 
     assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
     evidence_type: ClassVar[type] = PairEvidence
+    scales: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     replaced: bool = False
 
@@ -341,6 +355,14 @@ class GaussianShift(Auditor[PairEvidence]):
             return math.inf
         return epsilon_of_scores(evidence, shift, delta, replaced=evidence.replaced)
 
+    def planned_evidence(
+        self, *, present: int, absent: int, steps: int, sampling_rate: float
+    ) -> PairEvidence:
+        """Counts of such an audit."""
+        return PairEvidence.planned(
+            present=present, absent=absent, steps=steps, sampling_rate=sampling_rate
+        )
+
     def findings(
         self, evidence: PairEvidence, *, delta: float, confidence: float
     ) -> tuple[Finding, ...]:
@@ -392,6 +414,8 @@ class _RegionAuditor(Auditor[Evidence]):
     """What the rectangle and the ellipsoid share: questions asked of the least epsilon."""
 
     __slots__ = ()
+    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
+    scales: ClassVar[bool] = True
 
     @abc.abstractmethod
     def _pair(self, evidence: Evidence) -> PairEvidence:
@@ -538,7 +562,6 @@ class GaussianRectangle(_RegionAuditor[PairEvidence]):
         pooled: One standard deviation for both groups, as the paper's public code has it.
     """
 
-    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
     evidence_type: ClassVar[type] = PairEvidence
 
     pooled: bool = False
@@ -572,6 +595,14 @@ class GaussianRectangle(_RegionAuditor[PairEvidence]):
                 pooled=self.pooled,
             )
         return regions.minimum_epsilon_over_rectangle(box, delta)
+
+    def planned_evidence(
+        self, *, present: int, absent: int, steps: int, sampling_rate: float
+    ) -> PairEvidence:
+        """Counts of such an audit."""
+        return PairEvidence.planned(
+            present=present, absent=absent, steps=steps, sampling_rate=sampling_rate
+        )
 
     def _pair(self, evidence: PairEvidence) -> PairEvidence:
         return evidence
@@ -607,7 +638,6 @@ class GaussianEllipsoid(_RegionAuditor[EllipsoidEvidence]):
         pooled: One standard deviation for both groups, as the paper's public code has it.
     """
 
-    assumption: ClassVar[Assumption] = Assumption.GAUSSIAN_SCORES
     evidence_type: ClassVar[type] = EllipsoidEvidence
 
     resamples: int = 2000

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -21,28 +20,27 @@ from askgauss import _validate
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.mechanism_shift import ScorePair, pair_of_mechanism
 from askgauss.auditors.revealed_accuracy import told_accuracies
+from askgauss.auditors.trials import TrialEvidence, score_facts
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
 from askgauss.selection import (
     DKW,
     Combination,
-    CrossFit,
+    DataSplit,
     Fixed,
-    MultiSplit,
     Ranks,
     Selection,
     UnionBound,
-    choosing_parts,
     fingerprint,
     random_order,
     stream,
 )
+from askgauss.stats.guess_counts import GuessCounts
 
 __all__ = [
     "Coins",
     "GuessEvidence",
-    "GuessTrial",
     "GuessingAuditor",
     "accuracies",
     "accuracy_lower",
@@ -65,37 +63,16 @@ _HALVINGS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuessTrial:
-    """One test: so many guesses right.
-
-    Attributes:
-        canaries: Canaries whose coin was open, abstentions included.
-        guesses: How many of them were guessed.
-        correct: How many guesses were right.
-    """
-
-    canaries: int
-    guesses: int
-    correct: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The three counts as arguments."""
-        return {"canaries": self.canaries, "guesses": self.guesses, "correct": self.correct}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Coins:
     """What is known about how canaries were made present.
 
     Attributes:
-        origin: Recorded as fair; or a fair subset drawn from groups of given sizes. Results of
-            version 0.1 may also say "not recorded", where plausible sizes were taken for fair.
+        origin: Recorded as fair; or a fair subset drawn from groups of given sizes.
         given: Number of canaries in the scores.
         used: Number of canaries used.
     """
 
-    origin: Literal["fair", "not recorded", "drawn"]
+    origin: Literal["fair", "drawn"]
     given: int
     used: int
 
@@ -103,34 +80,29 @@ class Coins:
         """What a reader should know."""
         if self.origin == "fair":
             return ()
-        if self.origin == "not recorded":
-            summary = (
-                f"not recorded; the group sizes allow them, so all {self.given:,} canaries count."
-            )
-            remedy = "Set fair_coins in the metadata of the scores."
-        else:
-            summary = (
-                f"not recorded, so {self.used:,} of {self.given:,} canaries were drawn from the "
-                "groups as fair coins would have; exact unless a score depends on who else was "
-                "present."
-            )
-            remedy = (
-                "Let a fair coin decide about every canary, and set fair_coins=True in the "
-                "metadata of the scores."
-            )
-        return (Finding(check="fair coins", status=Status.INFO, summary=summary, remedy=remedy),)
+        return (
+            Finding(
+                check="fair coins",
+                status=Status.INFO,
+                summary=(
+                    f"not recorded, so {self.used:,} of {self.given:,} canaries were drawn from "
+                    "the groups as fair coins would have; exact unless a score depends on who else "
+                    "was present."
+                ),
+                remedy=(
+                    "Let a fair coin decide about every canary, and set fair_coins=True in the "
+                    "metadata of the scores."
+                ),
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuessEvidence:
-    """Counts of one or several trials, and how they combine."""
+class GuessEvidence(TrialEvidence[GuessCounts]):
+    """Counts of correct guesses, and how the canaries' membership was randomised."""
 
-    trials: tuple[GuessTrial, ...]
-    combination: Combination
+    trials: tuple[GuessCounts, ...]
     coins: Coins
-    steps: int | None = None
-    sampling_rate: float | None = None
-    carried_shift: float | None = None
 
 
 def fair_coins(scores: CanaryScores) -> tuple[Array, Flags, Coins]:
@@ -208,7 +180,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
     def _by_threshold(self) -> bool:
         return isinstance(self.selection, Fixed) and self.selection.threshold is not None
 
-    def _chosen(self, trial: GuessTrial) -> bool:
+    def _chosen(self, trial: GuessCounts) -> bool:
         """Whether the number of guesses follows from the run, and was not stated before it."""
         if isinstance(self._rule, Ranks):
             return Ranks.stated(trial.canaries) is None
@@ -216,29 +188,26 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     @abc.abstractmethod
     def _bound(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
         """Lower bound on epsilon from one trial."""
 
     @abc.abstractmethod
     def _p_value(
-        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
         """The p-value of one trial."""
 
     def _rejects(
-        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float, error: float
+        self,
+        trial: GuessCounts,
+        evidence: GuessEvidence,
+        epsilon: float,
+        delta: float,
+        error: float,
     ) -> bool:
         """Whether one trial rejects; override where that is faster than the p-value."""
         return self._p_value(trial, evidence, epsilon, delta) < error
-
-    def _ceiling(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
-    ) -> float:
-        """The bound from this many canaries and the best number of guesses, all right."""
-        most = self._tested(trial)
-        perfect = GuessTrial(canaries=trial.canaries, guesses=most, correct=most)
-        return self._bound(perfect, evidence, delta, error)
 
     def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
         """A quick stand-in for the bound, to choose the number of guesses by."""
@@ -249,17 +218,12 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         score, member, coins = fair_coins(data)
         trials, combination = self._trials(score, member, 1.0 - confidence)
         return GuessEvidence(
-            trials=trials,
-            combination=combination,
-            coins=coins,
-            steps=data.metadata.steps,
-            sampling_rate=data.metadata.sampling_rate,
-            carried_shift=data.metadata.carried_shift,
+            trials=trials, combination=combination, coins=coins, **score_facts(data)
         )
 
     def _trials(
         self, score: Array, member: Flags, error: float
-    ) -> tuple[tuple[GuessTrial, ...], Combination]:
+    ) -> tuple[tuple[GuessCounts, ...], Combination]:
         selection = self._rule
         if isinstance(selection, Fixed) and selection.threshold is not None:
             return (_threshold_trial(score, member, selection.threshold),), Combination.BEST
@@ -271,19 +235,16 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             return tuple(self._trial(ordered, count) for count in counts), Combination.BEST
         if isinstance(selection, Ranks):
             return (self._trial_by_ranks(ordered, error),), Combination.BEST
-        assert not isinstance(selection, DKW)
-        median = isinstance(selection, MultiSplit)
-        combination = Combination.MEDIAN if median else Combination.BEST
-        shares = selection.folds if isinstance(selection, CrossFit) else 1
-        level = combination.share(error, shares)
+        assert isinstance(selection, DataSplit)
+        level = selection.share(error)
         trials = []
-        for chosen in choosing_parts(selection, size, fingerprint(score)):
+        for chosen in selection.parts(size, fingerprint(score)):
             rest = ordered[~chosen]
             fraction = self._choose(ordered[chosen], rest.size, level)
             trials.append(self._trial(rest, max(1, round(fraction * rest.size))))
-        return tuple(trials), combination
+        return tuple(trials), selection.combination
 
-    def _trial_by_ranks(self, ordered: Flags, error: float) -> GuessTrial:
+    def _trial_by_ranks(self, ordered: Flags, error: float) -> GuessCounts:
         """The number of guesses from the canaries that tell, tested on the others.
 
         Which canaries tell depends on the mechanism's output, as abstentions do, and so like those
@@ -298,19 +259,18 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         fraction = counts / rest.size
         right = told_accuracies(ordered[told], fraction, self.two_sided) * counts
         best = int(np.argmax(self._promise(fraction, counts.astype(np.float64), right, error)))
-        trial = self._trial(rest, int(counts[best]))
-        return GuessTrial(canaries=ordered.size, guesses=trial.guesses, correct=trial.correct)
+        return replace(self._trial(rest, int(counts[best])), canaries=ordered.size)
 
     def _sides(self, guesses: Integers) -> tuple[Integers, Integers]:
         """How many are guessed present, and how many absent."""
         absent = guesses // 2 if self.two_sided else np.zeros_like(guesses)
         return guesses - absent, absent
 
-    def _trial(self, ordered: Flags, guesses: int) -> GuessTrial:
+    def _trial(self, ordered: Flags, guesses: int) -> GuessCounts:
         (high,), (low,) = self._sides(np.array([guesses]))
         wrong_low = int(np.count_nonzero(ordered[:low]))
         correct = int(np.count_nonzero(ordered[ordered.size - high :])) + int(low) - wrong_low
-        return GuessTrial(canaries=ordered.size, guesses=guesses, correct=correct)
+        return GuessCounts(canaries=ordered.size, guesses=guesses, correct=correct)
 
     def _choose(self, ordered: Flags, canaries: int, error: float) -> float:
         """The share of guesses that promises the best bound from so many other canaries."""
@@ -333,49 +293,35 @@ class GuessingAuditor(Auditor[GuessEvidence]):
 
     def epsilon_lower(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
         """The lower bound on epsilon."""
-        error = 1.0 - confidence
-        return self._combined(self._bound, evidence, delta, error)
+        share = evidence.share(1.0 - confidence)
+        return evidence.largest(lambda trial: self._bound(trial, evidence, delta, share))
 
     def p_value(self, evidence: GuessEvidence, *, epsilon: float, delta: float) -> float:
         """The p-value of "the run is (epsilon, delta)-private"."""
-        value = _each(evidence.trials, lambda t: self._p_value(t, evidence, epsilon, delta))
-        return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+        return evidence.p_value(lambda trial: self._p_value(trial, evidence, epsilon, delta))
 
     def rejects(
         self, evidence: GuessEvidence, *, epsilon: float, delta: float, error: float
     ) -> bool:
         """Whether the trials contradict ``epsilon``; faster than searching the bound."""
-
-        def answer(trial: GuessTrial, evidence: GuessEvidence, delta: float, share: float) -> float:
-            return float(self._rejects(trial, evidence, epsilon, delta, share))
-
-        return self._combined(answer, evidence, delta, error) > 0.0
+        share = evidence.share(error)
+        return bool(
+            evidence.largest(lambda trial: self._rejects(trial, evidence, epsilon, delta, share))
+        )
 
     def ceiling(self, evidence: GuessEvidence, *, delta: float, confidence: float) -> float:
-        """The bound had every guess been right."""
-        error = 1.0 - confidence
+        """The bound from this many canaries had every guess been right.
 
-        def most(trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float) -> float:
-            if self._chosen(trial):
-                return self._ceiling(trial, evidence, delta, error)
-            perfect = GuessTrial(
-                canaries=trial.canaries, guesses=trial.guesses, correct=trial.guesses
-            )
-            return self._bound(perfect, evidence, delta, error)
+        Where the number of guesses is chosen, all canaries that can be guessed are.
+        """
+        share = evidence.share(1.0 - confidence)
 
-        return self._combined(most, evidence, delta, error)
+        def most(trial: GuessCounts) -> float:
+            guesses = self._tested(trial) if self._chosen(trial) else trial.guesses
+            perfect = replace(trial, guesses=guesses, correct=guesses)
+            return self._bound(perfect, evidence, delta, share)
 
-    def _combined(
-        self,
-        answer: Callable[[GuessTrial, GuessEvidence, float, float], float],
-        evidence: GuessEvidence,
-        delta: float,
-        error: float,
-    ) -> float:
-        trials = evidence.trials
-        share = evidence.combination.share(error, len(trials))
-        value = _each(trials, lambda trial: answer(trial, evidence, delta, share))
-        return evidence.combination.largest([value[trial] for trial in trials])
+        return evidence.largest(most)
 
     def power(
         self,
@@ -392,13 +338,11 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         powerful one.
         """
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
-        share = evidence.combination.share(error, len(evidence.trials))
+        share = evidence.share(error)
 
-        def chance(trial: GuessTrial) -> float:
+        def chance(trial: GuessCounts) -> float:
             def rejected(correct: int) -> bool:
-                counted = GuessTrial(
-                    canaries=trial.canaries, guesses=trial.guesses, correct=correct
-                )
+                counted = replace(trial, correct=correct)
                 return self._rejects(counted, evidence, epsilon, delta, share)
 
             if not rejected(trial.guesses):
@@ -411,10 +355,11 @@ class GuessingAuditor(Auditor[GuessEvidence]):
             accuracy = _accuracy(trial, self._tested(trial), pair, both)
             return float(np.mean(betainc(high, trial.guesses - high + 1.0, accuracy)))
 
-        value = _each((_typical(trial) for trial in evidence.trials), chance)
-        return evidence.combination.largest([value[_typical(t)] for t in evidence.trials])
+        # What came out of a trial does not matter, so that trials of one size are asked once.
+        typical = tuple(replace(trial, correct=0) for trial in evidence.trials)
+        return replace(evidence, trials=typical).largest(chance)
 
-    def _tested(self, trial: GuessTrial) -> int:
+    def _tested(self, trial: GuessCounts) -> int:
         """How many canaries the guesses were chosen from."""
         if not (isinstance(self._rule, Ranks) and self._chosen(trial)):
             return trial.canaries
@@ -441,19 +386,7 @@ class GuessingAuditor(Auditor[GuessEvidence]):
         return (*found, *evidence.coins.findings())
 
 
-def _each(
-    trials: Iterable[GuessTrial], answer: Callable[[GuessTrial], float]
-) -> dict[GuessTrial, float]:
-    """The answer of each trial; equal trials, which splits often give, are asked once."""
-    return {trial: answer(trial) for trial in dict.fromkeys(trials)}
-
-
-def _typical(trial: GuessTrial) -> GuessTrial:
-    """The same trial whatever came out of it."""
-    return GuessTrial(canaries=trial.canaries, guesses=trial.guesses, correct=0)
-
-
-def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessTrial:
+def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessCounts:
     guessed = score >= threshold
     guesses = int(np.count_nonzero(guessed))
     if guesses == 0:
@@ -464,7 +397,7 @@ def _threshold_trial(score: Array, member: Flags, threshold: float) -> GuessTria
             "No canary reaches it, so there is nothing to guess.",
         )
     correct = int(np.count_nonzero(guessed & member))
-    return GuessTrial(canaries=score.size, guesses=guesses, correct=correct)
+    return GuessCounts(canaries=score.size, guesses=guesses, correct=correct)
 
 
 def _stated(selection: Fixed | UnionBound, canaries: int) -> list[int]:
@@ -496,7 +429,7 @@ def accuracies(shift: float, fraction: Array, two_sided: bool) -> Array:
     return np.asarray(np.clip(0.5 * ndtr(0.5 * shift - low) / tail, 0.5, 1.0))
 
 
-def _accuracy(trial: GuessTrial, tested: int, pair: ScorePair, two_sided: bool) -> Array:
+def _accuracy(trial: GuessCounts, tested: int, pair: ScorePair, two_sided: bool) -> Array:
     """Accuracy of the guesses at equally likely positions of the best withheld score."""
     withheld = tested - trial.guesses
     kept = np.ones(1)

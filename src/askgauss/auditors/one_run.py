@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor, GuessTrial
+from askgauss.auditors.guessing import GuessEvidence, GuessingAuditor
 from askgauss.results import Assumption
 from askgauss.stats import guess_counts
-from askgauss.stats.guess_counts import epsilon_from_counts
+from askgauss.stats.guess_counts import GuessCounts
 
-__all__ = ["OneRun", "epsilon_from_counts"]
+__all__ = ["OneRun"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class OneRun(GuessingAuditor):
         half of epsilon for Gaussian noise, however many canaries there are.
 
     Args:
-        selection: How the number of guesses is chosen.
-        two_sided: Guess the lowest scores absent too, as many as the highest present.
+        selection: As for `GuessingAuditor`.
+        two_sided: As for `GuessingAuditor`.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -45,15 +45,13 @@ class OneRun(GuessingAuditor):
     assumption: ClassVar[Assumption] = Assumption.DISTRIBUTION_FREE
 
     def _bound(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
-        return epsilon_from_counts(
-            **trial.counts, delta=delta, confidence=1.0 - error, chosen=self._chosen(trial)
+        return guess_counts.epsilon_from_counts(
+            trial, delta=delta, confidence=1.0 - error, chosen=self._chosen(trial)
         )
 
     def _p_value(
-        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        return guess_counts.p_value(
-            **trial.counts, epsilon=epsilon, delta=delta, chosen=self._chosen(trial)
-        )
+        return guess_counts.p_value(trial, epsilon=epsilon, delta=delta, chosen=self._chosen(trial))

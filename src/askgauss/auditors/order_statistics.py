@@ -13,28 +13,26 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from askgauss import _validate
-from askgauss.auditors.guessing import (
-    GuessEvidence,
-    GuessingAuditor,
-    GuessTrial,
-    accuracies,
-    accuracy_lower,
-    tried,
-)
-from askgauss.auditors.one_run_fdp import (
+from askgauss.auditors.families import (
     EpsilonDeltaFamily,
     GaussianFamily,
     check_family,
-    family_findings,
     sampling_findings,
+)
+from askgauss.auditors.guessing import (
+    GuessEvidence,
+    GuessingAuditor,
+    accuracies,
+    accuracy_lower,
+    tried,
 )
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Finding
 from askgauss.selection import Fixed, Ranks, Selection, Split
 from askgauss.stats import confident_mistakes, gaussian
-from askgauss.stats.confident_mistakes import epsilon_from_counts
+from askgauss.stats.guess_counts import GuessCounts
 
-__all__ = ["OrderStatistics", "epsilon_from_counts"]
+__all__ = ["OrderStatistics"]
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -62,8 +60,8 @@ class OrderStatistics(GuessingAuditor):
         that are not the most confident ones can only be worse, so the rule needs no model.
 
     Args:
-        selection: How the number of guesses is chosen; not by a threshold.
-        two_sided: Guess the lowest scores absent too, as many as the highest present.
+        selection: As for `GuessingAuditor`; not by a threshold.
+        two_sided: As for `GuessingAuditor`.
         family: `GaussianFamily` or `EpsilonDeltaFamily`.
         sampling_rate: Probability that a present canary is in a single-step score at all; None for
             always, and for scores summed over many steps.
@@ -122,36 +120,34 @@ class OrderStatistics(GuessingAuditor):
     def _rate(self) -> float:
         return 1.0 if self.sampling_rate is None else self.sampling_rate
 
-    def _beyond_sampling(self, counts: dict[str, int], error: float) -> bool:
+    def _beyond_sampling(self, trial: GuessCounts, error: float) -> bool:
         """Whether guesses are better than so rarely sampled canaries allow without any noise."""
         if self._rate == 1.0:
             return False
         noiseless = confident_mistakes.Gaussian(mu=_NOISELESS, sampling_rate=self._rate)
-        return confident_mistakes.p_value(noiseless, **counts) < error
+        return confident_mistakes.p_value(noiseless, trial) < error
 
     def _bound(
-        self, trial: GuessTrial, evidence: GuessEvidence, delta: float, error: float
+        self, trial: GuessCounts, evidence: GuessEvidence, delta: float, error: float
     ) -> float:
-        counts = _mistakes(trial)
         if isinstance(self.family, GaussianFamily):
-            if self._beyond_sampling(counts, error):
+            if self._beyond_sampling(trial, error):
                 return math.inf if delta < self._rate else 0.0
-            return epsilon_from_counts(
-                **counts, delta=delta, confidence=1.0 - error, sampling_rate=self.sampling_rate
+            return confident_mistakes.epsilon_from_counts(
+                trial, delta=delta, confidence=1.0 - error, sampling_rate=self.sampling_rate
             )
         return confident_mistakes.strongest_rejected(
             lambda epsilon: confident_mistakes.EpsilonDelta(epsilon=epsilon, delta=delta),
-            **counts,
+            trial,
             confidence=1.0 - error,
         )
 
     def _p_value(
-        self, trial: GuessTrial, evidence: GuessEvidence, epsilon: float, delta: float
+        self, trial: GuessCounts, evidence: GuessEvidence, epsilon: float, delta: float
     ) -> float:
-        counts = _mistakes(trial)
         if isinstance(self.family, EpsilonDeltaFamily):
             pair = confident_mistakes.EpsilonDelta(epsilon=epsilon, delta=delta)
-            return confident_mistakes.p_value(pair, **counts)
+            return confident_mistakes.p_value(pair, trial)
         rate = self._rate
         if delta >= rate:
             return 1.0  # no noise is too small for such a delta
@@ -159,7 +155,7 @@ class OrderStatistics(GuessingAuditor):
         always = epsilon + math.log((1.0 - (1.0 - rate) * math.exp(-epsilon)) / rate)
         mu = gaussian.gdp_mu(always, delta / rate)
         channel = confident_mistakes.Gaussian(mu=mu, sampling_rate=rate)
-        return confident_mistakes.p_value(channel, **counts)
+        return confident_mistakes.p_value(channel, trial)
 
     def _promise(self, fraction: Array, guesses: Array, correct: Array, error: float) -> Array:
         if isinstance(self.family, EpsilonDeltaFamily):
@@ -190,12 +186,4 @@ class OrderStatistics(GuessingAuditor):
         found = GuessingAuditor.findings(self, evidence, delta=delta, confidence=confidence)
         bound = self.epsilon_lower(evidence, delta=delta, confidence=confidence)
         found += sampling_findings(bound, self._rate)
-        return found + family_findings(self.family)
-
-
-def _mistakes(trial: GuessTrial) -> dict[str, int]:
-    return {
-        "canaries": trial.canaries,
-        "guesses": trial.guesses,
-        "mistakes": trial.guesses - trial.correct,
-    }
+        return found + self.family.findings()

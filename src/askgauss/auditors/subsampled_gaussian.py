@@ -17,6 +17,7 @@ from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import Scheme
+from askgauss.scores import GroupMoments
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
 from askgauss.stats.shift import ShiftTest, SlopeTest, least_noticed
@@ -62,6 +63,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
     assumption: ClassVar[Assumption] = Assumption.SUBSAMPLED_GAUSSIAN_STEPS
     evidence_type: ClassVar[type] = StepEvidence
     reads: ClassVar[str] = "transcript"
+    scales: ClassVar[bool] = True
 
     counts_only: bool = False
     replaced: bool = False
@@ -247,6 +249,31 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             return 0.0
         variance = test.residual / test.degrees_of_freedom
         return max(variance - claimed**-2, 0.0)
+
+    def planned_evidence(
+        self, *, present: int, absent: int, steps: int, sampling_rate: float
+    ) -> StepEvidence:
+        """Counts of such an audit, with a known background."""
+        planted = max(round(present * steps * sampling_rate), 2)
+        others = (present + absent) * steps - planted
+        return StepEvidence(
+            strata=(
+                Stratum(
+                    tensor="all",
+                    planted=GroupMoments(count=planted, mean=1.0, sum_of_squares=float(planted)),
+                    other=GroupMoments(count=others, mean=0.0, sum_of_squares=float(others)),
+                ),
+            ),
+            # Asked only of sums by canary.
+            counts=SlopeTest(count=present + absent, slope=1.0, spread=1.0, residual=1.0),
+            background_known=True,
+            steps=steps,
+            sampling_rate=sampling_rate,
+            plantings=planted,
+            opportunities=present * steps,
+            poisson=True,
+            finite=True,
+        )
 
     def findings(
         self, evidence: StepEvidence, *, delta: float, confidence: float

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,29 +13,28 @@ from scipy.special import bdtr, bdtrik, betainccinv, ndtri
 
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.mechanism_shift import ScorePair, pair_of_mechanism
+from askgauss.auditors.trials import TrialEvidence, score_facts
 from askgauss.exceptions import InvalidArgumentError, ScoresError, UnsupportedError
 from askgauss.results import Finding, Status
 from askgauss.scores import CanaryScores
 from askgauss.selection import (
     DKW,
     Combination,
-    CrossFit,
     Fixed,
-    MultiSplit,
     Ranks,
     Selection,
     UnionBound,
-    choosing_parts,
     fingerprint,
     random_order,
     stream,
 )
 from askgauss.stats import confusion_matrix
+from askgauss.stats.confusion_matrix import ConfusionMatrix
 from askgauss.stats.ranked_rates import Curve, RankedRates, beta_nodes, strongest_contradicted
 from askgauss.stats.search import smallest_error
 from askgauss.stats.tradeoff import TradeOff
 
-__all__ = ["ConfusionAuditor", "ConfusionEvidence", "ConfusionMatrix", "epsilon_of_rates"]
+__all__ = ["ConfusionAuditor", "ConfusionEvidence"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -52,69 +50,21 @@ _DRAWN = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusionMatrix:
-    """What a threshold said of the canaries, and what they were."""
-
-    true_positive: int
-    true_negative: int
-    false_positive: int
-    false_negative: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The four counts as arguments."""
-        return {
-            "true_positive": self.true_positive,
-            "true_negative": self.true_negative,
-            "false_positive": self.false_positive,
-            "false_negative": self.false_negative,
-        }
-
-    @property
-    def present(self) -> int:
-        """Number of present canaries."""
-        return self.true_positive + self.false_negative
-
-    @property
-    def absent(self) -> int:
-        """Number of absent canaries."""
-        return self.true_negative + self.false_positive
-
-    @property
-    def telling(self) -> bool:
-        """Whether neither group is wrong as a whole."""
-        return self.true_positive > 0 and self.true_negative > 0
-
-    def perfect(self) -> ConfusionMatrix:
-        """The same canaries without a mistake."""
-        return ConfusionMatrix(
-            true_positive=self.present,
-            true_negative=self.absent,
-            false_positive=0,
-            false_negative=0,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusionEvidence:
-    """Confusion matrices of one or several trials, and how they combine."""
+class ConfusionEvidence(TrialEvidence[ConfusionMatrix]):
+    """Confusion matrices of one or several thresholds."""
 
     trials: tuple[ConfusionMatrix, ...]
-    combination: Combination
-    steps: int | None = None
-    sampling_rate: float | None = None
-    carried_shift: float | None = None
 
     def limits(self, error: float) -> list[tuple[float, float]]:
         """Upper limits of the two error rates of each trial, at its share of the error."""
-        share = self.combination.share(error, len(self.trials))
+        share = self.share(error)
         return [limits(trial, self.combination, share) for trial in self.trials]
 
 
 def limits(trial: ConfusionMatrix, combination: Combination, error: float) -> tuple[float, float]:
     """Upper limits of the false positive and the false negative rate, that hold together."""
     if combination is not Combination.BAND:
-        return confusion_matrix.rate_limits(**trial.counts, confidence=1.0 - error)
+        return trial.rate_limits(confidence=1.0 - error)
     positive = trial.false_positive / trial.absent + DKW.width(error, trial.absent)
     negative = trial.false_negative / trial.present + DKW.width(error, trial.present)
     return min(positive, 1.0), min(negative, 1.0)
@@ -145,24 +95,18 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
                 "scores it is tested with. Use Fixed(threshold=...), or Ranks()."
             )
 
-    @abc.abstractmethod
     def _promise(self, positive: Array, negative: Array, delta: float) -> Array:
         """A stand-in for the bound from limits of the two rates, to choose a threshold by."""
+        return _epsilon_of_rates(positive, negative, delta)
 
-    @abc.abstractmethod
-    def _curve(self, evidence: ConfusionEvidence, epsilon: float, delta: float) -> TradeOff:
+    def _curve(self, epsilon: float, delta: float) -> TradeOff:
         """The trade-off curve that the claim of this epsilon stands for."""
+        return TradeOff.epsilon_delta(epsilon, delta)
 
     def gather(self, data: CanaryScores, *, delta: float, confidence: float) -> ConfusionEvidence:
         """Choose the threshold, and count."""
         trials, combination = self._trials(data, delta, 1.0 - confidence)
-        return ConfusionEvidence(
-            trials=trials,
-            combination=combination,
-            steps=data.metadata.steps,
-            sampling_rate=data.metadata.sampling_rate,
-            carried_shift=data.metadata.carried_shift,
-        )
+        return ConfusionEvidence(trials=trials, combination=combination, **score_facts(data))
 
     def _trials(
         self, data: CanaryScores, delta: float, error: float
@@ -184,15 +128,12 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             return _hull(data), Combination.BAND
         order = random_order(data.score, selection)
         score, member = data.score[order], data.member[order]
-        median = isinstance(selection, MultiSplit)
-        combination = Combination.MEDIAN if median else Combination.BEST
-        shares = selection.folds if isinstance(selection, CrossFit) else 1
-        level = combination.share(error, shares)
+        level = selection.share(error)
         trials: list[ConfusionMatrix] = []
         # Of either group its share, so that a part is never left without one of them.
         entropy = fingerprint(data.score, data.member)
         sides = [
-            choosing_parts(selection, int(np.count_nonzero(group)), entropy + index)
+            selection.parts(int(np.count_nonzero(group)), entropy + index)
             for index, group in enumerate((member, ~member))
         ]
         for of_present, of_absent in zip(*sides, strict=True):
@@ -202,7 +143,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
             size = int(np.count_nonzero(rest))
             cut = self._choose(score[chosen], member[chosen], size, delta, level)
             trials += _matrices(score[rest], member[rest], np.array([cut]))
-        return tuple(trials), combination
+        return tuple(trials), selection.combination
 
     def _choose(
         self, score: Array, member: Flags, canaries: int, delta: float, error: float
@@ -223,7 +164,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
 
     def p_value(self, evidence: ConfusionEvidence, *, epsilon: float, delta: float) -> float:
         """The smallest error at which the limits of the error rates contradict the claim."""
-        curve = self._curve(evidence, epsilon, delta).beta_at
+        curve = self._curve(epsilon, delta).beta_at
         if evidence.combination is Combination.RANKS:
             rates = self._rates(evidence)
             values = [1.0] if rates is None else rates.p_values(curve).tolist()
@@ -234,11 +175,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
                     negative < curve(positive) for positive, negative in evidence.limits(error)
                 )
             )
-        value = {
-            trial: confusion_matrix.p_value(curve, **trial.counts)
-            for trial in dict.fromkeys(evidence.trials)
-        }
-        return evidence.combination.p_value([value[trial] for trial in evidence.trials])
+        return evidence.p_value(lambda trial: confusion_matrix.p_value(curve, trial))
 
     def rejects(
         self, evidence: ConfusionEvidence, *, epsilon: float, delta: float, error: float
@@ -246,24 +183,17 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         """Whether the trials contradict ``epsilon``; faster than searching the bound."""
         if evidence.combination is Combination.RANKS:
             return self.p_value(evidence, epsilon=epsilon, delta=delta) < error
-        share = evidence.combination.share(error, len(evidence.trials))
-        test = self._test(evidence, epsilon, delta, share)
-        return evidence.combination.largest([float(test(item)) for item in evidence.trials]) > 0.0
+        test = self._test(evidence.combination, epsilon, delta, evidence.share(error))
+        return bool(evidence.largest(test))
 
     def ceiling(self, evidence: ConfusionEvidence, *, delta: float, confidence: float) -> float:
         """The bound had every canary fallen on its side of the threshold."""
-        ranked = evidence.combination is Combination.RANKS
-        # At the first rank all others are outdone; as many shares of the error stay.
-        trials = evidence.trials[:1] if ranked else evidence.trials
-        if ranked:
-            confidence = 1.0 - (1.0 - confidence) / len(evidence.trials)
-        perfect = ConfusionEvidence(
-            trials=tuple(trial.perfect() for trial in trials),
-            combination=evidence.combination,
-            steps=evidence.steps,
-            sampling_rate=evidence.sampling_rate,
-            carried_shift=evidence.carried_shift,
-        )
+        trials = evidence.trials
+        if evidence.combination is Combination.RANKS:
+            # At the first rank all others are outdone; as many shares of the error stay.
+            confidence = 1.0 - (1.0 - confidence) / len(trials)
+            trials = trials[:1]
+        perfect = replace(evidence, trials=tuple(trial.perfect() for trial in trials))
         return self.epsilon_lower(perfect, delta=delta, confidence=confidence)
 
     def power(
@@ -281,20 +211,23 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         most powerful one.
         """
         pair = pair_of_mechanism(evidence, true_epsilon, delta)
-        share = evidence.combination.share(error, len(evidence.trials))
+        share = evidence.share(error)
         if evidence.combination is Combination.RANKS:
-            curve = self._curve(evidence, epsilon, delta).beta_at
+            curve = self._curve(epsilon, delta).beta_at
             return _ranked_power(evidence.trials, pair, curve, share)
-        chances = {}
-        for trial in dict.fromkeys(evidence.trials):
+
+        def chance(trial: ConfusionMatrix) -> float:
             rate = (trial.false_positive + 0.5) / (trial.absent + 1.0)
             false = np.clip(np.ceil(bdtrik(_NODES, trial.absent, rate)), 0, trial.absent)
-            most = self._most_missed(evidence, trial, false.astype(np.int64), epsilon, delta, share)
+            most = self._most_missed(
+                trial, evidence.combination, false.astype(np.int64), epsilon, delta, share
+            )
             missed = float(pair.present_below(-ndtri(rate)))
-            chance = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
-            chance = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, chance))
-            chances[trial] = float(chance.mean())
-        return evidence.combination.largest([chances[trial] for trial in evidence.trials])
+            found = bdtr(np.clip(most, 0, trial.present - 1), trial.present, missed)
+            found = np.where(most < 0, 0.0, np.where(most >= trial.present, 1.0, found))
+            return float(found.mean())
+
+        return evidence.largest(chance)
 
     def _ranked_epsilon(self, evidence: ConfusionEvidence, delta: float, error: float) -> float:
         """The (epsilon, delta) curve that thresholds at stated ranks contradict."""
@@ -304,8 +237,8 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         found = strongest_contradicted(
             rates,
             lambda epsilon: _epsilon_delta(epsilon, delta),
-            lambda positive, negative: epsilon_of_rates(positive, negative, delta),
-            evidence.combination.share(error, len(evidence.trials)),
+            lambda positive, negative: _epsilon_of_rates(positive, negative, delta),
+            evidence.share(error),
         )
         return max(0.0, found)
 
@@ -321,8 +254,8 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
 
     def _most_missed(
         self,
-        evidence: ConfusionEvidence,
         trial: ConfusionMatrix,
+        combination: Combination,
         false: Integers,
         epsilon: float,
         delta: float,
@@ -333,8 +266,8 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         Below 0 where not even none do.
         """
         present, absent = trial.present, trial.absent
-        curve = self._curve(evidence, epsilon, delta).beta_at
-        if evidence.combination is Combination.BAND:
+        curve = self._curve(epsilon, delta).beta_at
+        if combination is Combination.BAND:
             positive = false / absent + DKW.width(error, absent)
             room = curve(np.minimum(positive, 1.0)) - DKW.width(error, present)
             return np.asarray(np.ceil(room * present) - 1.0, dtype=np.int64)
@@ -351,13 +284,13 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         return np.asarray(low, dtype=np.int64)
 
     def _test(
-        self, evidence: ConfusionEvidence, epsilon: float, delta: float, error: float
+        self, combination: Combination, epsilon: float, delta: float, error: float
     ) -> Callable[[ConfusionMatrix], bool]:
         """Whether a confusion matrix contradicts the claim at this error."""
-        curve = self._curve(evidence, epsilon, delta).beta_at
+        curve = self._curve(epsilon, delta).beta_at
 
         def rejects(trial: ConfusionMatrix) -> bool:
-            positive, negative = limits(trial, evidence.combination, error)
+            positive, negative = limits(trial, combination, error)
             return negative < curve(positive)
 
         return rejects
@@ -382,7 +315,7 @@ class ConfusionAuditor(Auditor[ConfusionEvidence]):
         )
 
 
-def epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
+def _epsilon_of_rates(positive: Array, negative: Array, delta: float) -> Array:
     """The epsilon that limits of the two error rates contradict, below 0 where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first = np.log(np.maximum(1.0 - delta - negative, 0.0) / positive)

@@ -370,7 +370,7 @@ def _replayed(result: AuditResult, replay: ReplayReport | None) -> tuple[Verifie
     return (
         _part(
             "replay",
-            joined == wanted,
+            joined == wanted and replay.derived,
             f"{len(joined)} findings are those of the report.",
             f"the result has {len(joined)} findings of a replay, and the report gives others.",
         ),

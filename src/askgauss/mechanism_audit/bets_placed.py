@@ -9,16 +9,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.exceptions import FileFormatError
+from askgauss.exceptions import InvalidArgumentError
 from askgauss.stats import betting
 
-__all__ = ["Bet", "Evidence"]
+__all__ = ["Bet", "BetEvidence"]
 
 Array = NDArray[np.float64]
-
-# Far more than any audit draws, and a few batches of a few blocks: files may say otherwise.
-_MOST_OUTPUTS = 10**15
-_MOST_BLOCKS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +39,16 @@ class Bet:
     favoured: tuple[int, ...]
     other: tuple[int, ...]
 
-    def possible(self) -> bool:
-        """Whether there can be such bets: no more hits than outputs, as many of each as blocks."""
-        known = min(self.known_favoured, self.known_other) >= 0
-        known = known and 0 < self.known_trials <= _MOST_OUTPUTS
-        known = known and max(self.known_favoured, self.known_other) <= self.known_trials
-        lengths = {len(self.trials), len(self.favoured), len(self.other)}
-        return (
-            known
-            and len(lengths) == 1
-            and self.trials != ()
-            and all(
-                0 < trials <= _MOST_OUTPUTS and min(hits) >= 0 and max(hits) <= trials
-                for trials, *hits in zip(self.trials, self.favoured, self.other, strict=True)
+    def __post_init__(self) -> None:
+        known = min(self.known_favoured, self.known_other) >= 0 and self.known_trials > 0
+        known &= max(self.known_favoured, self.known_other) <= self.known_trials
+        blocks = list(zip(self.trials, self.favoured, self.other, strict=True))
+        if not (
+            known and blocks and all(0 <= min(hits) <= max(hits) <= n > 0 for n, *hits in blocks)
+        ):
+            raise InvalidArgumentError(
+                "Its bets are none that an audit places: hits and outputs do not fit each other."
             )
-        )
 
     def table(self) -> Array:
         """Rows as `betting.log_wealth` takes them, one column a block."""
@@ -67,7 +58,7 @@ class Bet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class BetEvidence:
     """Bets of several players on the same outputs; their average wealth is the evidence.
 
     Attributes:
@@ -76,20 +67,10 @@ class Evidence:
 
     players: tuple[tuple[Bet, ...], ...]
 
-    def check(self, samples: int) -> None:
-        """Refuse bets that an audit of so many outputs cannot have placed.
-
-        Raises:
-            FileFormatError: There are some.
-        """
-        blocks = [[size for bet in bets for size in bet.trials] for bets in self.players]
-        hold = all(bet.possible() for bets in self.players for bet in bets)
-        alike = all(own == blocks[0] for own in blocks)
-        few = all(len(own) <= _MOST_BLOCKS and sum(own) <= samples for own in blocks)
-        if not (hold and alike and few and all(self.players)):
-            raise FileFormatError(
-                "Its bets are none that an audit places: hits and outputs do not fit each other."
-            )
+    def __post_init__(self) -> None:
+        blocks = {tuple(size for bet in bets for size in bet.trials) for bets in self.players}
+        if len(blocks) > 1 or () in blocks:
+            raise InvalidArgumentError("Its bets are none that an audit places: of other outputs.")
 
     @property
     def trials(self) -> int:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.mechanism_audit.output_scores import Classifier, Score, fitted_scores
-from askgauss.mechanism_audit.outputs import SIDES, Outputs
+from askgauss.mechanism_audit.outputs import SIDES, OutputTable
 from askgauss.stats import betting
 
-__all__ = ["Candidates", "Criterion", "Event", "leak", "separating_score", "suspicion"]
+__all__ = ["Candidates", "Criterion", "OutputEvent", "leak", "separating_score", "suspicion"]
 
 Array = NDArray[np.float64]
 # How good an event looks: of hits on the favoured side, hits on the other, and outputs of each.
@@ -25,7 +25,7 @@ _DOUBT = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Event:
+class OutputEvent:
     """A set of outputs that one side is thought to favour.
 
     Attributes:
@@ -47,7 +47,7 @@ class Event:
     hits: tuple[int, int]
     trials: int
 
-    def contains(self, outputs: Outputs) -> NDArray[np.bool_]:
+    def contains(self, outputs: OutputTable) -> NDArray[np.bool_]:
         """Which outputs are in it."""
         return np.asarray(self.sign * self.score(outputs) >= self.threshold)
 
@@ -92,8 +92,8 @@ class Candidates:
 
     def __init__(
         self,
-        data: Outputs,
-        neighbour: Outputs,
+        data: OutputTable,
+        neighbour: OutputTable,
         *,
         given: Score | None = None,
         classifier: Classifier | None = None,
@@ -127,7 +127,7 @@ class Candidates:
         self._owners = np.concatenate(owners or [empty]).astype(np.int64)
         self._hits = (np.concatenate(ours or [empty]), np.concatenate(theirs or [empty]))
 
-    def best(self, criterion: Criterion) -> Event | None:
+    def best(self, criterion: Criterion) -> OutputEvent | None:
         """The event that looks best; None where all outputs are alike."""
         if self._cuts.size == 0:
             return None
@@ -140,7 +140,7 @@ class Candidates:
         name, score, sign = self._events[self._owners[place]]
         hits = (int(self._hits[favoured][place]), int(self._hits[1 - favoured][place]))
         cut = float(self._cuts[place])
-        return Event(name, score, sign, cut, favoured, hits, self.trials)
+        return OutputEvent(name, score, sign, cut, favoured, hits, self.trials)
 
 
 def _counts(ours: Array, theirs: Array) -> tuple[Array, Array, Array]:
@@ -158,11 +158,11 @@ def _counts(ours: Array, theirs: Array) -> tuple[Array, Array, Array]:
     )
 
 
-def separating_score(data: Outputs, neighbour: Outputs) -> tuple[str, Score]:
+def separating_score(data: OutputTable, neighbour: OutputTable) -> tuple[str, Score]:
     """The score, fitted to half of these outputs, that tells the other half apart best."""
     half = len(data) // 2
     fit, judge = slice(0, half), slice(half, None)
-    judged = Outputs.together((data.rows(judge), neighbour.rows(judge)))
+    judged = OutputTable.together((data.rows(judge), neighbour.rows(judge)))
     count = len(data) - half
     found = []
     for name, score in fitted_scores(data.rows(fit), neighbour.rows(fit)):

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from askgauss.mechanism_audit.output_scores import keys
-from askgauss.mechanism_audit.outputs import SIDES, Outputs
+from askgauss.mechanism_audit.outputs import SIDES, OutputTable
 
 __all__ = ["same_coins"]
 
 
-def same_coins(seen: list[list[Outputs]], fresh: list[Outputs], error: float) -> str:
+def same_coins(seen: list[list[OutputTable]], fresh: list[OutputTable], error: float) -> str:
     """What is wrong with the draws, in a sentence; empty where nothing is.
 
     Args:
@@ -37,7 +37,7 @@ def same_coins(seen: list[list[Outputs]], fresh: list[Outputs], error: float) ->
     return ""
 
 
-def _repeated(before: Outputs, after: Outputs, error: float) -> bool:
+def _repeated(before: OutputTable, after: OutputTable, error: float) -> bool:
     """Whether a batch begins as an earlier one did, where chance would not have it so."""
     width = max(before.values.shape[1], after.values.shape[1])
     first, second = keys(before, width), keys(after, width)
@@ -52,7 +52,7 @@ def _repeated(before: Outputs, after: Outputs, error: float) -> bool:
     return count * math.log(min(equal, 1.0)) < math.log(error) and equal < 0.9
 
 
-def _coupled(data: Outputs, neighbour: Outputs, error: float) -> bool:
+def _coupled(data: OutputTable, neighbour: OutputTable, error: float) -> bool:
     """Whether the k-th output of one side goes with the k-th of the other, in any column.
 
     Each side's column is cut in two as evenly as it can be. How many outputs are above both cuts is

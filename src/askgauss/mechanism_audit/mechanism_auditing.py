@@ -13,12 +13,12 @@ from askgauss._text import number
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.mechanism_audit.bets_placed import Bet, Evidence
-from askgauss.mechanism_audit.events import Candidates, Criterion, Event, leak, suspicion
+from askgauss.mechanism_audit.bets_placed import Bet, BetEvidence
+from askgauss.mechanism_audit.events import Candidates, Criterion, OutputEvent, leak, suspicion
 from askgauss.mechanism_audit.independence import same_coins
 from askgauss.mechanism_audit.mechanism_result import MechanismResult
 from askgauss.mechanism_audit.output_scores import Classifier, Score, classifier_named
-from askgauss.mechanism_audit.outputs import Mechanism, Outputs, Sampler, check_pair
+from askgauss.mechanism_audit.outputs import Mechanism, OutputTable, Sampler, check_pair
 from askgauss.results import Verdict
 from askgauss.stats import betting
 
@@ -123,7 +123,7 @@ def audit_mechanism(
     if claim is not None:
         criteria.insert(0, suspicion(claim.epsilon, claim.delta))
     players: list[list[Bet]] = [[] for _ in criteria]
-    seen: list[list[Outputs]] = [[], []]
+    seen: list[list[OutputTable]] = [[], []]
     coins = ""
     for size in _batches(max_samples):
         events = _choose(seen, criteria, given, learner, last_bits)
@@ -135,56 +135,23 @@ def audit_mechanism(
             for bets, event in zip(players, events, strict=True):
                 bets.append(_bet(event, fresh))
         for side in (0, 1):
-            seen[side] = [Outputs.together([*seen[side], fresh[side]])]
+            seen[side] = [OutputTable.together([*seen[side], fresh[side]])]
         if claim is not None and _evidence(players).rejects(claim.epsilon, claim.delta, share):
             break
-    return concluded(
-        _evidence(players),
-        samples=min(sampler.drawn),
-        delta=level,
-        confidence=confidence,
-        claim=claim,
-        gate_error=gate_error,
-        coins=coins,
-    )
-
-
-def concluded(
-    evidence: Evidence,
-    *,
-    samples: int,
-    delta: float,
-    confidence: float,
-    claim: PrivacyClaim | None,
-    gate_error: float,
-    coins: str,
-) -> MechanismResult:
-    """What bets say: the same from a file as when they were placed.
-
-    Args:
-        evidence: The bets.
-        samples: Outputs drawn from each side.
-        delta: The delta the bound is stated at.
-        confidence: Its confidence.
-        claim: What was claimed, if anything.
-        gate_error: How often a mechanism that keeps its claim may end in VIOLATION.
-        coins: What is wrong with how outputs were drawn; empty where nothing is.
-    """
-    share = (1.0 - _CHECK_SHARE) * gate_error
-    bound = 0.0 if coins else evidence.epsilon_lower(delta, confidence)
-    contradicted = claim is not None and evidence.rejects(claim.epsilon, claim.delta, share)
-    verdict, reason, power = _decide(evidence, claim, bound, share, contradicted, coins)
+    evidence = _evidence(players)
+    bound = 0.0 if coins else evidence.epsilon_lower(level, confidence)
+    verdict, reason, power = _decide(evidence, claim, bound, share, coins)
     last = evidence.players[-1][-1] if evidence.players else None
     trials = max(evidence.trials, 1)
     return MechanismResult(
         evidence=evidence,
-        samples=samples,
-        delta=delta,
+        samples=min(sampler.drawn),
+        delta=level,
         confidence=confidence,
         epsilon_lower=bound,
-        epsilon_point=None if last is None else max(0.0, _shown_by(last, delta)),
+        epsilon_point=None if last is None else max(0.0, _shown_by(last, level)),
         event="" if last is None else last.event,
-        ceiling=max(0.0, betting.ceiling(trials, delta=delta, error=1.0 - confidence)),
+        ceiling=max(0.0, betting.ceiling(trials, delta=level, error=1.0 - confidence)),
         claim=claim,
         gate_error=gate_error,
         verdict=verdict,
@@ -210,7 +177,7 @@ def _likelihood_ratio(mechanism: Mechanism, data: Any, neighbour: Any) -> Score 
     if ratio is None:
         return None
 
-    def score(outputs: Outputs) -> Any:
+    def score(outputs: OutputTable) -> Any:
         values = outputs.values[:, 0] if outputs.values.shape[1] == 1 else outputs.values
         found = np.asarray(ratio(values, data, neighbour), np.float64)
         if found.shape != (len(outputs),):
@@ -224,17 +191,17 @@ def _likelihood_ratio(mechanism: Mechanism, data: Any, neighbour: Any) -> Score 
 
 
 def _choose(
-    seen: list[list[Outputs]],
+    seen: list[list[OutputTable]],
     criteria: list[Criterion],
     given: Score | None,
     classifier: Classifier | None,
     last_bits: bool,
-) -> list[Event] | None:
+) -> list[OutputEvent] | None:
     """One event for each player; None before the first batch, and while all outputs are alike."""
     if not seen[0]:
         return None
     width = max(side[0].values.shape[1] for side in seen)
-    data, neighbour = (Outputs(side[0].widened(width), side[0].lengths) for side in seen)
+    data, neighbour = (OutputTable(side[0].widened(width), side[0].lengths) for side in seen)
     candidates = Candidates(
         data, neighbour, given=given, classifier=classifier, last_bits=last_bits
     )
@@ -242,7 +209,7 @@ def _choose(
     return [event for event in events if event is not None] or None
 
 
-def _bet(event: Event, fresh: list[Outputs]) -> Bet:
+def _bet(event: OutputEvent, fresh: list[OutputTable]) -> Bet:
     """The event's hits among fresh outputs, block by block."""
     hits = [event.contains(outputs) for outputs in fresh]
     favoured, other = hits[event.favoured], hits[1 - event.favoured]
@@ -258,8 +225,8 @@ def _bet(event: Event, fresh: list[Outputs]) -> Bet:
     )
 
 
-def _evidence(players: list[list[Bet]]) -> Evidence:
-    return Evidence(players=tuple(tuple(bets) for bets in players if bets))
+def _evidence(players: list[list[Bet]]) -> BetEvidence:
+    return BetEvidence(players=tuple(tuple(bets) for bets in players if bets))
 
 
 def _shown_by(bet: Bet, delta: float) -> float:
@@ -270,16 +237,16 @@ def _shown_by(bet: Bet, delta: float) -> float:
 
 
 def _decide(
-    evidence: Evidence,
+    evidence: BetEvidence,
     claim: PrivacyClaim | None,
     bound: float,
     share: float,
-    contradicted: bool,
     coins: str,
 ) -> tuple[Verdict | None, str, float | None]:
     """The verdict, why, and the power behind it."""
     if claim is None:
         return None, coins, None
+    contradicted = evidence.rejects(claim.epsilon, claim.delta, share)
     verdict = policy.verdict_on(invalid=bool(coins), contradicted=contradicted)
     if verdict is Verdict.INVALID:
         return verdict, coins, None
@@ -325,7 +292,7 @@ def _decide(
     return verdict, reason, power
 
 
-def _power(evidence: Evidence, bet: Bet, claim: PrivacyClaim, share: float) -> float:
+def _power(evidence: BetEvidence, bet: Bet, claim: PrivacyClaim, share: float) -> float:
     """Chance of a VIOLATION had the event leaked 1.25 times as much.
 
     There is no law of the outputs to scale up, so the question is put to the event bet on last. If

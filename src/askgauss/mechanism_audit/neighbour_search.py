@@ -12,7 +12,7 @@ import numpy as np
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.mechanism_audit.events import Candidates, leak
-from askgauss.mechanism_audit.outputs import Mechanism, Outputs, Sampler, check_pair
+from askgauss.mechanism_audit.outputs import Mechanism, OutputTable, Sampler, check_pair
 
 __all__ = ["NeighbourSearch", "search_neighbours"]
 
@@ -96,7 +96,7 @@ def search_neighbours(
             "Pass more, or fewer candidates.",
         )
     samplers = [Sampler(mechanism, stream) for stream in root.spawn(len(given))]
-    seen: list[list[Outputs] | None] = [None] * len(given)
+    seen: list[list[OutputTable] | None] = [None] * len(given)
     leaks = [0.0] * len(given)
     left, spent = list(range(len(given))), 0
     for _ in range(rounds):
@@ -109,7 +109,7 @@ def search_neighbours(
             both = (
                 fresh
                 if before is None
-                else [Outputs.together(pair) for pair in zip(before, fresh, strict=True)]
+                else [OutputTable.together(pair) for pair in zip(before, fresh, strict=True)]
             )
             seen[place] = both
             leaks[place] = _shown(both, delta)
@@ -121,7 +121,7 @@ def search_neighbours(
     )
 
 
-def _shown(outputs: list[Outputs], delta: float) -> float:
+def _shown(outputs: list[OutputTable], delta: float) -> float:
     """A cautious estimate of what a pair leaks, by the event that shows most of it."""
     judge = leak(delta, _DOUBT)
     event = Candidates(*outputs).best(judge)

@@ -16,12 +16,12 @@ from scipy.special import expit
 
 from askgauss import _validate
 from askgauss.exceptions import MissingExtraError
-from askgauss.mechanism_audit.outputs import Outputs
+from askgauss.mechanism_audit.outputs import OutputTable
 
-__all__ = ["Classifier", "Features", "Score", "classifier_named", "fitted_scores", "keys"]
+__all__ = ["Classifier", "OutputFeatures", "Score", "classifier_named", "fitted_scores", "keys"]
 
 Array = NDArray[np.float64]
-Score = Callable[[Outputs], Array]
+Score = Callable[[OutputTable], Array]
 Fitted = tuple[str, Score]
 
 # Columns of an output that are looked at one by one, and values that are told apart exactly.
@@ -72,7 +72,7 @@ def classifier_named(name: str) -> Classifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class OutputFeatures:
     """Plain numbers of an output: its own, and what simple questions about it give.
 
     The questions are those that published attacks on broken mechanisms ask: how long is it, what
@@ -90,15 +90,15 @@ class Features:
     last_bits: bool = False
 
     @staticmethod
-    def of(outputs: Outputs, *, last_bits: bool = False) -> Features:
+    def of(outputs: OutputTable, *, last_bits: bool = False) -> OutputFeatures:
         """The questions that suit these outputs."""
         values, counts = np.unique(outputs.values[np.isfinite(outputs.values)], return_counts=True)
         often = values[counts >= 0.02 * max(counts.sum(), 1)]
         order = np.argsort(-counts[np.isin(values, often)], kind="stable")[:_VALUES]
         width = min(outputs.values.shape[1], _COLUMNS)
-        return Features(width, tuple(sorted(often[order])), last_bits)
+        return OutputFeatures(width, tuple(sorted(often[order])), last_bits)
 
-    def names_and_columns(self, outputs: Outputs) -> Iterator[tuple[str, Array]]:
+    def names_and_columns(self, outputs: OutputTable) -> Iterator[tuple[str, Array]]:
         """Name and numbers of each feature; nan where an output has no such number."""
         values = outputs.widened(self.width)
         missing = np.isnan(values)
@@ -200,10 +200,10 @@ def _log_ratios(data: NDArray[np.int64], neighbour: NDArray[np.int64], size: int
 
 
 def fitted_scores(
-    data: Outputs,
-    neighbour: Outputs,
+    data: OutputTable,
+    neighbour: OutputTable,
     *,
-    given: Callable[[Outputs], Array] | None = None,
+    given: Callable[[OutputTable], Array] | None = None,
     classifier: Classifier | None = None,
     last_bits: bool = False,
 ) -> list[Fitted]:
@@ -219,8 +219,8 @@ def fitted_scores(
     Returns:
         Names and scores.
     """
-    pooled = Outputs.together((data, neighbour))
-    features = Features.of(pooled, last_bits=last_bits)
+    pooled = OutputTable.together((data, neighbour))
+    features = OutputFeatures.of(pooled, last_bits=last_bits)
     ours = list(features.names_and_columns(data))
     theirs = dict(features.names_and_columns(neighbour))
     columns = [
@@ -250,7 +250,7 @@ def fitted_scores(
         classifier.fit(inputs, np.repeat((1, 0), (len(data), len(neighbour))))
         learned = classifier  # refitted for the next choice only after this score was used
 
-        def probability(outputs: Outputs) -> Array:
+        def probability(outputs: OutputTable) -> Array:
             return np.asarray(learned.predict_proba(table.inputs(outputs))[:, 1], np.float64)
 
         scores.append((type(classifier).__name__, probability))
@@ -260,13 +260,13 @@ def fitted_scores(
 class _Table:
     """All features of outputs, as the scores need them."""
 
-    def __init__(self, features: Features, columns: tuple[_Column, ...]) -> None:
+    def __init__(self, features: OutputFeatures, columns: tuple[_Column, ...]) -> None:
         self.features = features
         self.columns = columns
-        self._outputs: Outputs | None = None
+        self._outputs: OutputTable | None = None
         self._found: dict[str, Array] = {}
 
-    def found(self, outputs: Outputs) -> dict[str, Array]:
+    def found(self, outputs: OutputTable) -> dict[str, Array]:
         """The features by name; kept, since every score asks for those of the same outputs."""
         if self._outputs is not outputs:
             nothing = np.full(len(outputs), np.nan)
@@ -278,7 +278,7 @@ class _Table:
     def reading(self, name: str) -> Score:
         """A feature as it is; an output that does not have it comes last."""
 
-        def score(outputs: Outputs) -> Array:
+        def score(outputs: OutputTable) -> Array:
             column = self.found(outputs)[name]
             return np.where(np.isnan(column), -np.inf, column)
 
@@ -288,7 +288,7 @@ class _Table:
         """Log-ratio of a feature's histogram."""
         return lambda outputs: column.histogram(self.found(outputs)[column.name])
 
-    def inputs(self, outputs: Outputs) -> Array:
+    def inputs(self, outputs: OutputTable) -> Array:
         """What a classifier reads: every feature scaled, and by its histogram."""
         found, parts = self.found(outputs), []
         for column in self.columns:
@@ -297,7 +297,7 @@ class _Table:
         return np.column_stack(parts)
 
 
-def keys(outputs: Outputs, width: int) -> NDArray[np.uint64]:
+def keys(outputs: OutputTable, width: int) -> NDArray[np.uint64]:
     """One key an output, equal where the outputs are the same to the bit (any nan is nan).
 
     Every number is scrambled with its place (the finaliser of splitmix64) and the row summed. Two
@@ -312,7 +312,7 @@ def keys(outputs: Outputs, width: int) -> NDArray[np.uint64]:
     return np.asarray((bits ^ (bits >> np.uint64(31))).sum(axis=1, dtype=np.uint64))
 
 
-def _atoms(data: Outputs, neighbour: Outputs, pooled: Outputs) -> list[Fitted]:
+def _atoms(data: OutputTable, neighbour: OutputTable, pooled: OutputTable) -> list[Fitted]:
     """Outputs as categories, where some occur again and again."""
     width = pooled.values.shape[1]
     known, places = np.unique(keys(pooled, width), return_inverse=True)
@@ -320,7 +320,7 @@ def _atoms(data: Outputs, neighbour: Outputs, pooled: Outputs) -> list[Fitted]:
         return []
     ratios = _log_ratios(places[: len(data)], places[len(data) :], known.size)
 
-    def score(outputs: Outputs) -> Array:
+    def score(outputs: OutputTable) -> Array:
         wanted = keys(outputs, width)
         found = np.minimum(np.searchsorted(known, wanted), known.size - 1)
         return np.where(known[found] == wanted, ratios[found], 0.0)
@@ -343,14 +343,14 @@ def _logistic(inputs: Array, labels: Array) -> Array:
     return weights
 
 
-def _nearest(table: _Table, data: Outputs, neighbour: Outputs) -> Score:
+def _nearest(table: _Table, data: OutputTable, neighbour: OutputTable) -> Score:
     """Share of data among the nearest outputs, where an output is a point in few dimensions."""
     from scipy.spatial import cKDTree
 
     own = [column for column in table.columns if column.name.startswith("number ")]
     own = [column for column in own if "minus" not in column.name]
 
-    def points(outputs: Outputs) -> Array:
+    def points(outputs: OutputTable) -> Array:
         found = table.found(outputs)
         return np.column_stack(
             [column.scaled(found[column.name]) for column in own] or [np.zeros(len(outputs))]
@@ -359,7 +359,7 @@ def _nearest(table: _Table, data: Outputs, neighbour: Outputs) -> Score:
     tree = cKDTree(np.concatenate((points(data), points(neighbour))))
     count = max(5, int(np.sqrt(len(data))))
 
-    def score(outputs: Outputs) -> Array:
+    def score(outputs: OutputTable) -> Array:
         _, found = tree.query(points(outputs), k=min(count, tree.n))
         return np.asarray((np.atleast_2d(found) < len(data)).mean(axis=-1), np.float64)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, MechanismError
 
-__all__ = ["Mechanism", "Outputs", "Sampler", "from_function"]
+__all__ = ["Mechanism", "OutputTable", "Sampler", "from_function"]
 
 Array = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def from_function(release: Callable[..., Any]) -> Mechanism:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outputs:
+class OutputTable:
     """Outputs as a matrix, one row each.
 
     Attributes:
@@ -90,10 +90,10 @@ class Outputs:
     lengths: NDArray[np.int64]
 
     @staticmethod
-    def together(parts: Sequence[Outputs]) -> Outputs:
+    def together(parts: Sequence[OutputTable]) -> OutputTable:
         """All rows, in order."""
         width = max(part.values.shape[1] for part in parts)
-        return Outputs(
+        return OutputTable(
             np.concatenate([part.widened(width) for part in parts]),
             np.concatenate([part.lengths for part in parts]),
         )
@@ -105,9 +105,9 @@ class Outputs:
             return self.values[:, :width]
         return np.pad(self.values, ((0, 0), (0, missing)), constant_values=np.nan)
 
-    def rows(self, chosen: slice) -> Outputs:
+    def rows(self, chosen: slice) -> OutputTable:
         """Some of the outputs."""
-        return Outputs(self.values[chosen], self.lengths[chosen])
+        return OutputTable(self.values[chosen], self.lengths[chosen])
 
     def __len__(self) -> int:
         return int(self.lengths.size)
@@ -137,7 +137,7 @@ class Sampler:
         except (TypeError, ValueError):
             self.seedable = False  # a compiled function that does not say
 
-    def draw(self, data: Any, side: int, count: int) -> Outputs:
+    def draw(self, data: Any, side: int, count: int) -> OutputTable:
         """``count`` fresh outputs of one side."""
         first = self.drawn[side]
         where = f"on {SIDES[side]}, samples {first} to {first + count - 1}"
@@ -165,7 +165,7 @@ class Sampler:
         self.drawn[side] += count
         return self._laid_out(answer, where)
 
-    def _laid_out(self, answer: Any, where: str) -> Outputs:
+    def _laid_out(self, answer: Any, where: str) -> OutputTable:
         try:
             array = np.asarray(answer)
             # Of a word and a number numpy makes two words: take such rows one by one.
@@ -178,8 +178,8 @@ class Sampler:
             width = array.size // len(array)
             lengths = np.full(len(array), width, np.int64)
             if width == 0:  # nothing was released, which is a release too
-                return Outputs(np.full((len(array), 1), np.nan), lengths)
-            return Outputs(self._numbers(array.reshape(-1, width), where), lengths)
+                return OutputTable(np.full((len(array), 1), np.nan), lengths)
+            return OutputTable(self._numbers(array.reshape(-1, width), where), lengths)
         rows = [_row(item) for item in answer]
         for row in rows:
             if row.dtype == object and row.ndim == 1 and any(np.ndim(item) for item in row):
@@ -198,7 +198,7 @@ class Sampler:
         values = np.full((len(rows), max(int(lengths.max()), 1)), np.nan)
         for index, row in enumerate(rows):
             values[index, : row.size] = self._numbers(row.reshape(1, -1), where)
-        return Outputs(values, lengths)
+        return OutputTable(values, lengths)
 
     def _check_dimensions(self, dimensions: int, where: str) -> None:
         # A list of numbers and a list of vectors of one number are one thing.

@@ -7,38 +7,34 @@ They are here to reproduce published figures, and are exported nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.scores import CanaryScores
 from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats.guess_counts import GuessCounts
 
 __all__ = ["uncorrected_fdp", "uncorrected_one_run"]
 
 
 def uncorrected_one_run(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Steinke, Nasr and Jagielski's bound at its best threshold, nothing paid for choosing it."""
-    return _best(guess_counts.epsilon_from_counts, scores, delta, confidence)
+    return max(
+        guess_counts.epsilon_from_counts(counts, delta=delta, confidence=confidence)
+        for counts in _hull(scores)
+    )
 
 
 def uncorrected_fdp(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Mahloujifar, Melis and Chaudhuri's bound at its best threshold, nothing paid for choosing."""
-    return _best(guess_tradeoff.epsilon_from_counts, scores, delta, confidence)
-
-
-def _best(
-    bound: Callable[..., float], scores: CanaryScores, delta: float, confidence: float
-) -> float:
-    level = {"canaries": len(scores), "delta": delta, "confidence": confidence}
     return max(
-        bound(guesses=guesses, correct=correct, **level) for guesses, correct in _hull(scores)
+        guess_tradeoff.epsilon_from_counts(counts, delta=delta, confidence=confidence)
+        for counts in _hull(scores)
     )
 
 
-def _hull(scores: CanaryScores) -> list[tuple[int, int]]:
-    """Guesses and correct ones at the thresholds on the concave hull of the ROC curve."""
+def _hull(scores: CanaryScores) -> list[GuessCounts]:
+    """The guesses at the thresholds on the concave hull of the ROC curve."""
     order = np.argsort(-scores.score, kind="stable")
     correct: NDArray[np.int64] = np.cumsum(scores.member[order])
     points = np.stack([np.arange(1, len(scores) + 1) - correct, correct], axis=1).tolist()
@@ -47,7 +43,10 @@ def _hull(scores: CanaryScores) -> list[tuple[int, int]]:
         while len(hull) > 1 and _left_turn(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
-    return [(wrong + right, right) for wrong, right in hull[1:]]
+    return [
+        GuessCounts(canaries=len(scores), guesses=wrong + right, correct=right)
+        for wrong, right in hull[1:]
+    ]
 
 
 def _left_turn(first: list[int], second: list[int], third: list[int]) -> bool:

@@ -17,7 +17,7 @@ from askgauss.replay.replay_running import replay
 __all__ = ["Difference", "Replay", "ReplayReport", "join", "replay"]
 
 
-class _Room(types.ModuleType):
+class _CallableModule(types.ModuleType):
     """This module, which may be called: it bears the name of its one function."""
 
     def __call__(self, *arguments: Any, **named: Any) -> ReplayReport:
@@ -25,4 +25,4 @@ class _Room(types.ModuleType):
 
 
 # Importing this package puts it where `askgauss.replay` the function is looked for.
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallableModule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from numpy.typing import NDArray
 
 from askgauss._text import one_line
 from askgauss.replay.neighbouring_data import REPLACED
-from askgauss.replay.replay_recording import Event, Recording, Release
+from askgauss.replay.replay_recording import RecordedEvent, Recording, Release
 from askgauss.replay.replay_report import ADJACENCIES, Difference
 
-__all__ = ["Comparison", "compare", "first_difference", "together"]
+__all__ = ["PairComparison", "compare", "first_difference", "together"]
 
 # Sums over batches of other sizes are rounded otherwise: less than this much of a clip norm is
 # nothing, nor are so many roundings of the sum itself.
@@ -28,28 +27,6 @@ _UNKNOWN_NOISE = (
 )
 # Differences that may bring others after them.
 _LASTING = ("state", "control flow", "noise")
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One pair of worlds.
-
-    Attributes:
-        world: How the second one differs.
-        differences: What may not differ and did, in the order it came.
-        moved: The most a release moved in steps with the record, in clip norms; None if there
-            were none.
-        elsewhere: The same in steps without it.
-        compared: How often each thing was compared, by name.
-        doubts: What could not be compared, and why.
-    """
-
-    world: str
-    differences: list[Difference]
-    moved: float | None
-    elsewhere: float | None
-    compared: dict[str, int]
-    doubts: list[str]
 
 
 def first_difference(reference: Recording, other: Recording) -> str:
@@ -80,7 +57,7 @@ def _same_release(one: Release, two: Release) -> bool:
     return all(len(a) == len(b) and _norm(a, b) <= _slack(one, two) for a, b in pairs)
 
 
-def compare(reference: Recording, again: Recording, other: Recording, world: str) -> Comparison:
+def compare(reference: Recording, again: Recording, other: Recording, world: str) -> PairComparison:
     """The data as given against one of its neighbours.
 
     Args:
@@ -95,34 +72,41 @@ def compare(reference: Recording, again: Recording, other: Recording, world: str
         for place, event in reference.by_place().items()
         if event.kind == "seed" and place in repeated and repeated[place].value != event.value
     }
-    search = _Search(reference, other, world, fresh)
-    search.run()
-    return Comparison(
-        world, search.found, search.moved, search.elsewhere, search.compared, search.doubts
-    )
+    return PairComparison(reference, other, world, fresh)
 
 
-class _Search:
-    """One walk over two recordings."""
+class PairComparison:
+    """One pair of worlds, compared in one walk over their recordings.
+
+    Attributes:
+        world: How the second one differs.
+        differences: What may not differ and did, in the order it came.
+        moved: The most a release moved in steps with the record, in clip norms; None if there
+            were none.
+        elsewhere: The same in steps without it.
+        compared: How often each thing was compared, by name.
+        doubts: What could not be compared, and why.
+    """
 
     def __init__(
         self, reference: Recording, other: Recording, world: str, fresh: set[tuple[str, str]]
     ) -> None:
-        self.reference, self.other, self.world, self.fresh = reference, other, world, fresh
-        self.found: list[Difference] = []
-        self.places: dict[tuple[str, str], int] = {}
+        self.reference, self.other, self.world = reference, other, world
+        self.differences: list[Difference] = []
         self.moved: float | None = None
         self.elsewhere: float | None = None
         self.compared: dict[str, int] = {}
         self.doubts: list[str] = list(dict.fromkeys([*reference.notes, *other.notes]))
+        self._places: dict[tuple[str, str], int] = {}
+        self._walk(fresh)
 
-    def run(self) -> None:
+    def _walk(self, fresh: set[tuple[str, str]]) -> None:
         ours, theirs = self.reference.by_place(), self.other.by_place()
         common = min(self.reference.steps, self.other.steps)
         ended = _failure(self.reference) != _failure(self.other)
         for place, event in ours.items():
             twin = theirs.get(place)
-            if (event.kind, event.name) in self.fresh:
+            if (event.kind, event.name) in fresh:
                 continue
             if twin is not None:
                 self.compared[event.name] = self.compared.get(event.name, 0) + 1
@@ -143,7 +127,7 @@ class _Search:
         self.compared["number of steps"] = 1
         self.compared["how the training ended"] = 1
 
-    def _pair(self, event: Event, twin: Event) -> None:
+    def _pair(self, event: RecordedEvent, twin: RecordedEvent) -> None:
         if event.kind == "release":
             self._releases(event, twin)
             return
@@ -156,11 +140,11 @@ class _Search:
         finite = size if math.isfinite(size) and event.kind != "seed" else None
         self._note(event.name, event.kind, event.step, values, finite)
 
-    def _lonely(self, event: Event, *, with_record: bool) -> None:
+    def _lonely(self, event: RecordedEvent, *, with_record: bool) -> None:
         values = ("recorded", "nothing") if with_record else ("nothing", "recorded")
         self._note(event.name, "control flow", event.step, values)
 
-    def _releases(self, event: Event, twin: Event) -> None:
+    def _releases(self, event: RecordedEvent, twin: RecordedEvent) -> None:
         one, two = event.value, twin.value
         if [item.shape for item in one.given] != [item.shape for item in two.given]:
             values = tuple(str([item.shape for item in side.given]) for side in (one, two))
@@ -194,7 +178,7 @@ class _Search:
             values = (f"{size:.4g} clip norms apart", f"{allowed:g} allowed, as {where}")
             self._note(event.name, "release", event.step, values, size)
 
-    def _same_noise(self, event: Event, one: Release, two: Release) -> bool:
+    def _same_noise(self, event: RecordedEvent, one: Release, two: Release) -> bool:
         """Whether the sums can be compared: their noise is known, or known to be the same."""
         if one.doubt or two.doubt:
             return False
@@ -226,17 +210,17 @@ class _Search:
     ) -> None:
         """One more difference; later ones of the same thing only raise its numbers."""
         place = (kind, name)
-        if place in self.places:
-            index = self.places[place]
-            old = self.found[index]
+        if place in self._places:
+            index = self._places[place]
+            old = self.differences[index]
             largest = size if old.size is None else max(old.size, size or 0.0)
-            self.found[index] = old.again(step, largest)
+            self.differences[index] = old.again(step, largest)
             return
-        self.places[place] = len(self.found)
+        self._places[place] = len(self.differences)
         # Releases are the same in both worlds from where they were handed on, so little follows
         # from anything: all from the state, and the state from whatever moves it.
-        earlier = [item for item in self.found if kind == "state" or item.kind in _LASTING]
-        self.found.append(
+        earlier = [item for item in self.differences if kind == "state" or item.kind in _LASTING]
+        self.differences.append(
             Difference(
                 name=name,
                 kind=kind,
@@ -251,7 +235,7 @@ class _Search:
         )
 
 
-def together(comparisons: list[Comparison]) -> list[Difference]:
+def together(comparisons: list[PairComparison]) -> list[Difference]:
     """The differences of all pairs of worlds, each with the adjacencies it is a leak under.
 
     What shows where the record was replaced is a leak under all three: from a record to another

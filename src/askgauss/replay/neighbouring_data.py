@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
 
-__all__ = ["GIVEN", "LEFT_OUT", "REPLACED", "View", "World", "worlds_of"]
+__all__ = ["GIVEN", "LEFT_OUT", "REPLACED", "Neighbour", "RecordView", "World", "worlds_of"]
 
+Neighbour = Literal["left out", "replaced"]
 GIVEN = "as given"
-LEFT_OUT = "left out"
-REPLACED = "replaced"
+LEFT_OUT: Neighbour = "left out"
+REPLACED: Neighbour = "replaced"
 
 
-class View:
+class RecordView:
     """Some records of a map-style dataset, in the order of ``indices``; all else is its own."""
 
     def __init__(
@@ -175,7 +176,7 @@ def take(data: Any, indices: NDArray[np.int64]) -> Any:
         return type(data)(*(item[indices] for item in data.tensors))
     if isinstance(data, (list, tuple)):
         return type(data)(data[index] for index in indices)
-    return View(data, indices)
+    return RecordView(data, indices)
 
 
 def _tensors(data: Any) -> bool:
@@ -216,4 +217,4 @@ def put(data: Any, record: int, replacement: Any) -> Any:
         copied = list(copy.copy(data))
         copied[record] = replacement
         return type(data)(copied)
-    return View(data, everyone, {record: replacement})
+    return RecordView(data, everyone, {record: replacement})

@@ -14,7 +14,7 @@ from askgauss.exceptions import InvalidArgumentError, RecordingError
 from askgauss.replay import coupled_randomness
 from askgauss.replay.neighbouring_data import World
 
-__all__ = ["Enough", "Event", "Recording", "Release", "Replay"]
+__all__ = ["Enough", "RecordedEvent", "Recording", "Release", "Replay"]
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RecordedEvent:
     """Something a training let out.
 
     Attributes:
@@ -82,7 +82,7 @@ class Recording:
         notes: What could not be looked at, and why.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[RecordedEvent] = field(default_factory=list)
     batches: list[NDArray[np.int64]] = field(default_factory=list)
     present: set[int] = field(default_factory=set)
     steps: int = 0
@@ -91,9 +91,9 @@ class Recording:
     objects: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def by_place(self) -> dict[tuple[int, str, str, int], Event]:
+    def by_place(self) -> dict[tuple[int, str, str, int], RecordedEvent]:
         """Events by step, kind, name and how often that came before in the step."""
-        places: dict[tuple[int, str, str, int], Event] = {}
+        places: dict[tuple[int, str, str, int], RecordedEvent] = {}
         seen: dict[tuple[int, str, str], int] = {}
         for event in self.events:
             place = (event.step, event.kind, event.name)
@@ -408,7 +408,7 @@ class Replay:
             action()
 
     def _record(self, kind: str, name: str, value: Any) -> None:
-        self.recording.events.append(Event(self.step, kind, str(name), value))
+        self.recording.events.append(RecordedEvent(self.step, kind, str(name), value))
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from askgauss.exceptions import (
     ReplayError,
 )
 from askgauss.replay import coupled_randomness
-from askgauss.replay.comparing import Comparison, compare, first_difference, together
-from askgauss.replay.neighbouring_data import LEFT_OUT, World, worlds_of
+from askgauss.replay.comparing import PairComparison, compare, first_difference, together
+from askgauss.replay.neighbouring_data import LEFT_OUT, REPLACED, World, worlds_of
 from askgauss.replay.replay_recording import Enough, Recording, Replay
 from askgauss.replay.replay_report import ADJACENCIES, Adjacency, ReplayReport, after, decide
 
@@ -169,7 +169,7 @@ def _report(
     given: World,
     neighbours: list[World],
     first: Recording,
-    comparisons: list[Comparison],
+    comparisons: list[PairComparison],
     steps: int,
     seed: int,
 ) -> ReplayReport:
@@ -187,7 +187,9 @@ def _report(
         adjacency=adjacency,
         record=given.record,
         records=given.size,
-        worlds=tuple(world.name for world in neighbours),
+        worlds=tuple(
+            name for name in (LEFT_OUT, REPLACED) if name in [world.name for world in neighbours]
+        ),
         source=neighbours[-1].source,
         steps=first.steps,
         asked=steps,
@@ -202,7 +204,7 @@ def _report(
     )
 
 
-def _unmet(first: Recording, comparisons: list[Comparison]) -> list[str]:
+def _unmet(first: Recording, comparisons: list[PairComparison]) -> list[str]:
     """What stands between an absence of differences and a verdict."""
     unmet = []
     released = any(event.kind == "release" for event in first.events)

@@ -22,7 +22,7 @@ from askgauss.files.schema import Field, check_arrays, check_names
 from askgauss.sampling.scheme import Integers, Mask, Scheme
 from askgauss.stats.rounding import FEW, about, digits
 from askgauss.stats.sequential_sampling import (
-    Bets,
+    SamplerBets,
     extreme_p_value,
     mean_p_value,
     spread_p_value,
@@ -98,7 +98,7 @@ class SchemeSums:
         self.last = np.full(self.seen, -1, dtype=np.int64)
         self.trace = np.zeros(self.seen, dtype=np.uint64)
         self._rows: dict[str, list[float]] = {name: [] for name in _STEPS}
-        self._bets = {name: Bets(sets) for name, sets in _BETS.items()}
+        self._bets = {name: SamplerBets(sets) for name, sets in _BETS.items()}
         self._strays = self._missing = self._twice = 0
         self._broken: int | None = None
 
@@ -519,7 +519,7 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
         "pools": number,
         "probabilities": Field(np.float64, (steps,), low=0.0, high=1.0),
         **{
-            f"bets_{name}": Field(np.float64, (sets, Bets(sets).log_wealth.shape[1] + 2))
+            f"bets_{name}": Field(np.float64, (sets, SamplerBets(sets).log_wealth.shape[1] + 2))
             for name, sets in _BETS.items()
         },
     }

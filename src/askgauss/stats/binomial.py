@@ -1,4 +1,4 @@
-"""Binomial weights, exact binomial confidence limits, and the check of the counts behind them."""
+"""Binomial weights and exact binomial confidence limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from askgauss.stats.search import SMALLEST_ERROR
 __all__ = [
     "binomial_p_value",
     "binomial_weights",
-    "check_guesses",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
 ]
@@ -149,39 +148,3 @@ def _checked(successes: Any, trials: Any, error: Any) -> tuple[Any, Any, Any]:
 
 def _plain(values: NDArray[np.float64]) -> Any:
     return float(values) if values.ndim == 0 else values
-
-
-def check_guesses(
-    *, canaries: int, guesses: int, correct: int | None = None, mistakes: int | None = None
-) -> None:
-    """Check that the counts of a guessing audit are possible.
-
-    Args:
-        canaries: All canaries whose coin was tossed, guessed or not.
-        guesses: The canaries a guess was made for.
-        correct: How many guesses were right, if the audit counts those.
-        mistakes: How many guesses were wrong, if the audit counts those.
-
-    Raises:
-        InvalidArgumentError: If the counts are not whole numbers or contradict each other.
-    """
-    _validate.integer(1, canaries=canaries, hint="Count every canary whose coin was tossed.")
-    _validate.integer(
-        1, guesses=guesses, hint="An audit without a guess says nothing; guess at least once."
-    )
-    if guesses > canaries:
-        raise _validate.fail(
-            "guesses",
-            guesses,
-            f"<= canaries = {canaries}",
-            "Count the canaries abstained on as canaries too.",
-        )
-    if correct is not None:
-        _validate.integer(0, correct=correct)
-    if mistakes is not None:
-        _validate.integer(0, mistakes=mistakes)
-    for name, value in (("correct", correct), ("mistakes", mistakes)):
-        if value is not None and value > guesses:
-            raise _validate.fail(
-                name, value, f"<= guesses = {guesses}", "The two counts may be exchanged."
-            )

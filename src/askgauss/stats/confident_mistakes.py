@@ -24,14 +24,13 @@ from scipy.special import betaincc, betainccinv, betaincinv, betaln, expit, ndtr
 
 from askgauss import _validate
 from askgauss.stats import gaussian
-from askgauss.stats.binomial import check_guesses
+from askgauss.stats.guess_counts import GuessCounts
 from askgauss.stats.search import SMALLEST_ERROR, largest_rejected
 
 __all__ = [
     "Channel",
     "EpsilonDelta",
     "Gaussian",
-    "Laplace",
     "epsilon_from_counts",
     "p_value",
     "strongest_rejected",
@@ -175,43 +174,6 @@ def _bell(x: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laplace:
-    """Two Laplace laws of scale 1, ``shift`` apart; the pure epsilon of the pair is ``shift``.
-
-    Attributes:
-        shift: Distance of the two laws in units of their scale, 0 or above.
-    """
-
-    shift: float
-
-    def __post_init__(self) -> None:
-        _validate.non_negative(shift=self.shift)
-
-    @property
-    def kinks(self) -> tuple[float, ...]:
-        """Where the outcomes between the two centres begin to be kept."""
-        return ((1.0 + math.exp(-self.shift)) / 2.0,)
-
-    def error_mass(self, kept: Array) -> Array:
-        """Probability of being among the ``kept`` most confident outcomes and guessed wrong."""
-        # Outcomes outside the two centres are all equally convincing, and the most convincing.
-        outside = kept * expit(-self.shift)
-        half = min(self.shift, 1000.0) / 2.0  # e^1000 overflows, and e^-1000 is 0 already
-        inside = 0.5 * np.exp(-half - np.arcsinh((1.0 - kept) * math.exp(half)))
-        return np.where(kept <= self.kinks[0], outside, inside)
-
-    def epsilon_at(self, delta: float) -> float:
-        """Epsilon at ``delta``, in [0, 1).
-
-        Examples:
-            >>> round(Laplace(shift=1.0).epsilon_at(0.1), 4)
-            0.7893
-        """
-        _validate.within(0.0, 1.0, closed="left", delta=delta)
-        return max(0.0, self.shift + 2.0 * math.log1p(-delta))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpsilonDelta:
     """The worst pair under (epsilon, delta)-DP: told with ``delta``, else randomised response.
 
@@ -251,129 +213,26 @@ class EpsilonDelta:
         return max(0.0, self.epsilon + math.log(left)) if left > 0.0 else 0.0
 
 
-def p_value(channel: Channel, *, canaries: int, guesses: int, mistakes: int) -> float:
+def p_value(channel: Channel, counts: GuessCounts) -> float:
     """Probability of so few mistakes among the most confident guesses.
 
     Args:
         channel: The hypothesis, for instance ``Gaussian(mu=1.0)``.
-        canaries: Number of independent canaries.
-        guesses: How many guesses were released, the most confident ones; fixed in advance.
-        mistakes: How many of them were wrong.
+        counts: The most confident guesses; their number was fixed in advance.
 
     Returns:
-        P[mistakes or fewer] under the channel; not below 1e-50 unless every canary was guessed.
+        P[as few mistakes] under the channel; not below 1e-50 unless every canary was guessed.
 
     Assumes:
         The canaries go through independent copies of the channel. Coupled canaries make the
         p-value too small.
 
     Examples:
-        >>> round(p_value(Gaussian(mu=0.25), canaries=1000, guesses=100, mistakes=26), 4)
+        >>> counts = GuessCounts(canaries=1000, guesses=100, correct=74)
+        >>> round(p_value(Gaussian(mu=0.25), counts), 4)
         0.0112
     """
-    check_guesses(canaries=canaries, guesses=guesses, mistakes=mistakes)
-    return _p_value(channel, canaries, guesses, mistakes)
-
-
-def strongest_rejected(
-    family: Callable[[float], Channel],
-    *,
-    canaries: int,
-    guesses: int,
-    mistakes: int,
-    confidence: float,
-    tolerance: float = 1e-9,
-) -> float:
-    """Lower confidence bound on the parameter of an ordered family of channels.
-
-    Args:
-        family: From a parameter, 0 or above, to a channel; a larger parameter must leak more.
-        canaries: Number of independent canaries.
-        guesses: How many guesses were released, the most confident ones; fixed in advance.
-        mistakes: How many of them were wrong.
-        confidence: Probability that the bound holds, in (0, 1).
-        tolerance: Relative width to which the parameter is found.
-
-    Returns:
-        The largest parameter that is rejected; 0 if none is, infinity if all are.
-
-    Assumes:
-        Independent canaries, and a channel of the family.
-
-    Examples:
-        >>> counts = dict(canaries=1000, guesses=100, mistakes=26)
-        >>> family = lambda shift: Laplace(shift=shift)
-        >>> round(strongest_rejected(family, **counts, confidence=0.95), 3)
-        0.654
-    """
-    check_guesses(canaries=canaries, guesses=guesses, mistakes=mistakes)
-    _validate.probability(confidence=confidence)
-    _validate.positive(tolerance=tolerance)
-    error = 1.0 - confidence
-
-    def margin(parameter: float) -> float:
-        probability = _p_value(family(parameter), canaries, guesses, mistakes)
-        return math.log(error) - math.log(max(probability, SMALLEST_ERROR))
-
-    return largest_rejected(margin, tolerance=tolerance)
-
-
-def epsilon_from_counts(
-    *,
-    canaries: int,
-    guesses: int,
-    mistakes: int,
-    delta: float,
-    confidence: float,
-    sampling_rate: float | None = None,
-) -> float:
-    """Lower confidence bound on epsilon, if each canary goes through its own Gaussian channel.
-
-    Args:
-        canaries: Number of independent canaries.
-        guesses: How many guesses were released, the most confident ones; fixed in advance.
-        mistakes: How many of them were wrong.
-        delta: The delta at which epsilon is stated, in (0, 1).
-        confidence: Probability that the bound holds, in (0, 1).
-        sampling_rate: Probability that a present canary takes part; None for always.
-
-    Returns:
-        Epsilon at ``delta`` of the largest rejected mu; 0 if none is rejected.
-
-    Assumes:
-        Independent canaries in (subsampled) Gaussian noise of one scale.
-
-    Examples:
-        >>> counts = dict(canaries=1000, guesses=100, mistakes=26)
-        >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 4)
-        1.1926
-    """
-    _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
-    rate = 1.0 if sampling_rate is None else sampling_rate
-
-    def family(mu: float) -> Gaussian:
-        return Gaussian(mu=mu, sampling_rate=rate)
-
-    counts = {"canaries": canaries, "guesses": guesses, "mistakes": mistakes}
-    if rate < 1.0 and p_value(family(_NO_NOISE), **counts) <= 1.0 - confidence:
-        raise _validate.fail(
-            "sampling_rate",
-            sampling_rate,
-            f"large enough for only {mistakes} mistakes in {guesses} guesses",
-            "Even without noise a canary that is never sampled cannot be told: the true rate is "
-            "higher.",
-        )
-    mu = strongest_rejected(family, **counts, confidence=confidence)
-    return family(mu).epsilon_at(delta)
-
-
-@cache
-def _legendre() -> tuple[Array, Array]:
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    return (nodes + 1.0) / 2.0, weights / 2.0
-
-
-def _p_value(channel: Channel, canaries: int, guesses: int, mistakes: int) -> float:
+    canaries, guesses, mistakes = counts.canaries, counts.guesses, counts.mistakes
     if mistakes == guesses:
         return 1.0
     if guesses == canaries:
@@ -404,3 +263,80 @@ def _p_value(channel: Channel, canaries: int, guesses: int, mistakes: int) -> fl
         lowest, highest = betaincinv(first, second, tail), betainccinv(first, second, tail)
         answer = integral([lowest, low, high, highest]) + 2.0 * tail
     return min(1.0, answer)
+
+
+def strongest_rejected(
+    family: Callable[[float], Channel], counts: GuessCounts, *, confidence: float
+) -> float:
+    """Lower confidence bound on the parameter of an ordered family of channels.
+
+    Args:
+        family: From a parameter, 0 or above, to a channel; a larger parameter must leak more.
+        counts: The most confident guesses; their number was fixed in advance.
+        confidence: Probability that the bound holds, in (0, 1).
+
+    Returns:
+        The largest parameter that is rejected; 0 if none is, infinity if all are.
+
+    Assumes:
+        Independent canaries, and a channel of the family.
+
+    Examples:
+        >>> counts = GuessCounts(canaries=1000, guesses=100, correct=74)
+        >>> family = lambda epsilon: EpsilonDelta(epsilon=epsilon, delta=0.0)
+        >>> round(strongest_rejected(family, counts, confidence=0.95), 3)
+        0.654
+    """
+    _validate.probability(confidence=confidence)
+    error = 1.0 - confidence
+
+    def margin(parameter: float) -> float:
+        probability = p_value(family(parameter), counts)
+        return math.log(error) - math.log(max(probability, SMALLEST_ERROR))
+
+    return largest_rejected(margin)
+
+
+def epsilon_from_counts(
+    counts: GuessCounts, *, delta: float, confidence: float, sampling_rate: float | None = None
+) -> float:
+    """Lower confidence bound on epsilon, if each canary goes through its own Gaussian channel.
+
+    Args:
+        counts: The most confident guesses; their number was fixed in advance.
+        delta: The delta at which epsilon is stated, in (0, 1).
+        confidence: Probability that the bound holds, in (0, 1).
+        sampling_rate: Probability that a present canary takes part; None for always.
+
+    Returns:
+        Epsilon at ``delta`` of the largest rejected mu; 0 if none is rejected.
+
+    Assumes:
+        Independent canaries in (subsampled) Gaussian noise of one scale.
+
+    Examples:
+        >>> counts = GuessCounts(canaries=1000, guesses=100, correct=74)
+        >>> round(epsilon_from_counts(counts, delta=1e-5, confidence=0.95), 4)
+        1.1926
+    """
+    _validate.probability(delta=delta, hint="A Gaussian mechanism has no epsilon at delta 0.")
+    rate = 1.0 if sampling_rate is None else sampling_rate
+
+    def family(mu: float) -> Gaussian:
+        return Gaussian(mu=mu, sampling_rate=rate)
+
+    if rate < 1.0 and p_value(family(_NO_NOISE), counts) <= 1.0 - confidence:
+        raise _validate.fail(
+            "sampling_rate",
+            sampling_rate,
+            f"large enough for only {counts.mistakes} mistakes in {counts.guesses} guesses",
+            "Even without noise a canary that is never sampled cannot be told: the true rate is "
+            "higher.",
+        )
+    return family(strongest_rejected(family, counts, confidence=confidence)).epsilon_at(delta)
+
+
+@cache
+def _legendre() -> tuple[Array, Array]:
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    return (nodes + 1.0) / 2.0, weights / 2.0

@@ -131,12 +131,7 @@ def log_delta(
 ) -> float | Array:
     """Natural logarithm of `delta`, accurate where delta itself underflows or is close to 1.
 
-    Args:
-        epsilon: Level, at least 0.
-        mu1: Mean of the first Gaussian.
-        sigma1: Standard deviation of the first Gaussian.
-        mu2: Mean of the second Gaussian.
-        sigma2: Standard deviation of the second Gaussian.
+    Arguments are those of `delta`.
 
     Returns:
         log(delta), minus infinity where delta is exactly 0 (two identical Gaussians, or an infinite

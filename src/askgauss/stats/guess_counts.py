@@ -30,15 +30,15 @@ is below the theorem's by a factor of about 2 (1 + e^epsilon).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import betaincc, betainccinv, betaln, gammaln, xlog1py
 
 from askgauss import _validate
-from askgauss.stats.binomial import check_guesses
 from askgauss.stats.search import SMALLEST_ERROR, close_bracket
 
-__all__ = ["ceiling", "epsilon_from_counts", "p_value"]
+__all__ = ["GuessCounts", "epsilon_from_counts", "p_value"]
 
 # Where the number of guesses is chosen, delta's share of an error: at most a half of it, otherwise
 # a fiftieth and what canaries of this price take.
@@ -46,25 +46,64 @@ _SHARE = 0.02
 _PRICE = 0.1
 
 
-def p_value(
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    epsilon: float,
-    delta: float,
-    chosen: bool = False,
-) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessCounts:
+    """How many canaries there were, how many were guessed, and how many guesses were right.
+
+    Attributes:
+        canaries: All canaries with randomised inclusion, abstentions included: delta is paid for
+            each.
+        guesses: How many of them were guessed.
+        correct: How many guesses were right.
+
+    Raises:
+        InvalidArgumentError: The counts are not whole numbers, or contradict each other.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    def __post_init__(self) -> None:
+        _validate.integer(
+            1, canaries=self.canaries, hint="Count every canary whose coin was tossed."
+        )
+        _validate.integer(
+            1,
+            guesses=self.guesses,
+            hint="An audit without a guess says nothing; guess at least once.",
+        )
+        if self.guesses > self.canaries:
+            raise _validate.fail(
+                "guesses",
+                self.guesses,
+                f"<= canaries = {self.canaries}",
+                "Count the canaries abstained on as canaries too.",
+            )
+        _validate.integer(0, correct=self.correct)
+        if self.correct > self.guesses:
+            raise _validate.fail(
+                "correct",
+                self.correct,
+                f"<= guesses = {self.guesses}",
+                "The two counts may be exchanged.",
+            )
+
+    @property
+    def mistakes(self) -> int:
+        """How many guesses were wrong."""
+        return self.guesses - self.correct
+
+
+def p_value(counts: GuessCounts, *, epsilon: float, delta: float, chosen: bool = False) -> float:
     """Bound on the probability of so many correct guesses under (epsilon, delta)-DP.
 
     Args:
-        canaries: All canaries whose coin was tossed, abstentions included: delta is paid for each.
-        guesses: How many of them were guessed.
-        correct: How many guesses were right.
+        counts: The guesses.
         epsilon: Claimed epsilon, 0 or above.
         delta: Claimed delta, in [0, 1).
-        chosen: Whether the number of guesses may depend on the scores, and on coins that are not
-            guessed; otherwise it was fixed in advance.
+        chosen: Whether the number of guesses may depend on the scores, and on the membership of
+            canaries that are not guessed; otherwise it was fixed in advance.
 
     Returns:
         A p-value of the claim, at most 1.
@@ -73,36 +112,25 @@ def p_value(
         Valid for every mechanism that keeps the claim, whatever the dependence between canaries.
 
     Examples:
-        >>> round(p_value(canaries=5000, guesses=257, correct=252, epsilon=3.0, delta=1e-5), 4)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(p_value(counts, epsilon=3.0, delta=1e-5), 4)
         0.0244
     """
-    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
     _validate.non_negative(epsilon=epsilon)
-    _check_delta(delta)
-    return (_chosen_p_value if chosen else _p_value)(
-        canaries, guesses, correct, float(epsilon), float(delta)
-    )
+    _validate.within(0.0, 1.0, closed="left", delta=delta)
+    return (_chosen_p_value if chosen else _p_value)(counts, float(epsilon), float(delta))
 
 
 def epsilon_from_counts(
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    confidence: float,
-    chosen: bool = False,
+    counts: GuessCounts, *, delta: float, confidence: float, chosen: bool = False
 ) -> float:
     """Lower confidence bound on epsilon from the number of correct guesses.
 
     Args:
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: How many of them were guessed.
-        correct: How many guesses were right.
+        counts: The guesses.
         delta: The delta at which epsilon is stated, in [0, 1).
         confidence: Probability that the bound holds, in (0, 1).
-        chosen: Whether the number of guesses may depend on the scores, and on coins that are not
-            guessed; otherwise it was fixed in advance.
+        chosen: As for `p_value`.
 
     Returns:
         The largest epsilon whose claim is rejected at error ``1 - confidence``; 0 if none is.
@@ -111,61 +139,13 @@ def epsilon_from_counts(
         Valid for every mechanism, whatever the dependence between canaries.
 
     Examples:
-        >>> counts = dict(canaries=5000, guesses=257, correct=252)
-        >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 4)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(epsilon_from_counts(counts, delta=1e-5, confidence=0.95), 4)
         3.1309
     """
-    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
-    _check_delta(delta)
-    _validate.probability(confidence=confidence)
-    return _epsilon(canaries, guesses, correct, float(delta), 1.0 - confidence, chosen)
-
-
-def ceiling(*, canaries: int, guesses: int | None = None, delta: float, confidence: float) -> float:
-    """The most this audit could report: every guess correct.
-
-    Args:
-        canaries: All canaries whose coin is tossed.
-        guesses: How many are guessed; None for the best number.
-        delta: The delta at which epsilon is stated, in [0, 1).
-        confidence: Probability that the bound holds, in (0, 1).
-
-    Returns:
-        The largest bound :func:`epsilon_from_counts` can return. A claim above it cannot be refuted
-        by this audit, however broken the mechanism is.
-
-    Examples:
-        >>> round(ceiling(canaries=5000, delta=1e-5, confidence=0.95), 2)
-        7.28
-    """
-    check_guesses(canaries=canaries, guesses=canaries if guesses is None else guesses)
-    _check_delta(delta)
-    _validate.probability(confidence=confidence)
-    error = 1.0 - confidence
-
-    def perfect(count: int) -> float:
-        return _epsilon(canaries, count, count, float(delta), error)
-
-    if guesses is not None:
-        return perfect(guesses)
-    # More guesses sharpen the binomial but feed the delta term: one peak, found by halving.
-    low, high = 1, canaries
-    while low < high:
-        middle = (low + high) // 2
-        if perfect(middle) > perfect(middle + 1):
-            high = middle
-        else:  # equal: both 0, because there are too few guesses to reject anything yet
-            low = middle + 1
-    return perfect(low)
-
-
-def _check_delta(delta: float) -> None:
     _validate.within(0.0, 1.0, closed="left", delta=delta)
-
-
-def _epsilon(
-    canaries: int, guesses: int, correct: int, delta: float, error: float, chosen: bool = False
-) -> float:
+    _validate.probability(confidence=confidence)
+    error, guesses, correct = 1.0 - confidence, counts.guesses, counts.correct
     value = _chosen_p_value if chosen else _p_value
     if correct == 0:
         return 0.0
@@ -177,7 +157,7 @@ def _epsilon(
         return max(cap, 0.0)
 
     def margin(epsilon: float) -> float:
-        probability = value(canaries, guesses, correct, epsilon, delta)
+        probability = value(counts, epsilon, float(delta))
         return math.log(error) - math.log(max(probability, SMALLEST_ERROR))
 
     # The slope of the binomial tail at the cap says how far below it the answer is.
@@ -197,7 +177,8 @@ def _epsilon(
         high, at_high, step = low, at_low, 2.0 * step
 
 
-def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+def _p_value(counts: GuessCounts, epsilon: float, delta: float) -> float:
+    canaries, guesses, correct = counts.canaries, counts.guesses, counts.correct
     odds = math.exp(-epsilon)
     success, failure = 1.0 / (1.0 + odds), odds / (1.0 + odds)
     # By way of the failures, whose probability keeps its digits when epsilon is large.
@@ -222,9 +203,8 @@ def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: f
         length *= 2
 
 
-def _chosen_p_value(
-    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
-) -> float:
+def _chosen_p_value(counts: GuessCounts, epsilon: float, delta: float) -> float:
+    guesses, correct = counts.guesses, counts.correct
     odds = math.exp(-epsilon)
     success, failure = 1.0 / (1.0 + odds), odds / (1.0 + odds)
     tail = float(betaincc(guesses - correct + 1, correct, failure)) if correct else 1.0
@@ -232,7 +212,7 @@ def _chosen_p_value(
         return tail
     if tail >= 0.5:  # twice as much is left for the tail at most
         return 1.0
-    spent = canaries * delta
+    spent = counts.canaries * delta
     cost = spent * _tail_over_mass(guesses, correct, success, failure, tail) / correct
     # The smallest error whose budget, min(error / 2, share * error + price * spent), is at least
     # the cost, and that leaves the tail.

@@ -20,7 +20,7 @@ from scipy.special import ndtr, ndtri
 
 from askgauss import _validate
 from askgauss.stats import gaussian as gaussian_pair
-from askgauss.stats.binomial import check_guesses
+from askgauss.stats.guess_counts import GuessCounts
 from askgauss.stats.search import largest_rejected, smallest_error
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "epsilon_delta_from_counts",
     "epsilon_from_counts",
     "gaussian",
-    "mu_from_counts",
     "p_value",
     "rejects",
     "strongest_rejected",
@@ -82,88 +81,53 @@ def epsilon_delta(epsilon: float, delta: float) -> InverseBlowUp:
     return inverse_blow_up
 
 
-def rejects(
-    inverse_blow_up: InverseBlowUp,
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    error: float,
-    candidates: int = 2,
-) -> bool:
+def rejects(inverse_blow_up: InverseBlowUp, counts: GuessCounts, *, error: float) -> bool:
     """Whether so many correct guesses have probability at most ``error`` under the curve.
 
     Args:
         inverse_blow_up: The hypothesis, for instance ``gaussian(1.0)``.
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
+        counts: The guesses; their number was fixed in advance.
         error: Error of the test, in (0, 1).
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
 
     Returns:
         True if the hypothesis is rejected.
 
     Examples:
-        >>> counts = dict(canaries=5000, guesses=257, correct=252)
-        >>> [rejects(gaussian(mu), **counts, error=0.05) for mu in (1.0, 1.1)]
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> [rejects(gaussian(mu), counts, error=0.05) for mu in (1.0, 1.1)]
         [True, False]
     """
-    _check(canaries, guesses, correct, candidates)
     _validate.probability(error=error)
-    return _rejects(inverse_blow_up, canaries, guesses, correct, float(error), candidates)
+    return _rejects(inverse_blow_up, counts, float(error))
 
 
-def p_value(
-    inverse_blow_up: InverseBlowUp,
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    candidates: int = 2,
-) -> float:
+def p_value(inverse_blow_up: InverseBlowUp, counts: GuessCounts) -> float:
     """Bound on the probability of so many correct guesses under the curve.
 
     Args:
         inverse_blow_up: The hypothesis, for instance ``gaussian(1.0)``.
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
+        counts: The guesses; their number was fixed in advance.
 
     Returns:
         The smallest error at which :func:`rejects` says so, at least 1e-50.
 
     Examples:
-        >>> round(p_value(gaussian(1.0), canaries=5000, guesses=257, correct=252), 4)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(p_value(gaussian(1.0), counts), 4)
         0.0423
     """
-    _check(canaries, guesses, correct, candidates)
-    return smallest_error(
-        lambda error: _rejects(inverse_blow_up, canaries, guesses, correct, error, candidates)
-    )
+    return smallest_error(lambda error: _rejects(inverse_blow_up, counts, error))
 
 
 def strongest_rejected(
-    family: Callable[[float], InverseBlowUp],
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    confidence: float,
-    candidates: int = 2,
-    tolerance: float = 1e-9,
+    family: Callable[[float], InverseBlowUp], counts: GuessCounts, *, confidence: float
 ) -> float:
     """Lower confidence bound on the parameter of an ordered family of curves.
 
     Args:
         family: From a parameter, 0 or above, to an inverse blow-up; larger must leak more.
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
+        counts: The guesses; their number was fixed in advance.
         confidence: Probability that the bound holds, in (0, 1).
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
-        tolerance: Relative width to which the parameter is found.
 
     Returns:
         The largest parameter that is rejected; 0 if none is, infinity if all are.
@@ -172,69 +136,24 @@ def strongest_rejected(
         The mechanism is a member of the family, or leaks more than one that is rejected.
 
     Examples:
-        >>> counts = dict(canaries=5000, guesses=257, correct=252)
-        >>> round(strongest_rejected(gaussian, **counts, confidence=0.95), 4)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(strongest_rejected(gaussian, counts, confidence=0.95), 4)  # mu
         1.0152
     """
-    _check(canaries, guesses, correct, candidates)
     _validate.probability(confidence=confidence)
-    _validate.positive(tolerance=tolerance)
     error = 1.0 - confidence
-
-    def margin(parameter: float) -> float:
-        curve = family(parameter)
-        return 1.0 if _rejects(curve, canaries, guesses, correct, error, candidates) else -1.0
-
-    return largest_rejected(margin, tolerance=tolerance)
-
-
-def mu_from_counts(
-    *, canaries: int, guesses: int, correct: int, confidence: float, candidates: int = 2
-) -> float:
-    """Lower confidence bound on mu, if the mechanism is mu-Gaussian-DP.
-
-    Args:
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
-        confidence: Probability that the bound holds, in (0, 1).
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
-
-    Returns:
-        The largest mu that is rejected; 0 if none is.
-
-    Examples:
-        >>> round(mu_from_counts(canaries=5000, guesses=257, correct=252, confidence=0.95), 4)
-        1.0152
-    """
-    return strongest_rejected(
-        gaussian,
-        canaries=canaries,
-        guesses=guesses,
-        correct=correct,
-        confidence=confidence,
-        candidates=candidates,
+    return largest_rejected(
+        lambda parameter: 1.0 if _rejects(family(parameter), counts, error) else -1.0
     )
 
 
-def epsilon_from_counts(
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    confidence: float,
-    candidates: int = 2,
-) -> float:
+def epsilon_from_counts(counts: GuessCounts, *, delta: float, confidence: float) -> float:
     """Lower confidence bound on epsilon, if the mechanism is Gaussian-DP.
 
     Args:
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
+        counts: The guesses; their number was fixed in advance.
         delta: The delta at which epsilon is stated, in (0, 1).
         confidence: Probability that the bound holds, in (0, 1).
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
 
     Returns:
         Epsilon at ``delta`` of the largest rejected mu; 0 if none is rejected.
@@ -243,42 +162,25 @@ def epsilon_from_counts(
         A Gaussian trade-off curve; the dependence between canaries is free.
 
     Examples:
-        >>> counts = dict(canaries=5000, guesses=257, correct=252)
-        >>> round(epsilon_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(epsilon_from_counts(counts, delta=1e-5, confidence=0.95), 3)
         4.455
     """
     _validate.probability(
         delta=delta,
         hint="A Gaussian mechanism has no epsilon at delta 0; use epsilon_delta_from_counts.",
     )
-    mu = mu_from_counts(
-        canaries=canaries,
-        guesses=guesses,
-        correct=correct,
-        confidence=confidence,
-        candidates=candidates,
-    )
+    mu = strongest_rejected(gaussian, counts, confidence=confidence)
     return float(gaussian_pair.gdp_epsilon(delta, mu))
 
 
-def epsilon_delta_from_counts(
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    confidence: float,
-    candidates: int = 2,
-) -> float:
+def epsilon_delta_from_counts(counts: GuessCounts, *, delta: float, confidence: float) -> float:
     """Lower confidence bound on epsilon without any family: the curve of (epsilon, delta)-DP.
 
     Args:
-        canaries: All canaries whose coin was tossed, abstentions included.
-        guesses: The largest number of guesses allowed; fixed in advance.
-        correct: How many guesses were right.
+        counts: The guesses; their number was fixed in advance.
         delta: The delta at which epsilon is stated, in [0, 1).
         confidence: Probability that the bound holds, in (0, 1).
-        candidates: How many equally likely answers each guess chooses from; 2 for membership.
 
     Returns:
         The largest epsilon whose claim is rejected; 0 if none is.
@@ -287,33 +189,17 @@ def epsilon_delta_from_counts(
         Valid for every mechanism, whatever the dependence between canaries.
 
     Examples:
-        >>> counts = dict(canaries=5000, guesses=257, correct=252)
-        >>> round(epsilon_delta_from_counts(**counts, delta=1e-5, confidence=0.95), 3)
+        >>> counts = GuessCounts(canaries=5000, guesses=257, correct=252)
+        >>> round(epsilon_delta_from_counts(counts, delta=1e-5, confidence=0.95), 3)
         3.149
     """
     return strongest_rejected(
-        lambda epsilon: epsilon_delta(epsilon, delta),
-        canaries=canaries,
-        guesses=guesses,
-        correct=correct,
-        confidence=confidence,
-        candidates=candidates,
+        lambda epsilon: epsilon_delta(epsilon, delta), counts, confidence=confidence
     )
 
 
-def _check(canaries: int, guesses: int, correct: int, candidates: int) -> None:
-    check_guesses(canaries=canaries, guesses=guesses, correct=correct)
-    _validate.integer(2, candidates=candidates)
-
-
-def _rejects(
-    inverse_blow_up: InverseBlowUp,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    error: float,
-    candidates: int,
-) -> bool:
+def _rejects(inverse_blow_up: InverseBlowUp, counts: GuessCounts, error: float) -> bool:
+    canaries, guesses, correct = counts.canaries, counts.guesses, counts.correct
     # Suppose at least ``correct`` guesses are right with probability ``error``, and let p_i be the
     # probability of exactly i. The curve then forces the sums of i p_i / canaries (right) and of
     # (guesses - i) p_i / canaries (wrong), over i and above, upwards as i goes down; but together
@@ -322,7 +208,7 @@ def _rejects(
     wrong = error * (guesses - correct) / canaries
     limit = guesses / canaries
     for i in range(correct - 1, -1, -1):
-        forced = (candidates - 1) * inverse_blow_up(right)
+        forced = inverse_blow_up(right)
         if not forced > wrong:
             if math.isnan(forced):
                 raise _validate.fail(

@@ -2,7 +2,7 @@
 
 Two tools, both valid whatever the past decides about the next step:
 
-* `Bets`: how many of the records drawn in a step belong to a set that was fixed before the step. A
+* `SamplerBets`: how many of the records drawn in a step belong to a set fixed before the step. A
   gambler bets that the set is drawn more often, or less often, than it should be; under the null
   his wealth has mean 1 at most, so that 1 / wealth is a p-value, at any time (Ville).
 * `uniform_draws` turn whole numbers with known laws into independent uniform ones, of which spread,
@@ -21,7 +21,7 @@ from scipy.special import chdtr, chdtrc, logsumexp, ndtr, ndtri
 from askgauss.selection import digest, stream
 
 __all__ = [
-    "Bets",
+    "SamplerBets",
     "extreme_p_value",
     "mean_p_value",
     "spread_p_value",
@@ -39,7 +39,7 @@ _FACTORS = np.exp(_LOG_FACTORS)
 
 
 @dataclass(slots=True)
-class Bets:
+class SamplerBets:
     """Wealth of bets on several sets, each on several factors.
 
     Attributes:

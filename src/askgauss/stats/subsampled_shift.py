@@ -60,7 +60,7 @@ class _Cut(NamedTuple):
     log_delta: float
 
 
-class _Pair:
+class _SampledPair:
     """N(0, 1) against a binomial mixture of N(shift k / (q T), 1), in units of the noise.
 
     Counts outside the window are left out, which takes mass from the mixture and so can only lower
@@ -224,7 +224,7 @@ def subsampled_shift_epsilon(
     if shift > _largest_shift(steps, sampling_rate):
         return 0.0 if _log_sampled(steps, sampling_rate) <= goal else math.inf
     target = _probit(goal)
-    pair = _Pair(steps, sampling_rate, _SLACK - goal)
+    pair = _SampledPair(steps, sampling_rate, _SLACK - goal)
     means = pair.means(shift)
     # The ratio is at most 1 at a score of 0: what delta allows below there needs no epsilon.
     if pair.cut_at(means, 0.0).log_delta <= goal:
@@ -249,12 +249,6 @@ def subsampled_shift_delta(
 ) -> float:
     """Exact delta at ``epsilon`` of the pair of :func:`subsampled_shift_epsilon`.
 
-    Args:
-        epsilon: >= 0.
-        shift: Distance between the two means in units of the noise, >= 0; infinite without noise.
-        steps: Number of training steps.
-        sampling_rate: Probability that a step samples the canary, in (0, 1].
-
     Returns:
         The hockey-stick divergence, the larger of both directions.
 
@@ -271,9 +265,9 @@ def subsampled_shift_delta(
     # How many counts matter depends on the answer. Leaving some out only lowers it, so a window
     # chosen by a first, possibly low, answer is wide enough for the second.
     budget = 2.0 * _SLACK
-    log_delta = _log_delta(_Pair(steps, sampling_rate, budget), epsilon, shift)
+    log_delta = _log_delta(_SampledPair(steps, sampling_rate, budget), epsilon, shift)
     if _SLACK - log_delta > budget:
-        pair = _Pair(steps, sampling_rate, _SLACK - max(log_delta, -800.0))
+        pair = _SampledPair(steps, sampling_rate, _SLACK - max(log_delta, -800.0))
         log_delta = _log_delta(pair, epsilon, shift)
     return math.exp(log_delta - _ROUNDING)
 
@@ -288,7 +282,7 @@ def _out_of_reach(means: _Floats, epsilon: float) -> bool:
     return epsilon > furthest * (0.5 * furthest + 50.0)
 
 
-def _log_delta(pair: _Pair, epsilon: float, shift: float) -> float:
+def _log_delta(pair: _SampledPair, epsilon: float, shift: float) -> float:
     means = pair.means(shift)
     if _out_of_reach(means, epsilon):
         return -math.inf
@@ -297,12 +291,6 @@ def _log_delta(pair: _Pair, epsilon: float, shift: float) -> float:
 
 def subsampled_shift(epsilon: float, delta: float, *, steps: int, sampling_rate: float) -> float:
     """The shift at which :func:`subsampled_shift_epsilon` reaches ``epsilon``.
-
-    Args:
-        epsilon: >= 0.
-        delta: In (0, 1).
-        steps: Number of training steps.
-        sampling_rate: Probability that a step samples the canary, in (0, 1].
 
     Returns:
         The largest shift whose exact epsilon is at most ``epsilon``; infinity if the canary is
@@ -325,7 +313,7 @@ def _shift(epsilon: float, delta: float, steps: int, sampling_rate: float) -> fl
     if _log_sampled(steps, sampling_rate) <= goal:
         return math.inf
     target = _probit(goal)
-    pair = _Pair(steps, sampling_rate, _SLACK - goal)
+    pair = _SampledPair(steps, sampling_rate, _SLACK - goal)
 
     def newton(shift: float) -> float:
         means = pair.means(shift)
