@@ -20,7 +20,7 @@ from askgauss.exceptions import (
     ScoresError,
     UnsupportedError,
 )
-from askgauss.files import atomic
+from askgauss.files import archive
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
@@ -523,7 +523,7 @@ def test_neither_kind_of_transcript_passes_for_the_other(tmp_path):
 
 def rewrite(source, target, *, arrays=None, header=None):
     """A file like another with some of it changed, and with checks that fit."""
-    everything, text = atomic.read_arrays(source, "askgauss-linear-transcript", 2)
+    everything, text = archive.read_arrays(source, "askgauss-linear-transcript", 2)
     if header is not None:
         header(text)
     for name, array in (arrays or {}).items():
@@ -531,7 +531,7 @@ def rewrite(source, target, *, arrays=None, header=None):
             everything.pop(name)
         else:
             everything[name] = array
-    atomic.write_arrays(target, text.pop("kind"), text.pop("schema"), everything, text)
+    archive.write_arrays(target, text.pop("kind"), text.pop("schema"), everything, text)
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_broken_files(tmp_path, change, message):
 )
 def test_sums_that_no_run_has_are_refused(name, change, message, tmp_path):
     small().save(tmp_path / "good.npz")
-    everything, _ = atomic.read_arrays(tmp_path / "good.npz", "askgauss-linear-transcript", 2)
+    everything, _ = archive.read_arrays(tmp_path / "good.npz", "askgauss-linear-transcript", 2)
     array = everything[name].copy()
     change(array)
     rewrite(tmp_path / "good.npz", tmp_path / "bad.npz", arrays={name: array})

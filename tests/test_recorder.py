@@ -25,8 +25,7 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
-from askgauss.files import archive as archives
-from askgauss.files import atomic
+from askgauss.files import archive
 from askgauss.recording import recorder as recorder_module
 from askgauss.recording import transcript as transcript_module
 from askgauss.recording.step_store import StepStore
@@ -813,9 +812,9 @@ ARRAYS = [
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
     path = written(tmp_path)
-    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = archive.read_arrays(path, "askgauss-recorder", 2)
     del arrays[name]
-    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    archive.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, f"{name} of the checkpoint .* got None.*older checkpoint")
 
 
@@ -832,9 +831,9 @@ def test_a_checkpoint_with_a_part_missing_is_refused(name, tmp_path):
 )
 def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_path):
     path = written(tmp_path)
-    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = archive.read_arrays(path, "askgauss-recorder", 2)
     arrays[name] = change(arrays[name])
-    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    archive.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     run = Run()
     recorder = run.recorder()
     if name == "drawn" and arrays[name].dtype == np.int64 and arrays[name].ndim == 1:
@@ -865,29 +864,29 @@ def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_
 )
 def test_a_checkpoint_with_odd_plain_values_is_refused(change, message, tmp_path):
     path = written(tmp_path)
-    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
-    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"] | change})
+    arrays, content = archive.read_arrays(path, "askgauss-recorder", 2)
+    archive.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"] | change})
     refused(path, message)
 
 
 def test_a_checkpoint_that_drew_an_absent_canary_is_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = archive.read_arrays(path, "askgauss-recorder", 2)
     arrays["drawn"] = ABSENT[:1]
-    atomic.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
+    archive.write_arrays(path, "askgauss-recorder", 2, arrays, {"state": content["state"]})
     refused(path, "drawn to name present canaries")
 
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     path = written(tmp_path)
-    arrays, content = atomic.read_arrays(path, "askgauss-recorder", 2)
+    arrays, content = archive.read_arrays(path, "askgauss-recorder", 2)
     odd = tmp_path / "odd.npz"
 
-    atomic.write_arrays(odd, "askgauss-recorder", 3, arrays, {"state": content["state"]})
+    archive.write_arrays(odd, "askgauss-recorder", 3, arrays, {"state": content["state"]})
     refused(odd, r"schema <= 2, got 3.*newer askgauss.*Update")
-    atomic.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
+    archive.write_arrays(odd, "askgauss-scores", 1, arrays, {"state": content["state"]})
     refused(odd, "kind 'askgauss-recorder', got 'askgauss-scores'")
-    atomic.write_arrays(odd, "askgauss-recorder", 2, arrays, {})
+    archive.write_arrays(odd, "askgauss-recorder", 2, arrays, {})
     refused(odd, "state to be an object")
     np.savez(odd, **arrays)
     refused(odd, "no header")
@@ -912,7 +911,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """Half of the new file is written when the disk is full, or the process is interrupted."""
     path = written(tmp_path)
     before = path.read_bytes()
-    write = archives.write
+    write = archive._write
 
     def half(stream, *arguments):
         write(stream, *arguments)
@@ -922,7 +921,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     run = Run()
     recorder = run.recorder()
     run.record(recorder, 0, 9)
-    monkeypatch.setattr(archives, "write", half)
+    monkeypatch.setattr(archive, "_write", half)
     for failure in (OSError("No space left on device"), KeyboardInterrupt()):
         with pytest.raises(type(failure)):
             recorder.save(path)

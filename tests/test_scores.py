@@ -247,7 +247,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def no_space(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("askgauss.files.archive.write", no_space)
+    monkeypatch.setattr("askgauss.files.archive._write", no_space)
     with pytest.raises(OSError, match="No space left"):
         scores.save(path)
     assert path.read_bytes() == before

@@ -15,7 +15,7 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
-from askgauss.files import atomic
+from askgauss.files import archive
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.transcript import CanarySums, StepSums
 from askgauss.sampling import (
@@ -181,7 +181,7 @@ def rewritten(tmp_path, change=None, *, kind="askgauss-transcript", schema=2, fa
         change(arrays)
     path = tmp_path / "odd.npz"
     metadata = {"facts": {"tensors": BASE.facts.tensors} if facts is None else facts}
-    atomic.write_arrays(path, kind, schema, arrays, metadata)
+    archive.write_arrays(path, kind, schema, arrays, metadata)
     return path
 
 

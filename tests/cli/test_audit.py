@@ -6,7 +6,6 @@ import hashlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,15 +23,6 @@ def test_the_exit_code_is_the_verdict(run, request, name, code, verdict):
     assert result.exit_code == code
     assert result.stdout.startswith(f"{verdict}: ")
     assert result.stderr == ""
-
-
-def test_a_file_without_a_digest_is_audited_with_a_note(run):
-    first = Path(__file__).parent.parent / "golden" / "first" / "scores.npz"
-    result = run("audit", first, *CLAIM)
-    assert result.exit_code in (0, 1, 3)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("askgauss: warning: A file of kind 'askgauss-scores' is unprotected")
 
 
 def test_an_epsilon_beyond_every_audit_is_refused_at_once(run, scores):

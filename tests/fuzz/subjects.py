@@ -34,7 +34,6 @@ from askgauss.sampling import CyclicPoisson
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 
-FIRST = Path(__file__).parent.parent / "golden" / "first"
 CANARIES = ag.DiracCanaries(present=10, absent=14, dimension=200, seed=3)
 PLAN = TreePlan(steps=8, estimator="honaker", release="prefixes")
 STRATEGY = BandedStrategy.toeplitz([1.0, 0.5], 12)
@@ -374,7 +373,7 @@ def make(folder: Path) -> list[Subject]:
     }
     stream, packed = io.BytesIO(), io.BytesIO()
     np.savez_compressed(stream, **images)
-    atomic.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
+    archive.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
     idx = struct.pack(">4B2I", 0, 0, 8, 2, 5, 7) + bytes(35)
     subjects = [
         Subject("scores", _saved(scores), audited, forgeries=archive),
@@ -442,34 +441,7 @@ def make(folder: Path) -> list[Subject]:
     from tests.fuzz import handed, trainings
 
     made = [*others.make(shop), *trainings.make(shop), *handed.make(shop)]
-    return [*subjects, *made, *_first(shop, archive, documents)]
-
-
-def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:
-    """Files of the first schemas: unprotected, and yet nothing that brings a reader down."""
-    readers: dict[str, Any] = {
-        "scores.npz": audited,
-        "scores-full.npz": audited,
-        "transcript.npz": audited,
-        "linear-transcript.npz": audited,
-        "recorder.npz": shop.stored_recorder((FIRST / "steps").read_bytes()),
-        "linear-recorder.npz": shop.linear_recorder,
-        "steps": shop.steps,
-        "result-scores.json": result,
-        "result-transcript.json": result,
-        "run.json": shop.command_run,
-        "run/config.json": shop.run_folder,
-    }
-    return [
-        Subject(
-            f"first {name}",
-            (FIRST / name).read_bytes(),
-            read,
-            False,
-            archive if name.endswith("npz") else documents if name.endswith("json") else (),
-        )
-        for name, read in readers.items()
-    ]
+    return [*subjects, *made]
 
 
 def is_json(subject: Subject) -> bool:

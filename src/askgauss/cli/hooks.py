@@ -174,10 +174,10 @@ def _kind_of_members(stream: BinaryIO, name: str, deepest: int) -> str | None:
 def _kind_of_archive(stream: BinaryIO, name: str) -> str | None:
     """What kind of our files of arrays an archive is."""
     from askgauss.exceptions import AskGaussError
-    from askgauss.files import atomic
+    from askgauss.files import archive
 
     try:
-        kind = atomic.read_kind(stream, name)
+        kind = archive.read_kind(stream, name)
     except AskGaussError:
         return _damaged(_beginning(stream))
     # Without a header it may still be one of ours, whose header has lost its name.

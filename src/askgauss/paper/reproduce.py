@@ -422,15 +422,8 @@ def _timed(place: Path) -> Iterator[list[float]]:
     minutes: list[float] = []
     if path.exists():
         try:
-            found = codec.parse(atomic.read_bytes(path, regular=True))
-            if isinstance(found, list):
-                codec.warn_unprotected(_MINUTES_KIND)
-            else:
-                content = codec.loads(
-                    atomic.read_bytes(path, regular=True), _MINUTES_KIND, 1, protected=1
-                )
-                found = content.get("minutes")
-            found = codec.from_plain(tuple[float, ...], found, "minutes")
+            content = codec.loads(atomic.read_bytes(path, regular=True), _MINUTES_KIND, 1)
+            found = codec.from_plain(tuple[float, ...], content.get("minutes"), "minutes")
             if not all(0.0 <= value < math.inf for value in found):
                 raise FileFormatError("Expected minutes >= 0.")
         except FileFormatError as error:

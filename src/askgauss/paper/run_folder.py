@@ -159,21 +159,11 @@ class RunFolder:
         if not target.exists():
             return None
         try:
-            found = codec.parse(atomic.read_bytes(target, regular=True))
-            if self._unprotected() and not (isinstance(found, dict) and "kind" in found):
-                codec.warn_unprotected(_CONTENT_KIND)
-            else:
-                found = codec.loads(
-                    atomic.read_bytes(target, regular=True), _CONTENT_KIND, _SCHEMA
-                )["content"]
+            text = atomic.read_bytes(target, regular=True)
+            found = codec.loads(text, _CONTENT_KIND, _SCHEMA)["content"]
             return codec.from_plain(hint, found, name)
         except (FileFormatError, KeyError) as error:
             raise FileFormatError(f"{str(target)!r} is damaged: {error} Delete it.") from error
-
-    def _unprotected(self) -> bool:
-        """Whether the folder was made before files had a digest."""
-        config = codec.parse(atomic.read_bytes(self.path / "config.json", regular=True))
-        return isinstance(config, dict) and config.get("schema") == 1
 
     def checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         """Write a checkpoint of several files; it counts once all are there, and the older goes."""

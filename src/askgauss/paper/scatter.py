@@ -192,9 +192,7 @@ def _begun(part: Path, note: Path, shape: tuple[int, int]) -> tuple[Any, int, An
     digest = hashlib.sha256()
     if part.exists() and note.exists():
         try:
-            content = codec.loads(
-                atomic.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA, protected=1
-            )
+            content = codec.loads(atomic.read_bytes(note, regular=True), _NOTE_KIND, _SCHEMA)
             done: int = codec.from_plain(int, content.get("done"), "done")
             stored = np.load(part, mmap_mode="r+", allow_pickle=False)
             if stored.shape == shape and stored.dtype == np.float16 and 0 < done <= shape[0]:

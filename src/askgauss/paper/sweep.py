@@ -353,14 +353,8 @@ def _plain_rows(found: Any) -> list[Row]:
 
 def _read_cell(part: Path, cell: Cell) -> list[Row]:
     try:
-        found = codec.parse(atomic.read_bytes(part, regular=True))
-        if isinstance(found, list):
-            codec.warn_unprotected(_CELL_KIND)
-        else:
-            found = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA).get(
-                "rows"
-            )
-        rows = _plain_rows(found)
+        found = codec.loads(atomic.read_bytes(part, regular=True), _CELL_KIND, _SCHEMA)
+        rows = _plain_rows(found.get("rows"))
         if [(row["epsilon"], row["seed"], row["auditor"]) for row in rows] != [
             (cell.epsilon, cell.seed, name) for name in cell.auditors
         ]:

@@ -193,7 +193,7 @@ class ReplayReport:
         Raises:
             FileFormatError: The text is corrupt, foreign, of a newer schema, or contradicts itself.
         """
-        content = codec.loads(text, _KIND, _SCHEMA, protected=1)
+        content = codec.loads(text, _KIND, _SCHEMA)
         missing = {item.name for item in fields(cls)} - content.keys()
         if missing:
             raise FileFormatError(f"Expected the fields {sorted(missing)} in the report.")

@@ -19,7 +19,8 @@ from scipy.special import bdtr, bdtrc
 from askgauss import _validate
 from askgauss._rounding import FEW, about, digits
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.files.schema import Field, check_arrays, check_names
+from askgauss.files import schema
+from askgauss.files.schema import Field
 from askgauss.stats.sequential_sampling import (
     Bets,
     extreme_p_value,
@@ -397,8 +398,8 @@ class SchemeSums:
         Raises:
             FileFormatError: They do not say.
         """
-        check_names(content, _kept_fields(1, 0))
-        _HEAD.check("head", content["head"])
+        schema.check_names(content, _FIELDS)
+        _FIELDS["head"].check("head", content["head"])
         records = int(content["head"][0])
         return None if records < 0 else records
 
@@ -422,7 +423,7 @@ class SchemeSums:
                 raise FileFormatError(f"They are of {said} records, and the run has {records}.")
             _, part, step, strays, missing, twice, broken = content["head"].tolist()
             sums = cls(scheme, records=records, seen=content["count"].size if part else None)
-            check_arrays(content, _kept_fields(sums.seen, step))
+            schema.check(content, _FIELDS, {"seen": sums.seen, "steps": step})
             _check_counts(content)
         except (FileFormatError, InvalidArgumentError) as error:
             raise FileFormatError(
@@ -441,28 +442,23 @@ class SchemeSums:
         return sums
 
 
-# Records, whether they are a part, steps, and four counts.
-_HEAD = Field(np.int64, (7,), low=-1, high=2**53)
-
-
-def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
-    """What every array of a file must be."""
-    number = Field(np.int64, (steps,), low=0, high=2**53)
-    return {
-        "head": _HEAD,
-        "count": Field(np.int64, (seen,), low=0, high=steps),
-        "first": Field(np.int64, (seen,), low=-1, high=steps, open=True),
-        "last": Field(np.int64, (seen,), low=-1, high=steps, open=True),
-        "trace": Field(np.uint64, (seen,)),
-        "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
-        "drawn": number,
-        "pools": number,
-        "coins": Field(np.float64, (steps,), low=0.0, high=1.0),
-        **{
-            f"bets_{name}": Field(np.float64, (sets, Bets(sets).log_wealth.shape[1] + 2))
-            for name, sets in _BETS.items()
-        },
-    }
+_NUMBER = Field(np.int64, ("steps",), low=0, high=2**53)
+_FIELDS = {
+    # Records, whether they are a part, steps, and four counts.
+    "head": Field(np.int64, (7,), low=-1, high=2**53),
+    "count": Field(np.int64, ("seen",), low=0, high="steps"),
+    "first": Field(np.int64, ("seen",), low=-1, high="steps", open=True),
+    "last": Field(np.int64, ("seen",), low=-1, high="steps", open=True),
+    "trace": Field(np.uint64, ("seen",)),
+    "sizes": Field(np.int64, ("steps",), low=-1, high=2**53),
+    "drawn": _NUMBER,
+    "pools": _NUMBER,
+    "coins": Field(np.float64, ("steps",), low=0.0, high=1.0),
+    **{
+        f"bets_{name}": Field(np.float64, (sets, Bets(sets).log_wealth.shape[1] + 2))
+        for name, sets in _BETS.items()
+    },
+}
 
 
 def _check_counts(content: dict[str, NDArray[Any]]) -> None:
