@@ -87,8 +87,9 @@ def test_no_single_byte_can_change():
             continue
         assert same(found, ARRAYS)
         same_answers += 1
-    # Times, versions and rights of the members, which say nothing about the content.
-    assert same_answers < 40 * (len(ARRAYS) + 1)
+    # Times, versions and rights of the members and the headers before them, which say nothing about
+    # the content: that has a SHA-256.
+    assert same_answers < 90 * (len(ARRAYS) + 1)
 
 
 def forged(change):
