@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import askgauss as ag
 from askgauss import BlockCanaries, DiracCanaries, PrivacyClaim, Recorder, audit
-from askgauss.checks import diagnose
-from askgauss.checks.context import Context
+from askgauss.evidence.consistency import check_consistency
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
@@ -27,7 +26,6 @@ from askgauss.exceptions import (
 )
 from askgauss.files import archive
 from askgauss.recording import recorder as recorder_module
-from askgauss.recording import transcript as transcript_module
 from askgauss.recording.step_store import StepStore
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Status
@@ -1121,7 +1119,7 @@ def test_very_long_runs_keep_fewer_canaries_and_the_same_ones_after_a_restart(
     assert again.kept.size == 21
     run.record(again, 8, 40)
     assert same_transcript(again.transcript(), transcript)
-    Transcript.from_arrays(transcript.arrays(), transcript.facts)
+    check_consistency(transcript)
 
 
 def test_a_killed_run_leaves_a_torn_row_that_only_a_checkpoint_explains(tmp_path):
@@ -1261,34 +1259,6 @@ def test_a_checkpoint_is_a_plain_zip_without_pickles(tmp_path):
 # --- parts that came later ---------------------------------------------------------------------
 
 
-def _older(state):
-    """A checkpoint as it was before the later parts."""
-    later = ("sums.other_total", "sums.other_square", "sums.last_planted", "rows.marks")
-    return {name: item for name, item in state.items() if name not in (*later, "rows.gaps")}
-
-
-@pytest.mark.parametrize("vary", [False, True])
-def test_an_older_checkpoint_goes_on(vary):
-    run = Run(vary=vary)
-    whole, first, second = (run.recorder(noise_multiplier=1.25) for _ in range(3))
-    run.record(whole, 0, 30)
-    run.record(first, 0, 20)
-    second.load_state_dict(_older(first.state_dict()))
-    run.record(second, 20, 30)
-    expected, found = whole.transcript(), second.transcript()
-    np.testing.assert_allclose(found.canaries.square, expected.canaries.square, rtol=1e-12)
-    np.testing.assert_array_equal(found.steps.most[20:], expected.steps.most[20:])
-    assert np.isnan(found.steps.most[:20]).all()
-    if vary:
-        # Nobody can tell in units of which noise the first steps were.
-        assert np.isnan(found.canaries.other_total).all()
-        assert Context(found, None).by_canary is None
-    else:
-        np.testing.assert_allclose(
-            found.canaries.other_total, expected.canaries.other_total, atol=1e-10
-        )
-
-
 def test_sizes_of_batches_and_records_are_kept():
     run = Run(vary=False)
     recorder = run.recorder(records=500)
@@ -1305,24 +1275,6 @@ def test_sizes_of_batches_and_records_are_kept():
     recorder.sample()
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         recorder.observe(values, batch_size=-1)
-
-
-def test_an_older_transcript_loads_and_says_what_it_lacks(tmp_path):
-    run = Run("one tensor", vary=False)
-    recorder = run.recorder(noise_multiplier=1.5)
-    run.record(recorder, 0, 30)
-    transcript = recorder.transcript()
-    arrays = {
-        name: array
-        for name, array in transcript.arrays().items()
-        if name not in transcript_module._LATER
-    }
-    older = Transcript.from_arrays(arrays, transcript.facts)
-    findings = {item.check: item for item in diagnose(older)}
-    assert findings["values without noise"].status is Status.NOT_RUN
-    assert findings["noise extremes"].status is Status.NOT_RUN
-    # What can be told from the sums there are, is.
-    assert findings["noise by coordinate"].status is Status.PASS
 
 
 def _recorded(release, steps=40, **settings):

@@ -17,7 +17,7 @@
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
-    └── UnprotectedFileWarning                   a file of an earlier version has no digest
+    └── UnprotectedFileWarning                   the digest that belongs beside a file is missing
 """
 
 from __future__ import annotations
