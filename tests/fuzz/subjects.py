@@ -334,7 +334,7 @@ def make(folder: Path) -> list[Subject]:
     shop = Workshop(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = _recorded(folder)
-    archive, text = (mutations.forge_archive,), (mutations.forge_json,)
+    arrays, text = (mutations.forge_archive,), (mutations.forge_json,)
     documents = (*text, mutations.hostile_json)
     generator = np.random.default_rng(0)
     scores = ag.CanaryScores(
@@ -376,35 +376,35 @@ def make(folder: Path) -> list[Subject]:
     archive.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
     idx = struct.pack(">4B2I", 0, 0, 8, 2, 5, 7) + bytes(35)
     subjects = [
-        Subject("scores", _saved(scores), audited, forgeries=archive),
-        Subject("transcript", files["transcript"], audited, forgeries=archive),
-        Subject("linear transcript", files["linear transcript"], audited, forgeries=archive),
-        Subject("strategy transcript", files["strategy transcript"], audited, forgeries=archive),
-        Subject("nodes transcript", files["nodes transcript"], audited, forgeries=archive),
-        Subject("recorder", files["recorder"], shop.recorder, forgeries=archive),
+        Subject("scores", _saved(scores), audited, forgeries=arrays),
+        Subject("transcript", files["transcript"], audited, forgeries=arrays),
+        Subject("linear transcript", files["linear transcript"], audited, forgeries=arrays),
+        Subject("strategy transcript", files["strategy transcript"], audited, forgeries=arrays),
+        Subject("nodes transcript", files["nodes transcript"], audited, forgeries=arrays),
+        Subject("recorder", files["recorder"], shop.recorder, forgeries=arrays),
         Subject(
             "stored recorder",
             files["stored recorder"],
             shop.stored_recorder(files["earlier steps"]),
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
             "recorder of batches",
             files["recorder of batches"],
             shop.batches_recorder,
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
-            "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=archive
+            "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=arrays
         ),
         Subject(
             "strategy recorder",
             files["strategy recorder"],
             shop.strategy_recorder,
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
-            "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=archive
+            "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=arrays
         ),
         Subject("step store", files["steps"], shop.steps),
         *(
@@ -422,7 +422,7 @@ def make(folder: Path) -> list[Subject]:
         Subject("cell of a sweep", cell.read_bytes(), shop.cell, forgeries=documents),
         Subject("Parquet table", table.read_bytes(), shop.table("results.parquet", digest)),
         Subject("CSV table", lines, shop.table("results.csv", sums)),
-        Subject("cached images", packed.getvalue(), shop.cached_images, forgeries=archive),
+        Subject("cached images", packed.getvalue(), shop.cached_images, forgeries=arrays),
         Subject("bare Parquet table", table.read_bytes(), shop.table("bare.parquet", None), False),
         Subject("bare CSV table", lines, shop.table("bare.csv", None), False),
         Subject("npz of images", stream.getvalue(), shop.images, False),
