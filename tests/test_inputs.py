@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from askgauss.exceptions import (
     InvalidArgumentError,
     RecordingError,
 )
+from askgauss.files import codec
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_transcript import LinearTranscript
@@ -47,6 +49,22 @@ def _archive(members, packing=zipfile.ZIP_STORED):
         for name, content in members.items():
             archive.writestr(name, content)
     return stream.getvalue()
+
+
+def _listed(members):
+    """Members and a header of scores that lists them, its digests in order."""
+    described = {
+        name.removesuffix(".npy"): {
+            "dtype": "|b1",
+            "shape": [4],
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        for name, content in members.items()
+    }
+    text = codec.dumps("askgauss-scores", 2, {"members": described})
+    stream = io.BytesIO()
+    np.save(stream, np.frombuffer(text.encode(), np.uint8))
+    return {"askgauss.npy": stream.getvalue(), **members}
 
 
 def _header(**content):
@@ -133,7 +151,7 @@ def test_an_endless_stream_of_something_else_is_not_read_to_its_end():
         load_audit_input(_Endless())
 
 
-SCORES = _header(kind="askgauss-scores", schema=1, metadata={})
+SCORES = _header(kind="askgauss-scores", schema=2, metadata={})
 MEMBER = _array("|b1", "(4,)", b"\1\1\0\0")
 HOSTILE = {
     "empty": (b"", "empty"),
@@ -156,13 +174,7 @@ HOSTILE = {
         "nothing is unpickled",
     ),
     "a pickled array": (
-        _archive(
-            {
-                "askgauss.npy": SCORES,
-                "score.npy": _array("|O", "(1,)", pickle.dumps([1])),
-                "member.npy": MEMBER,
-            }
-        ),
+        _archive(_listed({"score.npy": _array("|O", "(1,)", pickle.dumps([1]))})),
         "nothing is unpickled",
     ),
     "a bomb": (
@@ -174,13 +186,7 @@ HOSTILE = {
         "too large",
     ),
     "more numbers than there is memory": (
-        _archive(
-            {
-                "askgauss.npy": SCORES,
-                "score.npy": _array("<f8", f"({1 << 50},)"),
-                "member.npy": MEMBER,
-            }
-        ),
+        _archive(_listed({"score.npy": _array("<f8", f"({1 << 50},)"), "member.npy": MEMBER})),
         "Cannot read",
     ),
     "an odd packing": (
@@ -188,7 +194,7 @@ HOSTILE = {
         "packed",
     ),
     "names that climb": (
-        _archive({"askgauss.npy": SCORES, "../../evil.npy": MEMBER}),
+        _archive(_listed({"../../evil.npy": MEMBER})),
         "missing",
     ),
 }

@@ -156,7 +156,9 @@ def test_text_says_what_it_is():
     text = codec.dumps("things", 2, {"a": [1, 2]}, None)
     assert text.startswith('{"kind": "things", "schema": 2, "a": [1, 2], "digest": "')
     assert codec.loads(text, "things", 2) == {"kind": "things", "schema": 2, "a": [1, 2]}
-    assert codec.loads(text.encode(), "things", 5)["a"] == [1, 2]
+    assert codec.loads(text.encode(), "things", 2)["a"] == [1, 2]
+    with pytest.raises(FileFormatError, match="Expected schema 5, got 2: an earlier askgauss"):
+        codec.loads(text, "things", 5)
     with pytest.raises(ValueError, match="JSON compliant"):
         codec.dumps("things", 2, {"a": math.inf})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import zlib
 
 import mpmath
 import numpy as np
@@ -19,7 +18,7 @@ from askgauss.exceptions import (
     RecordingError,
     ScoresError,
 )
-from askgauss.files import atomic, codec
+from askgauss.files import codec
 from askgauss.recording.step_store import StepStore, StepWriter
 from askgauss.scores import ScoreMetadata
 from tests.test_transcript import CANARIES, recorded
@@ -146,51 +145,6 @@ def test_steps_that_changed_places_are_noticed(tmp_path):
     path.write_bytes(head + rows[0] + rows[2] + rows[1] + seal)
     with pytest.raises(FileFormatError, match=r"Step 2 .* is damaged"):
         StepStore(path)
-
-
-def as_earlier_schema(path, schema):
-    """The store as it was written before there were digests, or checksums at all."""
-    line, rest = path.read_bytes().split(b"\n", 1)
-    header = json.loads(line) | {"schema": schema}
-    del header["digest"]
-    count = header["canaries"]
-    bits = 4 * -(-count // 32)
-    start = json.dumps(header).encode() + b"\n" + rest[:bits]
-    rows = np.frombuffer(rest[bits + 32 : -32], np.uint8).reshape(-1, 4 * count + bits + 32)
-    contents = [bytes(row[:-32]) for row in rows]
-    if schema == 2:
-        start += zlib.crc32(start).to_bytes(4, "little")
-        contents = [
-            content + zlib.crc32(content, step).to_bytes(4, "little")
-            for step, content in enumerate(contents)
-        ]
-    path.write_bytes(start + b"".join(contents))
-
-
-@pytest.mark.parametrize("schema", [1, 2])
-@pytest.mark.filterwarnings("ignore::askgauss.exceptions.UnprotectedFileWarning")
-def test_a_store_of_an_earlier_schema_is_read_and_taken_up_again(schema, tmp_path):
-    path, checkpoint = tmp_path / "steps", tmp_path / "checkpoint"
-    generator = np.random.default_rng(0)
-    released = generator.normal(size=(6, 60))
-    recorder = Recorder(CANARIES, sampling_rate=0.5, store=path)
-    for row in released[:4]:
-        recorder.sample()
-        recorder.observe(row)
-    recorder.save(checkpoint)
-    arrays, content = atomic.read_arrays(checkpoint, "askgauss-recorder", 2)
-    content["state"]["stored_check"] = None
-    atomic.write_arrays(checkpoint, "askgauss-recorder", 1, arrays, {"state": content["state"]})
-    as_earlier_schema(path, schema)
-    np.testing.assert_array_equal(StepStore(path).values, released[:4].astype(np.float32))
-    again = Recorder(CANARIES, sampling_rate=0.5, store=path)
-    again.load(checkpoint)
-    for row in released[4:]:
-        again.sample()
-        again.observe(row)
-    again.transcript()
-    np.testing.assert_array_equal(StepStore(path).values, released.astype(np.float32))
-    assert json.loads(path.read_bytes().split(b"\n", 1)[0])["schema"] == schema
 
 
 def test_files_that_are_no_stores_are_refused(tmp_path):

@@ -17,7 +17,7 @@
     └── MissingExtraError    (also ImportError)  an optional dependency is not installed
 
     AskGaussWarning          (UserWarning)
-    └── UnprotectedFileWarning                   a file of an earlier version has no digest
+    └── UnprotectedFileWarning                   the digest that belongs beside a file is missing
 """
 
 from __future__ import annotations
@@ -108,4 +108,4 @@ class AskGaussWarning(UserWarning):
 
 
 class UnprotectedFileWarning(AskGaussWarning):
-    """A file was written before files had a digest: damage to it may go unnoticed."""
+    """The SHA-256 that belongs beside a file is missing: damage to the file may go unnoticed."""

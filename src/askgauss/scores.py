@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
-from askgauss.files import atomic, codec, schema
+from askgauss.files import archive, atomic, codec, schema
 from askgauss.selection import fingerprint, stream
 from askgauss.stats.sampled_sum import StepWeights
 
@@ -25,6 +25,11 @@ __all__ = ["AuditData", "CanaryScores", "GroupMoments", "ScoreMetadata", "check_
 
 _KIND = "askgauss-scores"
 _SCHEMA = 2
+_FIELDS = {
+    "score": schema.Field(np.float64, ("canaries",)),
+    "member": schema.Field(np.bool_, ("canaries",)),
+    "relative_shift": schema.Field(np.float64, ("canaries",), optional=True),
+}
 # Groups are summed in pieces of this many scores, so that ten million need no second copy.
 _CHUNK = 1 << 20
 
@@ -482,7 +487,7 @@ class CanaryScores(AuditData):
         if self.relative_shift is not None:
             arrays["relative_shift"] = self.relative_shift
         metadata = {"metadata": codec.to_plain(self.metadata)}
-        atomic.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
+        archive.write_arrays(target, _KIND, _SCHEMA, arrays, metadata)
 
     @classmethod
     def load(cls, source: atomic.Source) -> CanaryScores:
@@ -491,25 +496,20 @@ class CanaryScores(AuditData):
         Raises:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
-        arrays, content = atomic.read_arrays(source, _KIND, _SCHEMA)
-        schema.check_names(arrays, ("score", "member"), ("ids", "relative_shift"))
-        shape = (arrays["score"].size,)
-        numbers = {name: array for name, array in arrays.items() if name != "ids"}
-        schema.check_arrays(
-            numbers,
-            {
-                "score": schema.Field(np.float64, shape),
-                "member": schema.Field(np.bool_, shape),
-                "relative_shift": schema.Field(np.float64, shape),
-            },
-        )
+        arrays, content = archive.read_arrays(source, _KIND, _SCHEMA)
+        # Numbers or text of any length, which `CanaryScores` looks at.
+        ids = arrays.pop("ids", None)
+        schema.check(arrays, _FIELDS)
         for array in arrays.values():
-            array.setflags(write=False)
+            # Nobody else has the bytes they were read into.
+            for part in (array, array.base):
+                if part is not None:
+                    part.setflags(write=False)
         try:
             return cls(
                 score=arrays["score"],
                 member=arrays["member"],
-                ids=arrays.get("ids"),
+                ids=ids,
                 relative_shift=arrays.get("relative_shift"),
                 metadata=codec.from_plain(ScoreMetadata, content.get("metadata", {}), "metadata"),
             )
@@ -572,7 +572,9 @@ class CanaryScores(AuditData):
 
 def _read_only(array: NDArray[Any], given: Any) -> NDArray[Any]:
     """A read-only array nobody else can write to; copied unless the caller gave such a one."""
-    private = array is given and not array.flags.writeable and bool(array.flags.owndata)
+    owner = array.base if isinstance(array.base, np.ndarray) else array
+    private = array is given and not (array.flags.writeable or owner.flags.writeable)
+    private = private and bool(owner.flags.owndata)
     copy: NDArray[Any] = array if private else np.array(array)
     copy.setflags(write=False)
     return copy

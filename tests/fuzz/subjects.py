@@ -18,7 +18,7 @@ import numpy as np
 
 import askgauss as ag
 from askgauss.exceptions import RecordingError
-from askgauss.files import atomic, codec
+from askgauss.files import archive, atomic, codec
 from askgauss.files.run_folder import RunFolder, RunRecord
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
@@ -32,7 +32,6 @@ from askgauss.sampling import CyclicPoisson
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 
-FIRST = Path(__file__).parent.parent / "golden" / "first"
 CANARIES = ag.DiracCanaries(present=10, absent=14, dimension=200, seed=3)
 PLAN = TreePlan(steps=8, estimator="honaker", release="prefixes")
 STRATEGY = BandedStrategy.toeplitz([1.0, 0.5], 12)
@@ -333,7 +332,7 @@ def make(folder: Path) -> list[Subject]:
     shop = Workshop(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = _recorded(folder)
-    archive, text = (mutations.forge_archive,), (mutations.forge_json,)
+    arrays, text = (mutations.forge_archive,), (mutations.forge_json,)
     documents = (*text, mutations.hostile_json)
     generator = np.random.default_rng(0)
     scores = ag.CanaryScores(
@@ -371,38 +370,38 @@ def make(folder: Path) -> list[Subject]:
     }
     stream, packed = io.BytesIO(), io.BytesIO()
     np.savez_compressed(stream, **images)
-    atomic.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
+    archive.write_arrays(packed, data._KIND, data._SCHEMA, images, {"name": "x"}, private=False)
     idx = struct.pack(">4B2I", 0, 0, 8, 2, 5, 7) + bytes(35)
     subjects = [
-        Subject("scores", _saved(scores), audited, forgeries=archive),
-        Subject("transcript", files["transcript"], audited, forgeries=archive),
-        Subject("linear transcript", files["linear transcript"], audited, forgeries=archive),
-        Subject("strategy transcript", files["strategy transcript"], audited, forgeries=archive),
-        Subject("nodes transcript", files["nodes transcript"], audited, forgeries=archive),
-        Subject("recorder", files["recorder"], shop.recorder, forgeries=archive),
+        Subject("scores", _saved(scores), audited, forgeries=arrays),
+        Subject("transcript", files["transcript"], audited, forgeries=arrays),
+        Subject("linear transcript", files["linear transcript"], audited, forgeries=arrays),
+        Subject("strategy transcript", files["strategy transcript"], audited, forgeries=arrays),
+        Subject("nodes transcript", files["nodes transcript"], audited, forgeries=arrays),
+        Subject("recorder", files["recorder"], shop.recorder, forgeries=arrays),
         Subject(
             "stored recorder",
             files["stored recorder"],
             shop.stored_recorder(files["earlier steps"]),
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
             "recorder of batches",
             files["recorder of batches"],
             shop.batches_recorder,
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
-            "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=archive
+            "linear recorder", files["linear recorder"], shop.linear_recorder, forgeries=arrays
         ),
         Subject(
             "strategy recorder",
             files["strategy recorder"],
             shop.strategy_recorder,
-            forgeries=archive,
+            forgeries=arrays,
         ),
         Subject(
-            "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=archive
+            "sampled recorder", files["sampled recorder"], shop.sampled_recorder, forgeries=arrays
         ),
         Subject("step store", files["steps"], shop.steps),
         *(
@@ -420,7 +419,7 @@ def make(folder: Path) -> list[Subject]:
         Subject("cell of a sweep", cell.read_bytes(), shop.cell, forgeries=documents),
         Subject("Parquet table", table.read_bytes(), shop.table("results.parquet", digest)),
         Subject("CSV table", lines, shop.table("results.csv", sums)),
-        Subject("cached images", packed.getvalue(), shop.cached_images, forgeries=archive),
+        Subject("cached images", packed.getvalue(), shop.cached_images, forgeries=arrays),
         Subject("bare Parquet table", table.read_bytes(), shop.table("bare.parquet", None), False),
         Subject("bare CSV table", lines, shop.table("bare.csv", None), False),
         Subject("npz of images", stream.getvalue(), shop.images, False),
@@ -439,32 +438,7 @@ def make(folder: Path) -> list[Subject]:
     from tests.fuzz import handed, trainings
 
     made = [*others.make(shop), *trainings.make(shop), *handed.make(shop)]
-    return [*subjects, *made, *_first(shop, archive, documents)]
-
-
-def _first(shop: Workshop, archive: Any, documents: Any) -> list[Subject]:
-    """Files of the first schemas: unprotected, and yet nothing that brings a reader down."""
-    readers: dict[str, Any] = {
-        "scores.npz": audited,
-        "scores-full.npz": audited,
-        "transcript.npz": audited,
-        "linear-transcript.npz": audited,
-        "recorder.npz": shop.stored_recorder((FIRST / "steps").read_bytes()),
-        "linear-recorder.npz": shop.linear_recorder,
-        "steps": shop.steps,
-        "result-scores.json": result,
-        "result-transcript.json": result,
-    }
-    return [
-        Subject(
-            f"first {name}",
-            (FIRST / name).read_bytes(),
-            read,
-            False,
-            archive if name.endswith("npz") else documents if name.endswith("json") else (),
-        )
-        for name, read in readers.items()
-    ]
+    return [*subjects, *made]
 
 
 def is_json(subject: Subject) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz import engine, subjects
 
-# 76 subjects, so about 1,500 inputs.
+# 65 subjects, so about 1,300 inputs.
 EACH = 20
 # Small files of each kind of container: archive, store, document.
 EVERY_BYTE = ["scores", "step store", "content of a run folder", "cell of a sweep", "CSV table"]

@@ -162,13 +162,13 @@ def _readable(stream: Any) -> BinaryIO:
 def _private_kind(stream: BinaryIO) -> str | None:
     """What a file that must not be given away is; None if it is none of ours, or may be."""
     from askgauss.exceptions import AskGaussError
-    from askgauss.files import atomic, codec
+    from askgauss.files import archive, codec
 
     content = _beginning(stream)
     stream.seek(0)
     try:
         if content.startswith(b"PK"):
-            kind = atomic.read_kind(stream, "archive")
+            kind = archive.read_kind(stream, "archive")
             # Without a header it may still be one of ours, whose header has lost its name.
             traced = kind is None and _TRACES.search(content)
             return "one of our files without its header" if traced else kind

@@ -223,17 +223,17 @@ def _backend(wanted: str) -> Backend:
 
 def save_checkpoint(path: Path, trainer: Trainer) -> None:
     """Write where a training run stands, whole or not at all."""
-    from askgauss.files import atomic, codec
+    from askgauss.files import archive, codec
 
     arrays, values = trainer.state()
-    atomic.write_arrays(path, _KIND, _SCHEMA, arrays, codec.to_plain(values))
+    archive.write_arrays(path, _KIND, _SCHEMA, arrays, codec.to_plain(values))
 
 
 def load_checkpoint(path: Path, trainer: Trainer) -> None:
     """Let a training run go on from what `save_checkpoint` wrote."""
-    from askgauss.files import atomic
+    from askgauss.files import archive
 
-    arrays, values = atomic.read_arrays(path, _KIND, _SCHEMA)
+    arrays, values = archive.read_arrays(path, _KIND, _SCHEMA)
     trainer.restore(arrays, values)
 
 

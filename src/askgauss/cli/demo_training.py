@@ -213,8 +213,7 @@ class NumpyTrainer:
     def restore(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
         own = {name: array for name, array in arrays.items() if name == "weights"}
-        schema.check_names(own, ("weights",))
-        schema.check_arrays(own, {"weights": schema.Field(np.float64, self._weights.shape)})
+        schema.check(own, {"weights": schema.Field(np.float64, self._weights.shape)})
         rest = {name: array for name, array in arrays.items() if name not in own}
         self._recorder.load_state_dict({**rest, "state": values.get("recorder")})
         self._weights = own["weights"]

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from askgauss._text import confidence_in_words, number
 from askgauss._version import __version__
 from askgauss.auditing import audit, audited, with_findings
+from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard
-from askgauss.exceptions import AskGaussError
+from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.replay.joining import joined_findings
@@ -177,7 +178,12 @@ def _file(result: AuditResult, sha256: str | None) -> VerifiedPart:
 def _computed_again(
     result: AuditResult, data: Data, standard: Standard
 ) -> tuple[VerifiedPart, ...]:
-    """Every field of the result, held to the audit of the same data."""
+    """Every field of the result, compared with the audit of the same data."""
+    try:
+        if not isinstance(data, CanaryScores):
+            check_consistency(data)
+    except FileFormatError as error:
+        return (_part("data", False, "", f"no run recorded them. {error}"),)
     try:
         # Where the scores do not record it, it is the word of whoever audited them.
         if isinstance(data, CanaryScores) and result.membership is not None:

@@ -1,32 +1,22 @@
-"""Reading and writing files: whole or not at all, checked, and never executing what they contain.
-
-Arrays go into npz files, which plain numpy reads without askgauss, and which need no library of
-their own. What npz lacks is a check that covers it: its checksums stop at single members, and
-readers skip them. So a header, JSON in the member ``askgauss``, names the type, shape and SHA-256
-of every other member, and ends with a digest of itself. Every byte of content is behind it.
-"""
+"""Files are written whole or not at all, and documents are read up to a size."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
-import io
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from askgauss.exceptions import FileFormatError
-from askgauss.files import archive as archives
-from askgauss.files import codec, lock
+from askgauss.exceptions import FileFormatError, UnprotectedFileWarning
+from askgauss.files import lock
 
 __all__ = [
     "DOCUMENT_BYTES",
@@ -34,12 +24,8 @@ __all__ = [
     "atomic_write",
     "check_digest",
     "digest_path",
-    "header_digest",
-    "read_arrays",
     "read_bytes",
-    "read_kind",
     "read_stream",
-    "write_arrays",
     "write_digest",
     "write_text",
     "write_with_digest",
@@ -52,9 +38,6 @@ DOCUMENT_BYTES = 1 << 26
 # A transcript of ten million canaries has half a GB; a stream that never ends is none.
 _STREAM_BYTES = 1 << 33
 
-_HEADER = "askgauss"
-# The header of a file of ours is a few kilobytes of JSON.
-_HEADER_BYTES = 1 << 22
 # A save that has not been touched for so long, and whose writer is gone, is left over.
 _STALE_SECONDS = 60.0
 
@@ -155,7 +138,12 @@ def check_digest(path: Path, kind: str, remedy: str) -> None:
     """
     beside = digest_path(path)
     if not beside.exists():
-        codec.warn_unprotected(kind)
+        warnings.warn(
+            f"A file of kind {kind!r} is unprotected: there is no {beside.name} beside it, so that "
+            "damage to it may go unnoticed. Make it again to protect it.",
+            UnprotectedFileWarning,
+            stacklevel=2,
+        )
     elif read_bytes(beside, regular=True) != _digest_line(path, _sha256(path)).encode("utf-8"):
         raise FileFormatError(
             f"{str(path)!r} is damaged: its SHA-256 is not the one in {beside.name!r}. {remedy}"
@@ -218,129 +206,3 @@ def _too_large(name: str, most: int) -> FileFormatError:
         f"Cannot read {name}: expected {most >> 20} MB at most, got more. No file of this kind is "
         "so large: name the one that was written."
     )
-
-
-def write_arrays(
-    target: str | os.PathLike[str] | IO[bytes],
-    kind: str,
-    schema: int,
-    arrays: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, Any],
-    *,
-    private: bool = True,
-) -> None:
-    """Arrays and JSON metadata as one npz file without pickles.
-
-    Args:
-        target: A file, or an open binary stream.
-        kind: What the file is.
-        schema: The schema of that kind it follows.
-        arrays: The arrays by name.
-        metadata: Plain values beside them.
-        private: Whether it must stay with those who may see the training data. The header says so,
-            and a file can then be read by its owner only.
-    """
-
-    def header(members: dict[str, dict[str, Any]]) -> bytes:
-        content = {**metadata, "private": private, "members": members}
-        return codec.dumps(kind, schema, content, None).encode("utf-8")
-
-    if isinstance(target, (str, os.PathLike)):
-        with atomic_write(target, private=private) as stream:
-            archives.write(stream, arrays, _HEADER, header)
-    else:
-        # A pipe cannot seek back to write the zip directory, so it is put together in memory.
-        buffer = io.BytesIO()
-        archives.write(buffer, arrays, _HEADER, header)
-        target.write(buffer.getbuffer())
-
-
-def read_arrays(
-    source: Source, kind: str, schema: int
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays and metadata of a file of this kind, as they were written.
-
-    Raises:
-        FileFormatError: It is anything else, or damaged anywhere.
-    """
-    with _opened(source) as stream, _explained(source):
-        archive = archives.Archive(stream)
-        content = codec.loads(_header(archive), kind, schema)
-        members = content.pop("members", None)
-        names = [name for name in archive.names if name != _HEADER]
-        if members is None and content["schema"] == 1:
-            # The first files list nothing: each array is only what its own checksum says.
-            return {name: archive.read(name) for name in names}, content
-        if not _lists(members, names):
-            raise FileFormatError("It holds other arrays than its header lists: it was damaged.")
-        return archive.read_listed(members), content
-
-
-def _lists(members: Any, names: list[str]) -> bool:
-    """Whether a header says something of each of these arrays, and of no other."""
-    if not isinstance(members, dict) or {*members} != {*names}:
-        return False
-    return all(isinstance(item, dict) for item in members.values())
-
-
-def read_kind(stream: IO[bytes], name: str) -> str | None:
-    """What kind of file an open npz file says it is, before its arrays are read.
-
-    Returns:
-        The kind; None where it has no header, and so is not one of ours.
-
-    Raises:
-        FileFormatError: It is damaged.
-    """
-    with _explained(name):
-        archive = archives.Archive(stream)
-        if _HEADER not in archive.names:
-            return None
-        content = codec.parse(_header(archive))
-        return str(content.get("kind") if isinstance(content, dict) else None)
-
-
-def header_digest(path: str | os.PathLike[str]) -> str | None:
-    """What tells a file of arrays from any other, without reading them; None of what is none."""
-    try:
-        with Path(path).open("rb") as stream:
-            return hashlib.sha256(_header(archives.Archive(stream))).hexdigest()
-    except (OSError, FileFormatError):
-        return None
-
-
-def _header(archive: archives.Archive) -> bytes:
-    if _HEADER not in archive.names:
-        raise FileFormatError(
-            "It is an npz file, but not one of askgauss: it has no header. Make CanaryScores of "
-            "the arrays in Python and save() them."
-        )
-    if archive.size(_HEADER) > _HEADER_BYTES:
-        raise FileFormatError("Its header is too large to be one of ours.")
-    array = archive.read(_HEADER)
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise FileFormatError("Its header is no text.")
-    return array.tobytes()
-
-
-@contextlib.contextmanager
-def _opened(source: Source) -> Iterator[IO[bytes]]:
-    if isinstance(source, (str, os.PathLike)):
-        with Path(source).open("rb") as stream:
-            yield stream
-    else:
-        yield io.BytesIO(read_stream(source, "the input stream"))
-
-
-@contextlib.contextmanager
-def _explained(source: Source) -> Iterator[None]:
-    """Errors that name the file."""
-    name = "the input stream"
-    if isinstance(source, (str, os.PathLike)):
-        name = str(source)
-    try:
-        yield
-    except FileFormatError as error:
-        raise FileFormatError(f"Cannot read {name}: {error}") from error
-    except MemoryError as error:
-        raise FileFormatError(f"Cannot read {name}: it needs more memory than there is.") from error

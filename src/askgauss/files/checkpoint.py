@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import RecordingError
-from askgauss.files import atomic
+from askgauss.files import archive
 from askgauss.files.lock import Holds
 
 __all__ = [
@@ -92,7 +92,7 @@ class CheckpointFiles:
             self._known.pop(os.path.realpath(path), None)
             return
         with self._or_let_go(path, self.holds.take(path)):
-            found = atomic.header_digest(path)
+            found = archive.header_digest(path)
             yield
         self._remember(path, found)
 
@@ -118,7 +118,7 @@ class CheckpointFiles:
         with self._or_let_go(path, fresh):
             self.check(path)
             yield
-        self._remember(path, atomic.header_digest(path))
+        self._remember(path, archive.header_digest(path))
         if fresh and not keep:
             self.holds.let_go(path)
 
@@ -139,7 +139,7 @@ class CheckpointFiles:
             RecordingError: Something else wrote it since.
         """
         known = self._known.get(os.path.realpath(path))
-        if known is not None and atomic.header_digest(path) not in (None, known):
+        if known is not None and archive.header_digest(path) not in (None, known):
             raise RecordingError(
                 f"Expected {str(path)!r} as this run left it, got a checkpoint that something else "
                 "has written since: another copy of the run went on from it. Stop one of them; "
@@ -195,7 +195,7 @@ class Kept(ABC):
         plain = {"state": state.pop("state")}
         kind, schema = self._checkpoint_kind, self._checkpoint_schema
         with self._checkpoints.write(path, hold=hold):
-            atomic.write_arrays(path, kind, schema, state, plain)
+            archive.write_arrays(path, kind, schema, state, plain)
 
     def load(self, path: str | os.PathLike[str], *, hold: bool = True) -> None:
         """Go on from a checkpoint that `save` wrote.
@@ -212,7 +212,7 @@ class Kept(ABC):
         kind, schema = self._checkpoint_kind, self._checkpoint_schema
         first = os.environ.get("RANK", "0") == "0"
         with self._checkpoints.read(path, hold=hold and first):
-            arrays, content = atomic.read_arrays(path, kind, schema)
+            arrays, content = archive.read_arrays(path, kind, schema)
             arrays.pop(TRANSCRIPT, None)
             self.load_state_dict({**arrays, "state": content.get("state")})
 

@@ -18,22 +18,19 @@ import json
 import math
 import types
 import typing
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
-from askgauss.exceptions import AskGaussError, FileFormatError, UnprotectedFileWarning
+from askgauss.exceptions import AskGaussError, FileFormatError
 
-__all__ = ["digest", "dumps", "from_plain", "loads", "parse", "to_plain", "warn_unprotected"]
+__all__ = ["digest", "dumps", "from_plain", "loads", "parse", "to_plain"]
 
 T = TypeVar("T")
 
 # Whole numbers of files are counts and seeds; far longer ones only cost time and memory.
 _DIGITS = 100
-# The first schema that has a digest. Files of the one before are read, and called unprotected.
-_PROTECTED = 2
 
 
 def to_plain(value: Any) -> Any:
@@ -226,17 +223,13 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of strict JSON")
 
 
-def loads(
-    text: str | bytes, kind: str, schema: int, *, protected: int = _PROTECTED
-) -> dict[str, Any]:
-    """The content of JSON text of this kind and of no newer schema, as it was written.
+def loads(text: str | bytes, kind: str, schema: int) -> dict[str, Any]:
+    """The content of JSON text of this kind and schema, as it was written.
 
     Args:
         text: What `dumps` made.
         kind: The kind it must be of.
-        schema: The newest schema that is known.
-        protected: The first schema that must have a digest. Text of an older one may have none:
-            `UnprotectedFileWarning` says so.
+        schema: The schema it must follow.
 
     Raises:
         FileFormatError: It is something else, or its content does not fit its digest.
@@ -256,22 +249,14 @@ def loads(
             f"Expected schema <= {schema}, got {found}: a newer askgauss wrote this file. "
             "Update askgauss to read it."
         )
-    stated = content.pop("digest", None)
-    if stated is None and found < protected:
-        warn_unprotected(kind)
-    elif stated != digest(content):
+    if found < schema:
+        raise FileFormatError(
+            f"Expected schema {schema}, got {found}: an earlier askgauss wrote this file. Write it "
+            "again with this one."
+        )
+    if content.pop("digest", None) != digest(content):
         raise FileFormatError(
             "Its content does not fit its digest: the file was damaged or edited. Restore it, or "
             "write it again with askgauss."
         )
     return content
-
-
-def warn_unprotected(kind: str) -> None:
-    """Say that a file has no digest of its content."""
-    warnings.warn(
-        f"A file of kind {kind!r} is unprotected: an earlier askgauss wrote it without a digest, "
-        "so that damage to it may go unnoticed. Save it again to protect what it says now.",
-        UnprotectedFileWarning,
-        stacklevel=2,
-    )

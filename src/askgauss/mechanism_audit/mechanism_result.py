@@ -98,7 +98,7 @@ class MechanismResult:
         Raises:
             FileFormatError: The text is corrupt, foreign, or of a newer schema.
         """
-        content = codec.loads(text, _KIND, _SCHEMA, protected=1)
+        content = codec.loads(text, _KIND, _SCHEMA)
         result: MechanismResult = codec.from_plain(cls, content, "result")
         return result
 

@@ -315,9 +315,7 @@ def read_feed(source: str | os.PathLike[str]) -> Feed:
     if len(content) > _LARGEST:
         raise FileFormatError(f"Expected {str(path)!r} below {_LARGEST} bytes: it is no feed.")
     try:
-        feed: Feed = codec.from_plain(
-            Feed, codec.loads(content, _KIND, _SCHEMA, protected=1), "feed"
-        )
+        feed: Feed = codec.from_plain(Feed, codec.loads(content, _KIND, _SCHEMA), "feed")
         feed.check()
     except FileFormatError as error:
         raise FileFormatError(f"Cannot read {str(path)!r}: {error}") from error

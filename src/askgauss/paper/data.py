@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
-from askgauss.files import atomic
+from askgauss.files import archive
 from askgauss.paper import formats
 
 __all__ = ["DataError", "ImageSet", "SetInfo", "available", "cache_folder", "fetch", "load"]
@@ -144,7 +144,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> ImageSet
             f"{name} is not in {str(path.parent)!r}. Run 'askgauss data fetch {name}', with "
             "--source FOLDER if you have the files already."
         )
-    arrays, _ = atomic.read_arrays(path, _KIND, _SCHEMA)
+    arrays, _ = archive.read_arrays(path, _KIND, _SCHEMA)
     missing = set(_PARTS) - arrays.keys()
     if missing:
         raise FileFormatError(f"Expected the arrays {sorted(missing)} in {str(path)!r}.")
@@ -191,7 +191,7 @@ def fetch(
         report(f"checking {name}")
         _check_digests(name, recipe, arrays)
         report(f"writing {target}")
-        atomic.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
+        archive.write_arrays(target, _KIND, _SCHEMA, arrays, {"name": name}, private=False)
     return target
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from askgauss import _validate
 from askgauss.canaries import Stream
-from askgauss.files import atomic, schema
+from askgauss.files import archive, schema
 from askgauss.files.run_folder import RunFolder
 from askgauss.paper import data, train_dpsgd
 from askgauss.paper.augment import random_views
@@ -276,10 +276,10 @@ class _NetworkRun:
             metadata["recorder"] = state.pop("state")
             arrays |= {f"recorder.{name}": array for name, array in state.items()}
             arrays["background"] = self.audited.background
-        atomic.write_arrays(path, _KIND, _SCHEMA, arrays, metadata)
+        archive.write_arrays(path, _KIND, _SCHEMA, arrays, metadata)
 
     def _load(self, path: Path) -> None:
-        arrays, content = atomic.read_arrays(path, _KIND, _SCHEMA)
+        arrays, content = archive.read_arrays(path, _KIND, _SCHEMA)
         step = train_dpsgd.checkpoint_step(content, self.plan)
         fields = {
             name: schema.Field(np.float32, tuple(tensor.shape))
@@ -288,8 +288,7 @@ class _NetworkRun:
         if self.audited is not None:
             fields["background"] = schema.Field(np.float64, self.audited.background.shape)
         own = {name: array for name, array in arrays.items() if not name.startswith("recorder.")}
-        schema.check_names(own, fields)
-        schema.check_arrays(own, fields)
+        schema.check(own, fields)
         for name, tensor in self._state().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
         if self.audited is not None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
-from askgauss.files import atomic, codec, schema
+from askgauss.files import archive, codec, schema
 from askgauss.files.run_folder import RunFolder
 from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, canary_seed, generator
 from askgauss.paper.linear_heads import Heads, HeadsShape
@@ -116,7 +116,7 @@ class AuditedHead:
         """Write what was released so far, for `load_snapshot`."""
         path = _snapshot_path(folder, head, self.recorder.steps)
         arrays = {"background": self.background}
-        atomic.write_arrays(_background_path(path), _KIND, _SCHEMA, arrays, {"head": head})
+        archive.write_arrays(_background_path(path), _KIND, _SCHEMA, arrays, {"head": head})
         self.recorder.transcript().save(path)
 
 
@@ -143,10 +143,9 @@ def load_snapshot(folder: Path, head: str, step: int) -> Snapshot:
             f"Expected {str(path)!r} to be of {step} steps, got {transcript.number_of_steps}. "
             "Restore it, or run the training again in another folder."
         )
-    arrays, _ = atomic.read_arrays(_background_path(path), _KIND, _SCHEMA)
-    schema.check_names(arrays, ("background",))
+    arrays, _ = archive.read_arrays(_background_path(path), _KIND, _SCHEMA)
     field = schema.Field(np.float64, transcript.member.shape, finite=True)
-    schema.check_arrays(arrays, {"background": field})
+    schema.check(arrays, {"background": field})
     return Snapshot(transcript=transcript, background=arrays["background"])
 
 
@@ -255,17 +254,18 @@ class _ParallelRuns:
         for name, audited in self.audited.items():
             arrays[f"background.{name}"] = audited.background
             audited.recorder.save(folder / f"{name}.npz", hold=False)
-        atomic.write_arrays(folder / "state.npz", _STATE_KIND, _SCHEMA, arrays, {"step": self.step})
+        archive.write_arrays(
+            folder / "state.npz", _STATE_KIND, _SCHEMA, arrays, {"step": self.step}
+        )
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
-        arrays, content = atomic.read_arrays(folder / "state.npz", _STATE_KIND, _SCHEMA)
+        arrays, content = archive.read_arrays(folder / "state.npz", _STATE_KIND, _SCHEMA)
         weights = schema.Field(np.float32, tuple(self.heads.flat.shape))
         fields = {"flat": weights, "velocity": weights}
         for name, audited in self.audited.items():
             fields[f"background.{name}"] = schema.Field(np.float64, audited.background.shape)
-        schema.check_names(arrays, fields)
-        schema.check_arrays(arrays, fields)
+        schema.check(arrays, fields)
         step = checkpoint_step(content, self.plan)
         self.heads.flat.copy_(torch.from_numpy(arrays["flat"]))
         self.velocity.copy_(torch.from_numpy(arrays["velocity"]))

@@ -18,7 +18,8 @@ from typing import IO, TypeAlias
 import numpy as np
 
 from askgauss.exceptions import FileFormatError
-from askgauss.files.atomic import DOCUMENT_BYTES, Source, read_arrays, read_kind, read_stream
+from askgauss.files.archive import read_arrays, read_kind
+from askgauss.files.atomic import DOCUMENT_BYTES, Source, read_stream
 from askgauss.files.checkpoint import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.score_tables import looks_like, read_table

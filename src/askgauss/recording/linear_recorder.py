@@ -22,7 +22,6 @@ from askgauss.canaries import PlacedCanaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.files import codec
 from askgauss.files.schema import Field
-from askgauss.files.sums import DUST, without_dust
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
 from askgauss.mechanisms.decorrelate.tree_pieces import (
@@ -36,7 +35,13 @@ from askgauss.mechanisms.decorrelate.tree_pieces import (
 from askgauss.mechanisms.plans import Plan, StrategyPlan, TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.recording.facts.noise_rows import RowNoise
-from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript, PieceSums
+from askgauss.recording.linear_transcript import (
+    DUST,
+    LinearFacts,
+    LinearTranscript,
+    PieceSums,
+    without_dust,
+)
 from askgauss.recording.planned_recorder import PlannedRecorder
 from askgauss.recording.sampled_recorder import SampledRecorder
 from askgauss.recording.step_rows import numbers, saved_numbers
@@ -52,9 +57,8 @@ _KEPT_NUMBERS = 1 << 22
 _KEPT_OF_ROWS = 1 << 20
 # A covariance of the rows' noise needs so many times as many kept canaries as rows.
 _TIMES_ROWS = 2
-# Numbers of a piece in a checkpoint: the first five are all that early ones have.
+# Numbers of a piece in a checkpoint.
 _COLUMNS = 9
-_EARLY_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +157,9 @@ class LinearRecorder(PlannedRecorder):
         self._owner = order // self._leaves.shape[1]
         self._starts = np.searchsorted(self._leaf, np.arange(plan.steps + 1))
         self._absent = np.flatnonzero(~canaries.member)
-        self._keep(min(max(kept, _FEWEST_KEPT), _MOST_KEPT))
+        chosen = random_stream(canaries.root_seed, Stream.KEPT).permutation(self._absent)
+        # The absent canaries of which every piece is kept.
+        self._kept = np.sort(chosen[: min(max(kept, _FEWEST_KEPT), _MOST_KEPT)])
         self._run = secrets.token_hex(16)
         self._sums = {name: np.zeros(canaries.size) for name in ("score", "gain", "square")}
         self._sums["leaf_gain"] = np.zeros(plan.steps)
@@ -205,11 +211,6 @@ class LinearRecorder(PlannedRecorder):
     def plan(self) -> Plan:
         """The mechanism."""
         return self._plan
-
-    def _keep(self, count: int) -> None:
-        """Choose the absent canaries of which every piece is kept."""
-        generator = random_stream(self._canaries.root_seed, Stream.KEPT)
-        self._kept = np.sort(generator.permutation(self._absent)[:count])
 
     def sample(self, *, step: int | None = None) -> NDArray[np.int64]:
         """Indices of the canaries to plant in this step: the present ones with a leaf here.
@@ -371,9 +372,9 @@ class LinearRecorder(PlannedRecorder):
     def _piece_sums(self, leaf_gain: NDArray[np.float64]) -> PieceSums:
         rows = np.array(self._pieces, np.float64).reshape(-1, _COLUMNS)
         tree_number, level, index = rows[:, :3].astype(np.int64).T.copy()
-        signal, leaf, planted, planted_square = rows[:, _EARLY_COLUMNS:].T.copy()
-        # Filters of whole prefixes are no signals, and early checkpoints have none of these.
-        known = self._reader.gram is None and not np.isnan(leaf).any()
+        signal, leaf, planted, planted_square = rows[:, 5:].T.copy()
+        # Filters of whole prefixes are no signals.
+        known = self._reader.gram is None
         return PieceSums(
             tree=tree_number,
             level=level,
@@ -493,18 +494,17 @@ class LinearRecorder(PlannedRecorder):
             clip_norm=self._clip_norm,
         )
         size = self._canaries.size
-        pieces, kept, early = self._recorded_pieces(state)
+        given = state.get("pieces")
+        count = len(given) if isinstance(given, np.ndarray) and given.ndim else 0
+        pieces = saved_numbers(state, "pieces", (count, _COLUMNS))
         sums = {
-            # What an early checkpoint did not count stays unknown.
-            name: np.full(old.shape, np.nan)
-            if early and name == "square"
-            else saved_numbers(state, f"sums.{name}", old.shape)
+            name: saved_numbers(state, f"sums.{name}", old.shape)
             for name, old in self._sums.items()
         }
         open_values = [
             saved_numbers(state, f"open.{index}", (size,)) for index in range(progress.open)
         ]
-        kept_values = saved_numbers(state, "kept_values", (len(pieces), kept))
+        kept_values = saved_numbers(state, "kept_values", (count, self._kept.size))
         cosines = saved_numbers(state, "cosines", (2, size)) if "cosines" in state else None
         rows = RowNoise(self._canaries.coordinates, self._canaries.member, self._noise_multiplier)
         rows.load(state)
@@ -513,7 +513,6 @@ class LinearRecorder(PlannedRecorder):
         found._run = progress.run or self._run
         found._sums, found._cosines, found._kept_values = sums, cosines, list(kept_values)
         found._pieces = [tuple(row) for row in pieces.tolist()]
-        found._keep(kept)
         found._go_on(progress)
         found._check_recorded(pieces)
         self._reader.resume(progress.step, open_values)
@@ -526,9 +525,7 @@ class LinearRecorder(PlannedRecorder):
         limits = {0: (0, steps), 1: (-1, 64), 2: (0, steps), 6: (0, steps - 1), 7: (0, size)}
         for column, (low, high) in limits.items():
             found = pieces[:, column]
-            # What early checkpoints did not count is nan.
-            known = found[~np.isnan(found)] if column >= _EARLY_COLUMNS else found
-            if not np.all((known >= low) & (known <= high) & (known % 1.0 == 0.0)):
+            if not np.all((found >= low) & (found <= high) & (found % 1.0 == 0.0)):
                 raise FileFormatError(
                     f"Expected column {column} of pieces of the checkpoint to be whole numbers in "
                     f"[{low}, {high}], got others. Load an older checkpoint."
@@ -547,17 +544,6 @@ class LinearRecorder(PlannedRecorder):
         # Before anybody has entered there is no transcript yet.
         if self._step and (self._reader.gram is not None or self._sums["gain"].any()):
             self._recorded().check()
-
-    def _recorded_pieces(self, state: dict[str, Any]) -> tuple[NDArray[np.float64], int, bool]:
-        """The pieces of a checkpoint, of how many canaries they were kept, and if it is early."""
-        given = state.get("pieces")
-        early = isinstance(given, np.ndarray) and given.shape[1:] == (_EARLY_COLUMNS,)
-        columns = _EARLY_COLUMNS if early else _COLUMNS
-        pieces = saved_numbers(state, "pieces", (len(state.get("pieces", ())), columns))
-        if early:
-            missing = np.full((len(pieces), _COLUMNS - _EARLY_COLUMNS), np.nan)
-            return np.concatenate([pieces, missing], axis=1), min(32, self._absent.size), True
-        return pieces, self._kept.size, False
 
 
 def _random_leaves(canaries: PlacedCanaries, plan: Plan) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -17,25 +17,56 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
-from askgauss.files import atomic, codec
-from askgauss.files.schema import Field, check_arrays, check_names
-from askgauss.files.sums import (
-    DUST,
-    ROUNDING,
-    check_agreement,
-    check_magnitude,
-    check_part,
-    check_squares,
-    without_dust,
-)
+from askgauss.files import archive, atomic, codec, schema
+from askgauss.files.schema import Field, check_magnitude
 from askgauss.mechanisms.plans import Plan, read_plan
 from askgauss.recording.facts import ReuseFacts, RoundFacts
 from askgauss.scores import AuditData, CanaryScores, ScoreMetadata
 
-__all__ = ["LinearFacts", "LinearTranscript", "PieceSums"]
+__all__ = ["DUST", "LinearFacts", "LinearTranscript", "PieceSums", "without_dust"]
+
+# Sums of squares below this are of numbers whose squares lose their digits, or are none.
+DUST = _validate.SMALLEST**2
 
 _KIND = "askgauss-linear-transcript"
 _SCHEMA = 2
+# Numbers that are looked at together: beyond, memory for what is in between is asked for anew.
+_BLOCK = 1 << 14
+
+
+def _each(low: float | None = None, high: float | None = None, *, finite: bool = False) -> Field:
+    """One number a canary that may be left out."""
+    return Field(np.float64, ("canaries",), low=low, high=high, finite=finite, optional=True)
+
+
+def _by_piece(high: float | None = None, *, finite: bool = False) -> Field:
+    """One number a piece, not negative, that may be left out."""
+    return Field(np.float64, ("pieces",), low=0.0, high=high, finite=finite, optional=True)
+
+
+_PLACE = Field(np.int64, ("pieces",), low=0, high="planned", open=True)
+_FIELDS = {
+    "member": Field(np.bool_, ("canaries",)),
+    "leaves": Field(np.int64, ("canaries", "participations"), low=0, high="planned", open=True),
+    "score": Field(np.float64, ("canaries",)),
+    "information": Field(np.float64, ("canaries",), low=0.0, high=_validate.LARGEST, finite=True),
+    "pieces.tree": _PLACE,
+    "pieces.level": Field(np.int64, ("pieces",), low=-1, high=64),
+    "pieces.index": _PLACE,
+    "pieces.total": Field(np.float64, ("pieces",)),
+    "pieces.square": Field(np.float64, ("pieces",), low=0.0),
+    "pieces.signal": _by_piece(_validate.LARGEST, finite=True),
+    "pieces.gain": _by_piece(_validate.LARGEST**2, finite=True),
+    "pieces.planted": Field(np.int64, ("pieces",), low=0, high="canaries", optional=True),
+    "pieces.planted_square": _by_piece(),
+    "noise_square": _each(0.0),
+    "leaf_square": _by_piece(),
+    "leaf_gain": _by_piece(_validate.LARGEST**2, finite=True),
+    "kept": Field(np.int64, ("kept",), low=0, high="canaries", open=True),
+    "kept_values": Field(np.float64, ("pieces", "kept")),
+    "cosine": _each(-1.001, 1.001),
+    "round_cosine": _each(-1.001, 1.001),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +151,7 @@ class PieceSums:
         total: Sum over the absent canaries.
         square: Sum of squares over the absent canaries.
         signal: The most that a record in one of its leaves adds; these four are None where a piece
-            says nothing of single leaves, and in early files.
+            says nothing of single leaves.
         gain: Squared information of all pieces on the leaf that adds the most.
         planted: Number of present canaries in its leaves.
         planted_square: Sum of squares over those, less what each of them adds.
@@ -160,7 +191,7 @@ class LinearTranscript(AuditData):
         cosine: The largest cosine of each canary with a released prefix; None if not recorded.
         round_cosine: The largest cosine with the change from one prefix to the next.
         noise_square: Sum of squares over all pieces, one a canary, less what presence adds; None
-            where pieces are not independent, and in early files.
+            where pieces are not independent.
         leaf_square: Of each step of a strategy, the sum of squares of the noise that a record which
             enters there really meets, over ``leaf_freedom`` observations, however the rows' noise
             hangs together; None where the kept canaries are too few to say, and for trees.
@@ -346,7 +377,7 @@ class LinearTranscript(AuditData):
             "facts": codec.to_plain(self.facts),
             "largest_information": codec.to_plain(self.largest_information),
         }
-        atomic.write_arrays(target, _KIND, _SCHEMA, self._arrays(), metadata)
+        archive.write_arrays(target, _KIND, _SCHEMA, self._arrays(), metadata)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         result: dict[str, NDArray[Any]] = {}
@@ -364,120 +395,43 @@ class LinearTranscript(AuditData):
         Raises:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
-        arrays, content = atomic.read_arrays(source, _KIND, _SCHEMA)
-        own = {item.name: item for item in fields(cls)}
-        for name in ("pieces", "plan", "facts", "largest_information"):
-            del own[name]
-        named = own | {f"pieces.{item.name}": item for item in fields(PieceSums)}
-        # What has a default came later, or is not always there.
-        optional = {name for name, item in named.items() if item.default is not MISSING}
-        check_names(arrays, named.keys() - optional, optional)
+        arrays, content = archive.read_arrays(source, _KIND, _SCHEMA)
+        plan = read_plan(content.get("plan"))
+        facts: LinearFacts = codec.from_plain(LinearFacts, content.get("facts"), "facts")
+        facts.check(plan)
+        largest = codec.from_plain(float, content.get("largest_information"), "largest_information")
+        check_magnitude("largest_information", largest)
+        _check_arrays(arrays, plan)
+        parts: dict[str, dict[str, Any]] = {"": {}, "pieces": {}}
+        for name, array in arrays.items():
+            part, _, field_name = name.rpartition(".")
+            parts[part][field_name] = array
         try:
-            transcript = cls(
-                pieces=PieceSums(
-                    **{
-                        name.removeprefix("pieces."): array
-                        for name, array in arrays.items()
-                        if name.startswith("pieces.")
-                    }
-                ),
-                largest_information=codec.from_plain(
-                    float, content.get("largest_information"), "largest_information"
-                ),
-                plan=read_plan(content.get("plan")),
-                facts=codec.from_plain(LinearFacts, content.get("facts"), "facts"),
-                **{name: array for name, array in arrays.items() if name in own},
+            return cls(
+                pieces=PieceSums(**parts["pieces"]),
+                largest_information=largest,
+                plan=plan,
+                facts=facts,
+                **parts[""],
             )
-        except (TypeError, RecordingError) as error:
+        except RecordingError as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript.check()
-        return transcript
 
     def check(self) -> None:
-        """Refuse what no run is like, in what comes from a file; what is recorded always fits.
+        """Refuse what no file of a transcript may hold; what a correct run records always may.
 
         Raises:
-            FileFormatError: Arrays have other shapes, or numbers that contradict each other.
+            FileFormatError: An array has another shape or type, or a number is out of its range.
         """
-        self.facts.check(self.plan)
-        canaries, pieces = (self.member.size,), (self.pieces.tree.size,)
-        participations = self.leaves.shape[-1] if self.leaves.ndim else 0
-        steps, present = self.plan.steps, int(np.count_nonzero(self.member))
-        number, place = Field(np.float64, canaries), Field(np.int64, pieces, 0, steps, open=True)
-        cosine = Field(np.float64, canaries, low=-1.001, high=1.001)
+        _check_arrays(self._arrays(), self.plan)
 
-        def strength(shape: tuple[int, ...], most: float) -> Field:
-            return Field(np.float64, shape, low=0.0, high=most, finite=True)
 
-        check_arrays(
-            self._arrays(),
-            {
-                "member": Field(np.bool_, canaries),
-                "leaves": Field(np.int64, (*canaries, participations), 0, steps, open=True),
-                "score": number,
-                "information": strength(canaries, _validate.LARGEST),
-                "pieces.tree": place,
-                "pieces.level": Field(np.int64, pieces, low=-1, high=64),
-                "pieces.index": place,
-                "pieces.total": Field(np.float64, pieces),
-                "pieces.square": Field(np.float64, pieces, low=0.0),
-                "pieces.signal": strength(pieces, _validate.LARGEST),
-                "pieces.gain": strength(pieces, _validate.LARGEST**2),
-                "pieces.planted": Field(np.int64, pieces, low=0, high=present),
-                "pieces.planted_square": Field(np.float64, pieces, low=0.0),
-                "noise_square": Field(np.float64, canaries, low=0.0),
-                "leaf_square": Field(np.float64, pieces, low=0.0),
-                "leaf_gain": strength(pieces, _validate.LARGEST**2),
-                "kept": Field(np.int64, (self.kept.size,), 0, self.member.size, open=True),
-                "kept_values": Field(np.float64, (*pieces, self.kept.size)),
-                "cosine": cosine,
-                "round_cosine": cosine,
-            },
-        )
-        if np.any(np.diff(self.kept) <= 0) or self.member[self.kept].any():
-            raise FileFormatError("Expected kept to name absent canaries once each, in order.")
-        if (self.leaf_square is None) != (self.leaf_gain is None):
-            raise FileFormatError("Expected leaf_square and leaf_gain, or neither of them.")
-        if self.leaf_square is not None and self.leaf_freedom < 1:
-            raise FileFormatError("Expected leaf_square of more kept canaries than rows.")
-        # No record's score moves further than that of the one protected least.
-        largest = float(self.information.max())
-        if not largest <= self.largest_information * (1 + 1e-9) < math.inf:
-            raise FileFormatError(
-                f"Expected information in [0, {self.largest_information:g}], the largest one, got "
-                f"{self.information.min():g} to {largest:g}."
-            )
-        check_magnitude("largest_information", self.largest_information)
-        if self.finite:
-            self._check_sums()
-
-    def _check_sums(self) -> None:
-        """Refuse sums of a finite run that its other sums contradict."""
-        pieces, absent = self.pieces, ~self.member
-        check_squares("pieces.square", pieces.total, pieces.square, int(np.count_nonzero(absent)))
-        kept = np.square(self.kept_values)
-        check_part("kept_values", kept.sum(axis=1), "pieces.square", pieces.square)
-        if self.leaf_square is not None:
-            # No record meets more noise than all rows have together.
-            check_part("leaf_square", self.leaf_square, "kept_values", kept.sum())
-        if pieces.signal is not None and pieces.gain is not None:
-            check_part("pieces.signal", np.square(pieces.signal), "pieces.gain", pieces.gain)
-        planted, planted_square = pieces.planted, pieces.planted_square
-        if planted is not None and planted_square is not None:
-            nothing = np.where(planted, np.inf, 0.0)
-            check_part("pieces.planted_square", planted_square, "pieces.planted", nothing)
-        if (noise := self.noise_square) is None:
-            return
-        check_part("kept_values", kept.sum(axis=0), "noise_square", noise[self.kept])
-        square = float(noise[absent].sum())
-        check_agreement("squares of absent canaries", float(pieces.square.sum()), square, square)
-        if planted_square is not None:
-            whole = noise[self.member].sum()
-            check_part("pieces.planted_square", planted_square.sum(), "noise_square", whole)
-        # A score is what presence adds and a weighted mean of its noise, the weights of norm one.
-        off = np.square(self.score - self.information * self.member)
-        slack = np.square(ROUNDING * self.information)
-        check_part("score", off, "noise_square", np.where(self.information, noise + slack, 0.0))
+def _check_arrays(arrays: dict[str, NDArray[Any]], plan: Plan) -> None:
+    sizes = schema.check(arrays, _FIELDS, {"planned": plan.steps})
+    if ("leaf_square" in arrays) != ("leaf_gain" in arrays):
+        raise FileFormatError("Expected leaf_square and leaf_gain, or neither of them.")
+    if "leaf_square" in arrays and sizes["kept"] < sizes["pieces"]:
+        raise FileFormatError("Expected leaf_square of more kept canaries than rows.")
 
 
 def _clear(part: LinearTranscript | PieceSums, names: tuple[str, ...], least: float) -> None:
@@ -486,3 +440,19 @@ def _clear(part: LinearTranscript | PieceSums, names: tuple[str, ...], least: fl
         values = getattr(part, name)
         if values is not None:
             object.__setattr__(part, name, without_dust(values, least))
+
+
+def without_dust(values: NDArray[Any], least: float) -> NDArray[Any]:
+    """The same numbers, those smaller in size than ``least`` being zero; itself where none is."""
+    if values.dtype != np.float64:
+        return values
+    flat = values.reshape(-1)
+    blocks = (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+    if not any(_is_dust(block, least).any() for block in blocks):
+        return values
+    return np.where(_is_dust(values, least), 0.0, values)
+
+
+def _is_dust(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
+    size = np.abs(values)
+    return np.asarray((size < least) & (size > 0.0))

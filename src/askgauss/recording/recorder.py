@@ -23,10 +23,16 @@ from askgauss.files import codec
 from askgauss.files.checkpoint import Checkpointed
 from askgauss.monitor import Monitor, ObservedStep, monitor_of
 from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.recorder_state import Progress, part_of, with_later_parts
+from askgauss.recording.recorder_state import Progress, part_of
 from askgauss.recording.step_rows import MARKS, Rows, apart, by_tensor, halvings
 from askgauss.recording.step_store import StepWriter
-from askgauss.recording.transcript import SILENCE, CanarySums, StepSums, Transcript
+from askgauss.recording.transcript import (
+    SILENCE,
+    CanarySums,
+    StepSums,
+    Transcript,
+    check_transcript_arrays,
+)
 from askgauss.sampling import Scheme, assumed_poisson, scheme_of
 from askgauss.sampling.inclusion import Inclusion
 
@@ -699,7 +705,6 @@ class Recorder(Checkpointed):
                 f"{progress.watched}."
             )
         size = self._canaries.size
-        state = with_later_parts(state, size)
         sums = {name: part_of(state, f"sums.{name}", old, size) for name, old in self._sums.items()}
         previous = part_of(state, "previous", self._previous, size)
         drawn = None
@@ -773,6 +778,4 @@ class Recorder(Checkpointed):
             **{f"steps.{name}": rows[name] for name in _STEP_FIELDS},
             **{name: array for name, array in rows.items() if name not in _STEP_FIELDS},
         }
-        # Views, since a transcript makes what it is given read-only.
-        views = {name: array.view() for name, array in arrays.items()}
-        Transcript.from_arrays(views, self._facts(progress.background, progress.own_coin))
+        check_transcript_arrays(arrays, tensors=len(self._canaries.tensor_sizes))

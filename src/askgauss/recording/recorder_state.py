@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.step_rows import MARKS
 from askgauss.sampling import Scheme
 
-__all__ = ["Progress", "part_of", "with_later_parts"]
+__all__ = ["Progress", "part_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +31,6 @@ class Progress:
     monitor: dict[str, Any] | None = None
     scheme: Scheme | None = None
     resumed: tuple[int, ...] = ()
-
-
-def with_later_parts(state: dict[str, Any], size: int) -> dict[str, Any]:
-    """A checkpoint with the parts that were added later: what can be told of the steps it had."""
-    total, rows = state.get("sums.total"), state.get("rows.clip_norm")
-    if "rows.marks" in state or not (
-        isinstance(total, np.ndarray) and isinstance(rows, np.ndarray)
-    ):
-        return state
-    steps = len(rows)
-    declared = part_of(state, "rows.noise_multiplier", np.empty(0), steps)
-    # In other units where the noise followed a schedule: then nobody can tell any more.
-    same = not declared.size or not np.isfinite(declared).all() or np.ptp(declared) == 0.0
-    like = np.empty(size)
-    later = {
-        f"sums.other_{name}": part_of(state, f"sums.{name}", like, size)
-        - part_of(state, f"sums.planted_{name}", like, size)
-        if same
-        else np.full(size, np.nan)
-        for name in ("total", "square")
-    }
-    return (
-        state
-        | later
-        | {
-            "sums.last_planted": np.zeros(size, dtype=np.int64),
-            "rows.marks": np.full((steps, len(MARKS)), np.nan),
-            "rows.gaps": np.zeros(steps, dtype=np.int64),
-        }
-    )
 
 
 def part_of(

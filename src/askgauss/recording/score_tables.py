@@ -31,8 +31,7 @@ from askgauss.exceptions import (
     MissingExtraError,
     ScoresError,
 )
-from askgauss.files import archive as archives
-from askgauss.files import atomic
+from askgauss.files import archive, atomic
 from askgauss.scores import MEMBERSHIPS, CanaryScores
 
 __all__ = ["looks_like", "read_table"]
@@ -142,8 +141,7 @@ def _json(stream: IO[bytes]) -> dict[str, Column]:
 
 
 def _npz(stream: IO[bytes]) -> dict[str, Column]:
-    archive = archives.Archive(stream)
-    return {name: archive.read(name) for name in archive.names}
+    return dict(archive.read_npz(stream))
 
 
 def _parquet(stream: IO[bytes]) -> dict[str, Column]:
@@ -163,7 +161,7 @@ def _parquet(stream: IO[bytes]) -> dict[str, Column]:
         # The footer says how many rows there are, before any of them takes memory.
         cell = sum(8 if _is_plain(kinds[name]) else _CELL_BYTES for name in wanted)
         rows = file.metadata.num_rows
-        archives.check_expansion(stream.seek(0, io.SEEK_END), rows * cell)
+        archive.check_expansion(stream.seek(0, io.SEEK_END), rows * cell)
         table = file.read(columns=wanted)
         # Columns of other names are there to be named, if those that are needed are not.
         columns: dict[str, Column] = dict.fromkeys(kinds, ())

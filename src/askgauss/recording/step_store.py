@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ __all__ = ["StepStore", "StepWriter"]
 
 _KIND = "askgauss-steps"
 _SCHEMA = 3
-# Bytes of the check that ends the header and every row, by schema: none, a CRC-32, a SHA-256.
-_CHECK_BYTES = {1: 0, 2: 4, 3: 32}
+# Bytes of the SHA-256 that ends the header, every row, and a whole store.
+_CHECK_BYTES = 32
 # The header of a step store is one line of JSON; a longer line is some other file.
 _LINE = 1 << 22
 # Values read at once when a step store is checked, or a score is summed over it.
@@ -35,18 +34,14 @@ _CHUNK = 1 << 20
 _PENDING = 1 << 20
 
 
-def _row_type(canaries: int, schema: int = _SCHEMA) -> np.dtype[np.void]:
-    """One step in a step store: values, a bit for each planted canary, and a check of both."""
+def _row_type(canaries: int, check: int = _CHECK_BYTES) -> np.dtype[np.void]:
+    """One step in a step store: values, a bit for each inserted canary, and a check of both."""
     parts: list[Any] = [("values", "<f4", (canaries,)), ("planted", "u1", (_packed(canaries),))]
-    return np.dtype([*parts, ("check", "u1", (_CHECK_BYTES[schema],))])
+    return np.dtype([*parts, ("check", "u1", (check,))])
 
 
-def _check(content: bytes, place: int, previous: bytes, schema: int = _SCHEMA) -> bytes:
-    """What ends the header or a row; it depends on all that came before, or on the place alone."""
-    if schema == 1:
-        return b""
-    if schema == 2:
-        return zlib.crc32(content, place).to_bytes(_CHECK_BYTES[2], "little")
+def _check(content: bytes, previous: bytes = b"") -> bytes:
+    """The check that ends the header or a row; it covers everything before it."""
     return hashlib.sha256(previous + content).digest()
 
 
@@ -77,7 +72,7 @@ def _header_bytes(member: NDArray[np.bool_], fingerprint: str, facts: RunFacts) 
     line = codec.dumps(_KIND, _SCHEMA, content, None).encode("utf-8")
     line += b" " * (-(len(line) + 1) % 64) + b"\n"
     start = line + _pack(member).tobytes()
-    return start + _check(start, 0, b"")
+    return start + _check(start)
 
 
 class StepStore:
@@ -135,14 +130,13 @@ class StepStore:
         self._path = Path(path)
         header = _read_header(self._path)
         self.member, self.facts, self.fingerprint = header.member, header.facts, header.fingerprint
-        row = _row_type(self.member.size, header.schema)
+        row = _row_type(self.member.size)
         whole, torn = divmod(self._path.stat().st_size - header.end, row.itemsize)
-        ending = _CHECK_BYTES[3] if header.schema == 3 else 0
-        if steps is None and (torn != ending or not whole):
+        if steps is None and (torn != _CHECK_BYTES or not whole):
             raise FileFormatError(
-                f"Expected {str(path)!r} to end with a whole step{' and its seal' * bool(ending)}, "
-                f"got {torn} bytes more than {whole} steps: the run that wrote it was killed, or "
-                "the end of it was lost. Pass steps= to read the ones its checkpoint counted."
+                f"Expected {str(path)!r} to end with a whole step and its seal, got {torn} bytes "
+                f"more than {whole} steps: the run that wrote it was killed, or the end of it was "
+                "lost. Pass steps= to read the ones its checkpoint counted."
             )
         if steps is not None and whole < steps:
             raise FileFormatError(
@@ -153,7 +147,7 @@ class StepStore:
             self._path, dtype=row, mode="r", offset=header.end, shape=(steps or whole,)
         )
         last = self._check(rows, header)
-        if steps is None and ending and self._ending(ending) != _seal(last):
+        if steps is None and self._ending() != _seal(last):
             raise FileFormatError(
                 f"The seal of {str(path)!r} is damaged. Restore the file, or pass steps= to read "
                 "the ones its checkpoint counted."
@@ -161,26 +155,24 @@ class StepStore:
         self.values, self._planted = rows["values"], rows["planted"]
 
     def _check(self, rows: NDArray[np.void], header: _Header) -> bytes:
-        """Refuse rows that are not as they were written; files of the first schema cannot tell."""
-        check, width = header.check, _CHECK_BYTES[header.schema]
-        if not width:
-            return check
+        """Refuse rows that are not as they were written; the check of the last one."""
+        check = header.check
         at_once = max(_CHUNK // self.member.size, 1)
         for start in range(0, len(rows), at_once):
             # Copied in one go: a memory map hands out single rows far more slowly.
             for step, row in enumerate(np.array(rows[start : start + at_once]), start):
                 content = row.tobytes()
-                check = _check(content[:-width], step, check, header.schema)
-                if content[-width:] != check:
+                check = _check(content[:-_CHECK_BYTES], check)
+                if content[-_CHECK_BYTES:] != check:
                     raise FileFormatError(
                         f"Step {step + 1} of {str(self._path)!r} is damaged: its checksum does not "
                         "fit. Restore the file, or read the steps before it with steps=."
                     )
         return check
 
-    def _ending(self, count: int) -> bytes:
+    def _ending(self) -> bytes:
         with self._path.open("rb") as stream:
-            stream.seek(-count, os.SEEK_END)
+            stream.seek(-_CHECK_BYTES, os.SEEK_END)
             return stream.read()
 
     @property
@@ -267,7 +259,6 @@ class _Header:
     facts: RunFacts
     fingerprint: str
     end: int
-    schema: int
     check: bytes
 
 
@@ -276,17 +267,15 @@ def _read_header(path: Path) -> _Header:
     with path.open("rb") as stream:
         line = stream.readline(_LINE)
         try:
-            content = codec.loads(line, _KIND, _SCHEMA, protected=3)
-            schema: int = content["schema"]
-            tail = _CHECK_BYTES[schema]
+            content = codec.loads(line, _KIND, _SCHEMA)
             count = codec.from_plain(int, content.get("canaries"), "canaries")
             if count < 1:
                 raise FileFormatError(f"Expected canaries >= 1, got {count}.")
             # Compared with the file first: a header may lie about how much there is to read.
-            if len(line) + _packed(count) + tail > path.stat().st_size:
+            if len(line) + _packed(count) + _CHECK_BYTES > path.stat().st_size:
                 raise FileFormatError(f"Expected the membership of {count} canaries, got its end.")
-            bits, check = stream.read(_packed(count)), stream.read(tail)
-            if check != _check(line + bits, 0, b"", schema):
+            bits, check = stream.read(_packed(count)), stream.read(_CHECK_BYTES)
+            if check != _check(line + bits):
                 raise FileFormatError("Its header is damaged: the checksum does not fit.")
             facts: RunFacts = codec.from_plain(RunFacts, content.get("facts"), "facts")
             facts.check()
@@ -296,8 +285,7 @@ def _read_header(path: Path) -> _Header:
                 member=member.view(np.bool_),
                 facts=facts,
                 fingerprint=codec.from_plain(str, content.get("fingerprint"), "fingerprint"),
-                end=len(line) + len(bits) + tail,
-                schema=schema,
+                end=len(line) + len(bits) + _CHECK_BYTES,
                 check=check,
             )
         except FileFormatError as error:
@@ -319,8 +307,7 @@ class StepWriter:
         self._holds = Holds()
         self._holds.take(path)
         self._canaries = canaries
-        self._row = np.zeros((), dtype=_row_type(canaries.size, schema=1))
-        self._schema = _SCHEMA
+        self._row = np.zeros((), dtype=_row_type(canaries.size, check=0))
         self._pending = bytearray()
         self._end: int | None = None
         self._steps = 0
@@ -355,7 +342,7 @@ class StepWriter:
         self._row["values"] = values
         self._row["planted"] = _pack(flags)
         content, before = self._row.tobytes(), self._last
-        self._last = _check(content, self._steps, before, self._schema)
+        self._last = _check(content, before)
         self._pending += content + self._last
         self._steps += 1
         if len(self._pending) >= _PENDING:
@@ -379,8 +366,8 @@ class StepWriter:
         header = _header_bytes(self._canaries.member, self._canaries.fingerprint(), facts)
         with atomic.atomic_write(self._path, private=True) as stream:
             stream.write(header)
-        self._end, self._schema = len(header), _SCHEMA
-        self._last = self._written = header[-_CHECK_BYTES[_SCHEMA] :]
+        self._end = len(header)
+        self._last = self._written = header[-_CHECK_BYTES:]
 
     def flush(self, *, seal: bool = False, sync: bool = False) -> None:
         """Hand what is pending to the file, with ``seal`` its end, and with ``sync`` to the disk.
@@ -389,7 +376,6 @@ class StepWriter:
             RecordingError: Something else wrote to the file meanwhile, or is about to.
             OSError: It cannot be written.
         """
-        seal = seal and self._schema == _SCHEMA
         if self._end is None or not (self._pending or sync or (seal and not self._sealed)):
             return
         fresh = self._holds.take(self._path)
@@ -426,7 +412,7 @@ class StepWriter:
         """Refuse to write behind steps that are not the ones this run wrote."""
         assert self._end is not None
         size = stream.seek(0, os.SEEK_END)
-        expected = self._end + (_CHECK_BYTES[3] if self._sealed else 0)
+        expected = self._end + (_CHECK_BYTES if self._sealed else 0)
         if size < self._end:
             raise RecordingError(
                 f"Expected store {str(self._path)!r} to hold {self._end} bytes, got fewer: "
@@ -450,7 +436,7 @@ class StepWriter:
             check: The check of the last of these steps; None likewise.
         """
         self._holds.take(self._path)
-        end, schema, last = None, _SCHEMA, b""
+        end, last = None, b""
         if self._path.exists():
             header = _read_header(self._path)
             if header.fingerprint != self._canaries.fingerprint():
@@ -464,10 +450,7 @@ class StepWriter:
                     f"is of, got run {header.facts.run}. Give the store and the checkpoint of one "
                     "run."
                 )
-            if steps:
-                # A run that began when rows had no checksum goes on without.
-                schema = header.schema
-            end = header.end + steps * _row_type(self._canaries.size, schema).itemsize
+            end = header.end + steps * _row_type(self._canaries.size).itemsize
         if steps and (end is None or self._path.stat().st_size < end):
             raise RecordingError(
                 f"Expected store {str(self._path)!r} to hold the {steps} steps of the checkpoint, "
@@ -475,8 +458,8 @@ class StepWriter:
             )
         if steps and end is not None:
             with self._path.open("r+b") as stream:
-                stream.seek(end - _CHECK_BYTES[schema])
-                last = stream.read(_CHECK_BYTES[schema])
+                stream.seek(end - _CHECK_BYTES)
+                last = stream.read(_CHECK_BYTES)
                 if check is not None and last.hex() != check:
                     raise RecordingError(
                         f"Expected store {str(self._path)!r} to hold the steps of the checkpoint, "
@@ -484,13 +467,12 @@ class StepWriter:
                         "load the checkpoint it was written with."
                     )
                 stream.seek(end)
-                if schema == _SCHEMA:
-                    stream.write(_seal(last))
+                stream.write(_seal(last))
                 stream.truncate()
         else:
             self._path.unlink(missing_ok=True)
             end = None
-        self._end, self._schema, self._steps = end, schema, steps
+        self._end, self._steps = end, steps
         self._last = self._written = last
-        self._sealed, self._torn = bool(end) and schema == _SCHEMA, False
+        self._sealed, self._torn = bool(end), False
         self._pending.clear()

@@ -7,8 +7,7 @@ step has the noise multiplier as its standard deviation, whatever the clip norm 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import IO, Any
 
 import numpy as np
@@ -16,32 +15,18 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, RecordingError
-from askgauss.files import atomic, codec
-from askgauss.files.schema import Field, check_arrays, check_names
-from askgauss.files.sums import check_agreement, check_part, check_squares, check_within
+from askgauss.files import archive, atomic, codec, schema
+from askgauss.files.schema import Field
 from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.sampling import assumed_poisson
-from askgauss.sampling.inclusion import broken_counts, broken_rule
 from askgauss.scores import AuditData, CanaryScores, ScoreMetadata
 
-__all__ = ["SILENCE", "CanarySums", "StepSums", "Transcript"]
+__all__ = ["SILENCE", "CanarySums", "StepSums", "Transcript", "check_transcript_arrays"]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
 
 _KIND = "askgauss-transcript"
 _SCHEMA = 2
-# Numbers that are looked at together: beyond, memory for what is in between is asked for anew.
-_BLOCK = 1 << 14
-
-
-def _unrecorded() -> NDArray[np.float64]:
-    """A field that came later: empty in transcripts that were recorded before it."""
-    return np.zeros(0)
-
-
-def _uncounted() -> NDArray[np.int64]:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +55,9 @@ class CanarySums:
     planted_total: NDArray[np.float64]
     planted_square: NDArray[np.float64]
     lag: NDArray[np.float64]
-    other_total: NDArray[np.float64] = field(default_factory=_unrecorded)
-    other_square: NDArray[np.float64] = field(default_factory=_unrecorded)
-    last_planted: NDArray[np.int64] = field(default_factory=_uncounted)
+    other_total: NDArray[np.float64]
+    other_square: NDArray[np.float64]
+    last_planted: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +65,7 @@ class StepSums:
     """Sums over the canaries, one row a step and one column a tensor.
 
     There are columns up to the last tensor that holds a canary; block canaries have one in all. The
-    fields from `least` on have one number a step, nan or empty where they were not recorded; those
+    fields from `least` on have one number a step, nan where they were not recorded; those
     of single observations are in units as `CanarySums.other_total` is.
 
     Attributes:
@@ -110,28 +95,76 @@ class StepSums:
     planted_square: NDArray[np.float64]
     total: NDArray[np.float64]
     square: NDArray[np.float64]
-    least: NDArray[np.float64] = field(default_factory=_unrecorded)
-    most: NDArray[np.float64] = field(default_factory=_unrecorded)
-    planted_least: NDArray[np.float64] = field(default_factory=_unrecorded)
-    planted_most: NDArray[np.float64] = field(default_factory=_unrecorded)
-    silent: NDArray[np.float64] = field(default_factory=_unrecorded)
-    planted_silent: NDArray[np.float64] = field(default_factory=_unrecorded)
-    carried: NDArray[np.float64] = field(default_factory=_unrecorded)
-    gaps: NDArray[np.int64] = field(default_factory=_uncounted)
-    batch_size: NDArray[np.float64] = field(default_factory=_unrecorded)
+    least: NDArray[np.float64]
+    most: NDArray[np.float64]
+    planted_least: NDArray[np.float64]
+    planted_most: NDArray[np.float64]
+    silent: NDArray[np.float64]
+    planted_silent: NDArray[np.float64]
+    carried: NDArray[np.float64]
+    gaps: NDArray[np.int64]
+    batch_size: NDArray[np.float64]
 
 
 # Sums over all steps, which are those with and those without a planting where both have one unit.
 _WHOLE = ("total", "square")
 # All 0 where there is one tensor, and where the recorder's own coin planted.
-_OFTEN_ZERO = frozenset({"tensor", "canaries.last_planted"})
-# Arrays that came later: a transcript has all of them or, if it is older, none.
-_LATER = frozenset(
-    prefix + item.name
-    for prefix, part in (("canaries.", CanarySums), ("steps.", StepSums))
-    for item in fields(part)
-    if item.default_factory is not MISSING
-)
+_OFTEN_ZERO = ("tensor", "canaries.last_planted")
+
+
+def _each(dtype: type[np.generic], **limits: Any) -> Field:
+    """One entry a canary."""
+    return Field(dtype, ("canaries",), **limits)
+
+
+def _rows(dtype: type[np.generic], **limits: Any) -> Field:
+    """One row a step, one column a tensor."""
+    return Field(dtype, ("steps", "columns"), **limits)
+
+
+def _numbers(dtype: type[np.generic], **limits: Any) -> Field:
+    """One number a step."""
+    return Field(dtype, ("steps",), **limits)
+
+
+# Sums of squares are not negative; they may be infinite or nan, and the transcript says so.
+_FIELDS = {
+    "member": _each(np.bool_),
+    "steps.clip_norm": _numbers(
+        np.float64, low=_validate.SMALLEST, high=_validate.LARGEST, finite=True
+    ),
+    "steps.planted": _rows(np.int64, low=0, high="canaries"),
+    "tensor": _each(np.int64, low=0, high="columns", open=True, optional=True),
+    "canaries.planted": _each(np.int64, low=0, high="steps"),
+    "canaries.total": _each(np.float64, optional=True),
+    "canaries.square": _each(np.float64, low=0.0, optional=True),
+    "canaries.planted_total": _each(np.float64),
+    "canaries.planted_square": _each(np.float64, low=0.0),
+    "canaries.lag": _each(np.float64),
+    "canaries.other_total": _each(np.float64),
+    "canaries.other_square": _each(np.float64, low=0.0),
+    "canaries.last_planted": _each(np.int64, low=0, high="steps", optional=True),
+    "steps.noise_multiplier": _numbers(np.float64, low=0.0),
+    "steps.planted_total": _rows(np.float64),
+    "steps.planted_square": _rows(np.float64, low=0.0),
+    "steps.total": _rows(np.float64),
+    "steps.square": _rows(np.float64, low=0.0),
+    "steps.least": _numbers(np.float64, high=0.0),
+    "steps.most": _numbers(np.float64, low=0.0),
+    "steps.planted_least": _numbers(np.float64),
+    "steps.planted_most": _numbers(np.float64),
+    "steps.silent": _numbers(np.float64, low=0.0, high="canaries"),
+    "steps.planted_silent": _numbers(np.float64, low=0.0, high="canaries"),
+    "steps.carried": _numbers(np.float64),
+    "steps.gaps": _numbers(np.int64, low=0),
+    "steps.batch_size": _numbers(np.float64, low=0.0),
+    "kept": Field(np.int64, ("kept",), low=0, high="canaries", open=True),
+    "kept_values": Field(np.float64, ("steps", "kept")),
+    "kept_planted": Field(np.bool_, ("steps", "kept")),
+    "watch_tensor": Field(np.int64, ("watched",), low=0, high="tensors", open=True),
+    "watch_values": Field(np.float64, ("steps", "watched")),
+    "gram": Field(np.float64, ("gram", "gram"), low=0.0, high=1.001, optional=True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -275,16 +308,15 @@ class Transcript(AuditData):
         to hide: keep it with the training data.
         """
         metadata = {"facts": codec.to_plain(self.facts)}
-        atomic.write_arrays(target, _KIND, _SCHEMA, _without_derived(self.arrays()), metadata)
+        archive.write_arrays(target, _KIND, _SCHEMA, _without_derived(self.arrays()), metadata)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Every array by a flat name, without those that were not recorded."""
+        """Every array by a flat name, without a ``gram`` that was not recorded."""
         result: dict[str, NDArray[Any]] = {}
         for prefix, part in (("", self), ("canaries.", self.canaries), ("steps.", self.steps)):
             for item in fields(part):
                 value = getattr(part, item.name)
-                optional = item.default_factory is not MISSING
-                if isinstance(value, np.ndarray) and not (optional and value.size == 0):
+                if isinstance(value, np.ndarray) and (value.size or item.name != "gram"):
                     result[prefix + item.name] = value
         return result
 
@@ -295,210 +327,49 @@ class Transcript(AuditData):
         Raises:
             FileFormatError: The file is corrupt, foreign, or of a newer schema.
         """
-        arrays, content = atomic.read_arrays(source, _KIND, _SCHEMA)
-        facts = codec.from_plain(RunFacts, content.get("facts", {}), "facts")
+        arrays, content = archive.read_arrays(source, _KIND, _SCHEMA)
+        facts: RunFacts = codec.from_plain(RunFacts, content.get("facts", {}), "facts")
+        facts.check()
+        check_transcript_arrays(arrays, tensors=len(facts.tensors))
         whole = _with_derived(arrays)
-        transcript = cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
-        tested = assumed_poisson(facts.scheme) or facts.plantings is not None
-        if facts.own_law is None and not tested and transcript.canaries.planted.any():
-            raise FileFormatError(
-                f"Expected facts.plantings beside a sampler that draws by {facts.scheme}, got "
-                "none: it was damaged or edited. Load the file that the run wrote."
-            )
-        return transcript
-
-    @classmethod
-    def from_arrays(
-        cls,
-        arrays: dict[str, NDArray[Any]],
-        facts: RunFacts,
-        *,
-        derived: Collection[str] = (),
-    ) -> Transcript:
-        """Put a transcript together from the arrays of `arrays`.
-
-        Args:
-            arrays: The arrays.
-            facts: What is known about the run.
-            derived: Those that follow from others and need no check of their own.
-        """
-        optional = {"gram", *_LATER}
-        check_names(arrays, [name for name in _array_names() if name not in optional], optional)
 
         def part(kind: type, prefix: str) -> dict[str, Any]:
-            names = [item.name for item in fields(kind) if prefix + item.name in arrays]
-            return {name: arrays[prefix + name] for name in names}
+            names = [item.name for item in fields(kind) if prefix + item.name in whole]
+            return {name: whole[prefix + name] for name in names}
 
         try:
-            transcript = cls(
+            return cls(
                 canaries=CanarySums(**part(CanarySums, "canaries.")),
                 steps=StepSums(**part(StepSums, "steps.")),
                 facts=facts,
                 **part(cls, ""),
             )
-        except (TypeError, RecordingError) as error:
+        except RecordingError as error:
             raise FileFormatError(f"Expected a whole transcript: {error}") from error
-        transcript._check(derived)
-        return transcript
 
-    def _check_schedule(self) -> None:
-        """Refuse declared noise that the recorder would not have taken."""
-        declared = self.steps.noise_multiplier
-        some = declared[declared > 0.0]
-        relative = self.schedule
-        for values in (some, relative):
-            if values.size and not (
-                values.min() >= _validate.SMALLEST and values.max() <= _validate.LARGEST
-            ):
-                raise FileFormatError(
-                    f"Expected steps.noise_multiplier 0 or in [{_validate.SMALLEST:g}, "
-                    f"{_validate.LARGEST:g}], by itself and by the first, got {some.min():g} to "
-                    f"{some.max():g}."
-                )
 
-    def _check_sums(self, derived: Collection[str]) -> None:
-        """Refuse sums of a finite run that are not finite, or that its other sums contradict.
+def check_transcript_arrays(arrays: dict[str, NDArray[Any]], *, tensors: int) -> None:
+    """Refuse arrays of a file or a checkpoint that are not those of a transcript.
 
-        Args:
-            derived: Arrays that follow from others, and are what these allow.
-        """
-        sums, steps = self.canaries, self.steps
-        largest = _validate.LARGEST
-        for name, values, most in (
-            ("kept_values", self.kept_values, largest),
-            ("canaries.lag", sums.lag, largest**2),
-            *(
-                (f"steps.{name}", getattr(steps, name), largest)
-                for name in ("planted_total", "total")
-            ),
-            *(
-                (f"steps.{name}", getattr(steps, name), largest**2)
-                for name in ("planted_square", "square")
-            ),
-        ):
-            check_within(name, values, most)
-        for name in ("least", "most", "planted_least", "planted_most", "carried"):
-            values = getattr(steps, name)
-            if not _validate.is_within(values[~np.isnan(values)]):
-                raise FileFormatError(f"Expected steps.{name} within {largest:g}, got others.")
-        for low, high in (("least", "most"), ("planted_least", "planted_most")):
-            if np.any(getattr(steps, low) > getattr(steps, high)):
-                raise FileFormatError(f"Expected steps.{low} <= steps.{high}, got more.")
-        length, count = self.number_of_steps, self.member.size
-        everywhere = (
-            ("canaries.planted_square", sums.planted_total, sums.planted_square, sums.planted),
-            ("canaries.other_square", sums.other_total, sums.other_square, sums.planted, length),
-            ("canaries.square", sums.total, sums.square, length),
-            ("steps.square", steps.total, steps.square, count),
-            ("steps.planted_square", steps.planted_total, steps.planted_square, steps.planted),
-        )
-        for item in everywhere:
-            if item[0] not in derived and item[1].size:
-                check_squares(*item)
-        for name in ("least", "most"):
-            values = getattr(steps, name)
-            check_part(f"steps.{name}", values**2, "canaries.other_square", sums.other_square.sum())
-        square = float(sums.square.sum())
-        planted = float(sums.planted_square.sum())
-        check_agreement(
-            "squares", float((steps.square + steps.planted_square).sum()), square, square
-        )
-        check_agreement("planted squares", float(steps.planted_square.sum()), planted, planted)
-        # Totals cancel: what is lost of them is relative to the sizes of what was summed.
-        size = float(np.sqrt(square) * np.sqrt(length * count))
-        total = float((steps.total + steps.planted_total).sum())
-        check_agreement("totals", total, float(sums.total.sum()), size)
-        check_agreement(
-            "planted totals",
-            float(steps.planted_total.sum()),
-            float(sums.planted_total.sum()),
-            size,
-        )
+    Args:
+        arrays: The arrays by their flat names.
+        tensors: Number of tensors that the facts of the run name.
 
-    def _check(self, derived: Collection[str]) -> None:
-        """What a file says fits together; arrays of the recorder always do."""
-        self.facts.check()
-        sizes = {
-            "canaries": self.member.size,
-            "steps": self.number_of_steps,
-            "columns": self.steps.planted.shape[-1] if self.steps.planted.ndim else 0,
-            "kept": self.kept.size,
-            "watched": self.watch_tensor.size,
-            "gram": min(len(self.gram) if self.gram.ndim else 0, self.kept.size),
-            "tensors": len(self.facts.tensors),
-        }
-        if sizes["columns"] < 1:
-            raise FileFormatError("Expected steps.planted to have a column for a tensor, got none.")
-        arrays = self.arrays()
-        missing = sorted(_LATER - arrays.keys())
-        if 0 < len(missing) < len(_LATER):
-            raise FileFormatError(
-                f"Expected {missing[0]} beside the other arrays of its time, got none."
-            )
-        given = {name: array for name, array in arrays.items() if name not in derived}
-        check_arrays(given, _fields_of(**sizes))
-        if np.any(np.diff(self.kept) <= 0):
-            raise FileFormatError("Expected kept to name each canary once, in order.")
-        if np.any(np.isfinite(self.steps.silent) != np.isfinite(self.steps.planted_silent)):
-            raise FileFormatError("Expected silent and planted_silent of the same steps.")
-        planted = self.canaries.planted
-        by_tensor = np.zeros(sizes["columns"])
-        # In blocks: what is as large as the transcript itself takes longer to have than to count.
-        for start in range(0, planted.size, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            if np.any(planted[block].astype(np.bool_) & ~self.member[block]):
-                raise FileFormatError("Expected absent canaries never to be planted.")
-            if by_tensor.size == 1:
-                by_tensor += planted[block].sum()
-            else:
-                by_tensor += np.bincount(self.tensor[block], planted[block], by_tensor.size)
-        if not (
-            np.array_equal(by_tensor, self.steps.planted.sum(axis=0))
-            and np.array_equal(planted[self.kept], self.kept_planted.sum(axis=0))
-        ):
-            raise FileFormatError(
-                "Expected as many plantings over the steps as over the canaries, got other numbers."
-            )
-        self._check_plantings()
-        self._check_schedule()
-        if self.finite:
-            self._check_sums(derived)
-
-    def _check_plantings(self) -> None:
-        """What was planted can come from the sampling that the facts state.
-
-        The recorder's own coin draws by that and nothing else. A sampler of the training may be
-        broken, which is for the audit to say; but what was held against its scheme are these
-        plantings.
-        """
-        planted, steps, facts = self.canaries.planted, self.number_of_steps, self.facts
-        total, present = int(planted.sum()), int(np.count_nonzero(self.member))
-        drawn, law = facts.plantings, facts.own_law
-        if drawn is not None and (drawn.steps, drawn.records, drawn.drawn) != (
-            steps,
-            present,
-            total,
-        ):
-            raise FileFormatError(
-                f"Expected facts.plantings to be the {total:,} of {present:,} "
-                f"present canaries in {steps:,} steps, got {drawn.drawn:,} of {drawn.records:,} in "
-                f"{drawn.steps:,}: it was damaged or edited. Load the file that the run wrote."
-            )
-        if law is None:
-            return
-        shown = self.kept_planted[:, self.member[self.kept]]
-        if broken := broken_counts(law, planted, steps, self.member) or broken_rule(law, shown):
-            raise FileFormatError(
-                f"Expected plantings by {law}, as the facts declare, got {broken}: it was damaged "
-                "or edited. Load the file that the run wrote."
-            )
+    Raises:
+        FileFormatError: One is missing, of another shape or type, or out of its range.
+    """
+    planted = arrays.get("steps.planted")
+    columns = 0 if planted is None or planted.ndim == 0 else planted.shape[-1]
+    if planted is not None and columns < 1:
+        raise FileFormatError("Expected steps.planted to have a column for a tensor, got none.")
+    sizes = schema.check(arrays, _FIELDS, {"tensors": max(columns, tensors)})
+    if sizes.get("gram", 0) > sizes["kept"]:
+        raise FileFormatError(f"Expected gram of at most {sizes['kept']} kept canaries, got more.")
 
 
 def _without_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Arrays less those that follow from others to the last bit, a third of a large file."""
     kept = dict(arrays)
-    if _LATER - kept.keys():
-        return kept
     for name in _WHOLE:
         parts = kept[f"canaries.other_{name}"] + kept[f"canaries.planted_{name}"]
         if np.array_equal(kept[f"canaries.{name}"], parts):
@@ -513,78 +384,12 @@ def _with_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The arrays of a file with those that `_without_derived` left out of it."""
     whole = dict(arrays)
     for name in _WHOLE:
-        other = whole.get(f"canaries.other_{name}")
-        planted = whole.get(f"canaries.planted_{name}")
-        if f"canaries.{name}" in whole or other is None or planted is None:
-            continue
-        # Arrays of other kinds are left to be refused by name.
-        if other.dtype == planted.dtype == np.float64 and other.shape == planted.shape:
+        if f"canaries.{name}" not in whole:
             with np.errstate(invalid="ignore", over="ignore"):
-                whole[f"canaries.{name}"] = other + planted
-    if "canaries.other_total" in whole and "canaries.planted" in whole:
-        for name in _OFTEN_ZERO - whole.keys():
-            whole[name] = np.zeros(whole["canaries.planted"].shape, dtype=np.int64)
+                whole[f"canaries.{name}"] = (
+                    whole[f"canaries.other_{name}"] + whole[f"canaries.planted_{name}"]
+                )
+    for name in _OFTEN_ZERO:
+        if name not in whole:
+            whole[name] = np.zeros(whole["member"].shape, dtype=np.int64)
     return whole
-
-
-def _array_names() -> list[str]:
-    """Names of the arrays of a file."""
-    own = [
-        item.name for item in fields(Transcript) if item.name not in ("canaries", "steps", "facts")
-    ]
-    return [
-        *own,
-        *(f"canaries.{item.name}" for item in fields(CanarySums)),
-        *(f"steps.{item.name}" for item in fields(StepSums)),
-    ]
-
-
-def _fields_of(
-    *, canaries: int, steps: int, columns: int, kept: int, watched: int, gram: int, tensors: int
-) -> dict[str, Field]:
-    """What every array of a transcript of these sizes must be."""
-    each, rows = (canaries,), (steps, columns)
-    # Sums of squares are not negative; they may be infinite or nan, and the transcript says so.
-    square = Field(np.float64, each, low=0.0)
-    step_square = Field(np.float64, rows, low=0.0)
-    number, count = (
-        Field(np.float64, (steps,)),
-        Field(np.float64, (steps,), low=0.0, high=float(canaries)),
-    )
-    return {
-        "member": Field(np.bool_, each),
-        "tensor": Field(np.int64, each, low=0, high=columns, open=True),
-        "canaries.planted": Field(np.int64, each, low=0, high=steps),
-        "canaries.total": Field(np.float64, each),
-        "canaries.square": square,
-        "canaries.planted_total": Field(np.float64, each),
-        "canaries.planted_square": square,
-        "canaries.lag": Field(np.float64, each),
-        "canaries.other_total": Field(np.float64, each),
-        "canaries.other_square": square,
-        "canaries.last_planted": Field(np.int64, each, low=0, high=steps),
-        "steps.clip_norm": Field(
-            np.float64, (steps,), low=_validate.SMALLEST, high=_validate.LARGEST, finite=True
-        ),
-        "steps.noise_multiplier": Field(np.float64, (steps,), low=0.0),
-        "steps.planted": Field(np.int64, rows, low=0, high=canaries),
-        "steps.planted_total": Field(np.float64, rows),
-        "steps.planted_square": step_square,
-        "steps.total": Field(np.float64, rows),
-        "steps.square": step_square,
-        "steps.least": Field(np.float64, (steps,), high=0.0),
-        "steps.most": Field(np.float64, (steps,), low=0.0),
-        "steps.planted_least": number,
-        "steps.planted_most": number,
-        "steps.silent": count,
-        "steps.planted_silent": count,
-        "steps.carried": number,
-        "steps.gaps": Field(np.int64, (steps,), low=0),
-        "steps.batch_size": Field(np.float64, (steps,), low=0.0),
-        "kept": Field(np.int64, (kept,), low=0, high=canaries, open=True),
-        "kept_values": Field(np.float64, (steps, kept)),
-        "kept_planted": Field(np.bool_, (steps, kept)),
-        "watch_values": Field(np.float64, (steps, watched)),
-        "watch_tensor": Field(np.int64, (watched,), low=0, high=max(columns, tensors), open=True),
-        "gram": Field(np.float64, (gram, gram), low=0.0, high=1.001),
-    }

@@ -196,7 +196,7 @@ class ReplayReport:
         Raises:
             FileFormatError: The text is corrupt, foreign, or of a newer schema.
         """
-        content = codec.loads(text, _KIND, _SCHEMA, protected=1)
+        content = codec.loads(text, _KIND, _SCHEMA)
         report: ReplayReport = codec.from_plain(cls, content, "report")
         return report
 

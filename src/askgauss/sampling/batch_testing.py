@@ -18,7 +18,8 @@ from scipy.special import bdtr, bdtrc
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.files.schema import Field, check_arrays, check_names
+from askgauss.files import schema
+from askgauss.files.schema import Field
 from askgauss.sampling.scheme import Integers, Mask, Scheme
 from askgauss.stats.rounding import FEW, about, digits
 from askgauss.stats.sequential_sampling import (
@@ -393,8 +394,8 @@ class SchemeSums:
         Raises:
             FileFormatError: They do not say.
         """
-        check_names(content, _kept_fields(1, 0))
-        _HEAD.check("head", content["head"])
+        schema.check_names(content, _FIELDS)
+        _FIELDS["head"].check("head", content["head"])
         records = int(content["head"][0])
         return None if records < 0 else records
 
@@ -418,7 +419,7 @@ class SchemeSums:
                 raise FileFormatError(f"They are of {said} records, and the run has {records}.")
             _, part, step, strays, missing, twice, broken = content["head"].tolist()
             sums = cls(scheme, records=records, seen=content["count"].size if part else None)
-            check_arrays(content, _kept_fields(sums.seen, step))
+            schema.check(content, _FIELDS, {"seen": sums.seen, "steps": step})
         except (FileFormatError, InvalidArgumentError) as error:
             raise FileFormatError(
                 f"Cannot read the sums of drawn batches: {error} Write them again with askgauss."
@@ -501,28 +502,23 @@ class DrawnBatches:
                 )
 
 
-# Records, whether they are a part, steps, and four counts.
-_HEAD = Field(np.int64, (7,), low=-1, high=2**53)
-
-
-def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
-    """What every array of a file must be."""
-    number = Field(np.int64, (steps,), low=0, high=2**53)
-    return {
-        "head": _HEAD,
-        "count": Field(np.int64, (seen,), low=0, high=steps),
-        "first": Field(np.int64, (seen,), low=-1, high=steps, open=True),
-        "last": Field(np.int64, (seen,), low=-1, high=steps, open=True),
-        "trace": Field(np.uint64, (seen,)),
-        "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
-        "drawn": number,
-        "pools": number,
-        "probabilities": Field(np.float64, (steps,), low=0.0, high=1.0),
-        **{
-            f"bets_{name}": Field(np.float64, (sets, SamplerBets(sets).log_wealth.shape[1] + 2))
-            for name, sets in _BETS.items()
-        },
-    }
+_NUMBER = Field(np.int64, ("steps",), low=0, high=2**53)
+_FIELDS = {
+    # Records, whether they are a part, steps, and four counts.
+    "head": Field(np.int64, (7,), low=-1, high=2**53),
+    "count": Field(np.int64, ("seen",), low=0, high="steps"),
+    "first": Field(np.int64, ("seen",), low=-1, high="steps", open=True),
+    "last": Field(np.int64, ("seen",), low=-1, high="steps", open=True),
+    "trace": Field(np.uint64, ("seen",)),
+    "sizes": Field(np.int64, ("steps",), low=-1, high=2**53),
+    "drawn": _NUMBER,
+    "pools": _NUMBER,
+    "probabilities": Field(np.float64, ("steps",), low=0.0, high=1.0),
+    **{
+        f"bets_{name}": Field(np.float64, (sets, SamplerBets(sets).log_wealth.shape[1] + 2))
+        for name, sets in _BETS.items()
+    },
+}
 
 
 def _some(number: int) -> str:

@@ -109,8 +109,7 @@ class OpacusTrainer:
             name: schema.Field(np.float32, tuple(item.shape)) for name, item in weights.items()
         }
         fields["generator"] = schema.Field(np.uint8, tuple(torch.get_rng_state().shape))
-        schema.check_names(own, fields)
-        schema.check_arrays(own, fields)
+        schema.check(own, fields)
         history = codec.from_plain(
             tuple[tuple[float, float, int], ...], values.get("history"), "history"
         )

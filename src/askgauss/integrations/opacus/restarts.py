@@ -12,7 +12,7 @@ import torch
 
 from askgauss import _validate
 from askgauss.audited_run import AuditedRun
-from askgauss.files import atomic, codec
+from askgauss.files import archive, codec
 from askgauss.files.checkpoint import (
     OPACUS_KIND,
     OPACUS_SCHEMA,
@@ -67,7 +67,7 @@ def read_progress(checkpoint: Path | None) -> Progress | None:
     """What a checkpoint says, if there is one to go on from."""
     if checkpoint is None or not checkpoint.exists():
         return None
-    _, content = atomic.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
+    _, content = archive.read_arrays(checkpoint, OPACUS_KIND, OPACUS_SCHEMA)
     progress: Progress = codec.from_plain(Progress, content.get("audit"), "audit")
     return progress
 
@@ -78,7 +78,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         FileFormatError: It is no such checkpoint.
     """
-    arrays, content = atomic.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays, content = archive.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
     arrays.pop(TRANSCRIPT, None)
     return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
 
@@ -156,7 +156,7 @@ class Restartable(AuditedRun[()]):
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
         with self._checkpoints.write(target, hold=hold, keep=self._entered):
-            atomic.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
+            archive.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
 
     def load(self, path: str | os.PathLike[str], *, hold: bool = True) -> None:
         """Go on from a checkpoint that `save` wrote.

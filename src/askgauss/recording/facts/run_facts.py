@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from askgauss.exceptions import FileFormatError
-from askgauss.files.sums import check_magnitude
+from askgauss.files.schema import check_magnitude
 from askgauss.recording.commitment import Commitment
 from askgauss.recording.facts import (
     ClipCountFacts,
