@@ -99,7 +99,7 @@ class TestParts:
         assert sorted(parts.sum(axis=1)) == [2, 2, 3, 3]
 
     def test_too_few_canaries(self):
-        with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
+        with pytest.raises(ScoresError, match=r"5.*CrossFit"):
             list(choosing_parts(CrossFit(), 4, 0))
 
 
@@ -132,12 +132,12 @@ class TestArguments:
             (lambda: Fixed(), "exactly one of threshold, guesses and fraction, got none"),
             (lambda: Fixed(threshold=1.0, guesses=2), "got threshold and guesses"),
             (lambda: Fixed(threshold=float("nan")), "threshold"),
-            (lambda: Fixed(guesses=0), "guesses to be a whole number >= 1, got 0"),
+            (lambda: Fixed(guesses=0), r"guesses .*got 0"),
             (lambda: Fixed(fraction=0.0), r"fraction in \(0, 1\], got 0.0"),
             (lambda: Fixed(fraction=1.1), "fraction"),
             (lambda: Split(fraction=1.0), r"fraction in \(0, 1\), got 1.0"),
             (lambda: Split(seed=-1), "seed"),
-            (lambda: MultiSplit(splits=1), "splits to be a whole number >= 2"),
+            (lambda: MultiSplit(splits=1), "splits "),
             (lambda: UnionBound(candidates=0), "candidates"),
             (lambda: CrossFit(folds=1), "folds"),
         ],

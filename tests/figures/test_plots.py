@@ -100,7 +100,7 @@ def test_any_epsilon_has_a_place_on_the_axis(lower):
 
 @pytest.mark.parametrize("name", ["gram", "noise_by_step", "noise_by_tensor"])
 def test_what_is_not_there_is_not_drawn(name):
-    with pytest.raises(NotDefinedError, match="needs a transcript"):
+    with pytest.raises(NotDefinedError, match="transcript"):
         getattr(plots, name)(samples.consistent(), Figure().add_subplot())
 
 

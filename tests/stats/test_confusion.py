@@ -335,16 +335,16 @@ def test_bad_levels():
         confusion_matrix.bayesian_interval,
     ):
         for delta in (-1e-9, 1.0, math.nan):
-            with pytest.raises(InvalidArgumentError, match="Expected delta "):
+            with pytest.raises(InvalidArgumentError, match=r"\bdelta\b"):
                 bound(**BALANCED, delta=delta, confidence=0.95)
         for confidence in (0.0, 1.0, 95):
-            with pytest.raises(InvalidArgumentError, match="Expected confidence "):
+            with pytest.raises(InvalidArgumentError, match="confidence"):
                 bound(**BALANCED, delta=1e-5, confidence=confidence)
-    with pytest.raises(InvalidArgumentError, match=r"Expected delta .* no epsilon at delta 0"):
+    with pytest.raises(InvalidArgumentError, match=r"\bdelta\b"):
         confusion_matrix.gaussian_dp_epsilon(**BALANCED, delta=0.0, confidence=0.95)
-    with pytest.raises(InvalidArgumentError, match="Expected epsilon "):
+    with pytest.raises(InvalidArgumentError, match=r"\bepsilon\b"):
         confusion_matrix.bayesian_probability(**BALANCED, epsilon=-1.0, delta=1e-5)
-    with pytest.raises(InvalidArgumentError, match="Expected false_positive_rate "):
+    with pytest.raises(InvalidArgumentError, match="false_positive_rate"):
         confusion_matrix.strongest_contradicted(
             lambda mu: TradeOff.gaussian(mu).beta_at,
             false_positive_rate=0.0,

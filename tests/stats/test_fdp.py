@@ -337,27 +337,27 @@ def test_bad_counts(change, name):
         lambda: guess_tradeoff.epsilon_from_counts(**counts, delta=1e-5, confidence=0.95),
         lambda: guess_tradeoff.epsilon_delta_from_counts(**counts, delta=1e-5, confidence=0.95),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
+        with pytest.raises(InvalidArgumentError, match=rf"\b{name}\b"):
             call()
 
 
 def test_bad_levels():
     for error in (0.0, 1.0, math.nan):
-        with pytest.raises(InvalidArgumentError, match="Expected error "):
+        with pytest.raises(InvalidArgumentError, match=r"\berror\b"):
             guess_tradeoff.rejects(guess_tradeoff.gaussian(1.0), **PEER, error=error)
-    with pytest.raises(InvalidArgumentError, match="Expected confidence "):
+    with pytest.raises(InvalidArgumentError, match="confidence"):
         guess_tradeoff.mu_from_counts(**PEER, confidence=1.0)
-    with pytest.raises(InvalidArgumentError, match=r"Expected delta .* use epsilon_delta_from"):
+    with pytest.raises(InvalidArgumentError, match="epsilon_delta_from"):
         guess_tradeoff.epsilon_from_counts(**PEER, delta=0.0, confidence=0.95)
-    with pytest.raises(InvalidArgumentError, match="Expected delta "):
+    with pytest.raises(InvalidArgumentError, match=r"\bdelta\b"):
         guess_tradeoff.epsilon_delta_from_counts(**PEER, delta=1.0, confidence=0.95)
-    with pytest.raises(InvalidArgumentError, match="Expected mu "):
+    with pytest.raises(InvalidArgumentError, match=r"\bmu\b"):
         guess_tradeoff.gaussian(-1.0)
-    with pytest.raises(InvalidArgumentError, match="Expected tolerance "):
+    with pytest.raises(InvalidArgumentError, match="tolerance"):
         guess_tradeoff.strongest_rejected(
             guess_tradeoff.gaussian, **PEER, confidence=0.95, tolerance=0.0
         )
-    with pytest.raises(InvalidArgumentError, match="Expected inverse_blow_up "):
+    with pytest.raises(InvalidArgumentError, match="inverse_blow_up"):
         guess_tradeoff.p_value(lambda probability: math.nan, **PEER)
 
 

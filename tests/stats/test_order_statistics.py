@@ -300,26 +300,26 @@ GOOD = {"canaries": 100, "guesses": 50, "mistakes": 10}
     ],
 )
 def test_bad_counts(change, name):
-    with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
+    with pytest.raises(InvalidArgumentError, match=rf"\b{name}\b"):
         p_value(Gaussian(mu=1.0), **(GOOD | change))
-    with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
+    with pytest.raises(InvalidArgumentError, match=rf"\b{name}\b"):
         epsilon_from_counts(**(GOOD | change), delta=1e-5, confidence=0.95)
 
 
 def test_bad_levels_and_channels():
-    with pytest.raises(InvalidArgumentError, match="Expected delta "):
+    with pytest.raises(InvalidArgumentError, match=r"\bdelta\b"):
         epsilon_from_counts(**GOOD, delta=0.0, confidence=0.95)
-    with pytest.raises(InvalidArgumentError, match="Expected confidence "):
+    with pytest.raises(InvalidArgumentError, match="confidence"):
         epsilon_from_counts(**GOOD, delta=1e-5, confidence=1.0)
-    with pytest.raises(InvalidArgumentError, match="Expected sampling_rate "):
+    with pytest.raises(InvalidArgumentError, match="sampling_rate"):
         epsilon_from_counts(**GOOD, delta=1e-5, confidence=0.95, sampling_rate=0.0)
-    with pytest.raises(InvalidArgumentError, match="Expected mu "):
+    with pytest.raises(InvalidArgumentError, match=r"\bmu\b"):
         Gaussian(mu=-1.0)
-    with pytest.raises(InvalidArgumentError, match="Expected shift "):
+    with pytest.raises(InvalidArgumentError, match=r"\bshift\b"):
         Laplace(shift=math.inf)
-    with pytest.raises(InvalidArgumentError, match="Expected delta "):
+    with pytest.raises(InvalidArgumentError, match=r"\bdelta\b"):
         EpsilonDelta(epsilon=1.0, delta=1.0)
-    with pytest.raises(InvalidArgumentError, match="Expected tolerance "):
+    with pytest.raises(InvalidArgumentError, match="tolerance"):
         confident_mistakes.strongest_rejected(
             lambda mu: Gaussian(mu=mu), **GOOD, confidence=0.95, tolerance=-1.0
         )
@@ -327,7 +327,7 @@ def test_bad_levels_and_channels():
 
 def test_too_few_mistakes_for_the_sampling_rate_contradict_the_rate():
     """At rate one half even a noiseless channel errs in a quarter of all guesses."""
-    with pytest.raises(InvalidArgumentError, match=r"sampling_rate .*only 0 mistakes in 900"):
+    with pytest.raises(InvalidArgumentError, match=r"sampling_rate .*0 .*900"):
         confident_mistakes.epsilon_from_counts(
             canaries=1000, guesses=900, mistakes=0, delta=1e-5, confidence=0.95, sampling_rate=0.5
         )
