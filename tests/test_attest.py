@@ -96,7 +96,7 @@ def test_the_card_says_what_was_not_tested():
 
 
 def test_an_audit_without_checks_is_refused():
-    with pytest.raises(InvalidArgumentError, match="with its checks"):
+    with pytest.raises(InvalidArgumentError, match="checks"):
         evidence_pack(samples.bare(), subjects=WEIGHTS)
 
 
@@ -131,9 +131,9 @@ def test_lenient_is_warned():
 
 
 def test_a_statement_about_nothing_is_refused():
-    with pytest.raises(InvalidArgumentError, match="Name the weights"):
+    with pytest.raises(InvalidArgumentError, match="weights"):
         evidence_pack(replace(samples.consistent(), provenance=None))
-    with pytest.raises(InvalidArgumentError, match="SHA-256 of 'a'"):
+    with pytest.raises(InvalidArgumentError, match="SHA-256"):
         evidence_pack(samples.consistent(), subjects={"a": "xyz"})
 
 

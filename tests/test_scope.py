@@ -254,7 +254,7 @@ def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
     claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
     result = ag.audit(RUN, claim=claim, auditor=auditor, diagnostics=False)
     assert ag.AuditResult.from_json(result.to_json()) == result
-    with pytest.raises(FileFormatError, match="no result of an audit: Expected"):
+    with pytest.raises(FileFormatError, match="no result of an audit"):
         ag.AuditResult.from_json(forged(result, **changes))
 
 

@@ -144,7 +144,7 @@ def test_members_may_be_zeros_and_ones():
     ],
 )
 def test_bad_metadata_names_the_field_and_the_value(field, value):
-    with pytest.raises(InvalidArgumentError, match=f"Expected {field} .*got {value!r}"):
+    with pytest.raises(InvalidArgumentError, match=f"{field} .*got {value!r}"):
         CanaryScores.from_groups(present=[1, 2], absent=[0, 1], **{field: value})
 
 
@@ -208,7 +208,7 @@ def test_corrupt_files(tmp_path):
     content = path.read_bytes()
     for broken in (b"", b"hello", content[: len(content) // 2], content[:-30]):
         path.write_bytes(broken)
-        with pytest.raises(FileFormatError, match="truncated, corrupt or not an npz"):
+        with pytest.raises(FileFormatError, match="corrupt"):
             CanaryScores.load(path)
 
 
@@ -289,12 +289,12 @@ class TestAuditbench:
             CanaryScores.from_auditbench(folder, epoch=60)
         with pytest.raises(FileFormatError, match="directory"):
             CanaryScores.from_auditbench(folder / "nothing")
-        with pytest.raises(FileFormatError, match="no epoch that has both"):
+        with pytest.raises(FileFormatError, match="epoch"):
             CanaryScores.from_auditbench(tmp_path_factory.mktemp("empty"))
 
     def test_refuses_broken_files(self, folder):
         (folder / "in_scores_ndis_000040.csv").write_text("1.0\nhello\n")
-        with pytest.raises(FileFormatError, match="one number a line"):
+        with pytest.raises(FileFormatError, match="a line"):
             CanaryScores.from_auditbench(folder)
         (folder / "hparams.json").write_text("{")
         with pytest.raises(FileFormatError, match="JSON"):

@@ -130,9 +130,9 @@ class TestBadInput:
 
     def test_a_tree_that_changes_its_shape(self):
         seam = Seam({"a": np.zeros(100), "b": np.zeros(50)}, dirac)
-        with pytest.raises(InvalidArgumentError, match=r"b was \(50,\).*\(51,\) now"):
+        with pytest.raises(InvalidArgumentError, match=r"b was \(50,\).*\(51,\)"):
             seam.read({"a": np.zeros(100), "b": np.zeros(51)})
-        with pytest.raises(InvalidArgumentError, match=r"b was .* not there now"):
+        with pytest.raises(InvalidArgumentError, match="b was "):
             seam.read({"a": np.zeros(100)})
 
     def test_more_canaries_than_parameters(self):

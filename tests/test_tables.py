@@ -122,7 +122,7 @@ def test_a_folder_says_what_is_taken_and_what_is_not(tmp_path):
     written(tmp_path / "scores.csv", "commas.csv")
     assert choose_in_folder(tmp_path).path.name == "scores.csv"
     written(tmp_path / "more.json", "groups.json")
-    with pytest.raises(FileFormatError, match=r"found several: more\.json, scores\.csv"):
+    with pytest.raises(FileFormatError, match=r"more\.json, scores\.csv"):
         load_audit_input(tmp_path)
     load_audit_input(tmp_path / "scores.csv").save(tmp_path / "scores.npz")
     chosen = choose_in_folder(tmp_path)
@@ -140,7 +140,7 @@ def test_rows_of_parquet_are_counted_before_they_are_read(tmp_path):
     table = pyarrow.table({"score": pyarrow.repeat(1.5, rows), "member": member})
     parquet.write_table(table, tmp_path / "bomb.parquet")
     assert (tmp_path / "bomb.parquet").stat().st_size < 1_000_000
-    with pytest.raises(FileFormatError, match="bytes unpack to 320000000"):
+    with pytest.raises(FileFormatError, match="320000000"):
         load_audit_input(tmp_path / "bomb.parquet")
 
 
@@ -154,8 +154,8 @@ def test_parquet_is_read_by_its_needed_columns(tmp_path):
     assert (scores.present.tolist(), scores.absent.tolist()) == (PRESENT, ABSENT)
     columns["absent"] = [0.0, None, 0.5]
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(FileFormatError, match="'absent' holds an empty cell"):
+    with pytest.raises(FileFormatError, match="'absent'"):
         load_audit_input(tmp_path / "a.parquet")
     parquet.write_table(pyarrow.table({"x": [1.0], "y": [2.0]}), tmp_path / "a.parquet")
-    with pytest.raises(FileFormatError, match="found 'x', 'y'"):
+    with pytest.raises(FileFormatError, match="'x', 'y'"):
         load_audit_input(tmp_path / "a.parquet")

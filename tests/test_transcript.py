@@ -196,7 +196,7 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
         with pytest.raises(FileFormatError, match=message):
             Transcript.load(rewritten(tmp_path, **options))
     for content in (b"", b"PK", b"not a transcript"):
-        with pytest.raises(FileFormatError, match="truncated, corrupt or not an npz file"):
+        with pytest.raises(FileFormatError, match="corrupt"):
             Transcript.load(io.BytesIO(content))
     with pytest.raises(FileNotFoundError):
         Transcript.load(tmp_path / "nowhere.npz")
@@ -297,7 +297,7 @@ def test_a_transcript_cut_short_anywhere_is_refused(tmp_path):
     path = rewritten(tmp_path)
     content = path.read_bytes()
     for length in np.linspace(0, len(content) - 1, 60).astype(int):
-        with pytest.raises(FileFormatError, match="truncated, corrupt or not an npz file"):
+        with pytest.raises(FileFormatError, match="corrupt"):
             Transcript.load(io.BytesIO(content[:length]))
 
 
@@ -307,7 +307,7 @@ def test_a_flipped_byte_of_an_array_is_noticed(tmp_path):
     for name in ("canaries.total", "steps.clip_norm", "member"):
         flipped = bytearray(content)
         flipped[content.index(BASE.arrays()[name].tobytes())] ^= 1
-        with pytest.raises(FileFormatError, match="truncated, corrupt or not an npz file"):
+        with pytest.raises(FileFormatError, match="corrupt"):
             Transcript.load(io.BytesIO(bytes(flipped)))
 
 
@@ -343,7 +343,7 @@ def test_sums_of_no_tensor_are_refused(tmp_path):
         for key in ("planted", "planted_total", "planted_square", "total", "square"):
             arrays[f"steps.{key}"] = arrays[f"steps.{key}"][:, :0]
 
-    with pytest.raises(FileFormatError, match="a column for a tensor"):
+    with pytest.raises(FileFormatError, match="tensor"):
         Transcript.load(rewritten(tmp_path, empty))
 
 
@@ -355,7 +355,7 @@ def test_a_transcript_of_no_steps_is_refused(tmp_path):
 
     with pytest.raises(FileFormatError, match=r"canaries.planted in \[0, 0\]"):
         Transcript.load(rewritten(tmp_path, empty))
-    with pytest.raises(RecordingError, match="at least one observed step"):
+    with pytest.raises(RecordingError, match="observed step"):
         replace(
             BASE,
             steps=StepSums(**{item.name: np.zeros(0) for item in fields(StepSums)}),

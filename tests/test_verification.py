@@ -190,7 +190,7 @@ def test_digests_hide_and_bind():
     assert again == one
     assert one.fault(1, member) == ""
     assert one.claim == CLAIM
-    with pytest.raises(FileFormatError, match="not a commitment"):
+    with pytest.raises(FileFormatError, match="commitment"):
         Commitment(digest="", nonce="", statement="[]").claim  # noqa: B018
 
 

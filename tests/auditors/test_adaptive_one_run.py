@@ -210,7 +210,7 @@ class TestArguments:
             absent=np.random.default_rng(1).standard_normal(80),
             fair_coins=True,
         )
-        with pytest.raises(ScoresError, match="Group by coordinate, not by presence"):
+        with pytest.raises(ScoresError, match="presence"):
             ag.audit(
                 scores, delta=1e-5, auditor=ag.AdaptiveOneRun(groups=np.repeat(np.arange(40), 4))
             )
@@ -220,20 +220,20 @@ class TestArguments:
         fixed = CanaryScores(
             score=scores.score, member=scores.member, metadata=ScoreMetadata(fair_coins=False)
         )
-        with pytest.raises(UnsupportedError, match="leave groups out"):
+        with pytest.raises(UnsupportedError, match="groups"):
             ag.audit(fixed, delta=1e-5, auditor=ag.AdaptiveOneRun(groups=groups))
 
     def test_one_label_a_canary(self):
         scores, groups = shared(50, 4, 1.0, seed=0)
-        with pytest.raises(InvalidArgumentError, match="one of groups a canary, got 199 for 200"):
+        with pytest.raises(InvalidArgumentError, match=r"groups.*199"):
             ag.audit(scores, delta=1e-5, auditor=ag.AdaptiveOneRun(groups=groups[1:]))
 
     @pytest.mark.parametrize("groups", [[0.5, 1.0], [[1, 2]], ["a", "b"]], ids=str)
     def test_labels_are_whole_numbers(self, groups):
-        with pytest.raises(InvalidArgumentError, match="groups to be one whole number a canary"):
+        with pytest.raises(InvalidArgumentError, match="groups"):
             ag.AdaptiveOneRun(groups=groups)
 
     @pytest.mark.parametrize("selection", [ag.Fixed(guesses=3), ag.UnionBound()], ids=str)
     def test_a_rule_that_must_be_learnt(self, selection):
-        with pytest.raises(UnsupportedError, match="cannot be stated in advance"):
+        with pytest.raises(UnsupportedError, match="in advance"):
             ag.AdaptiveOneRun(selection=selection)

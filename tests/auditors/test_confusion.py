@@ -337,11 +337,11 @@ class TestBayesian:
 
     def test_no_p_values(self):
         result = ag.audit(draw(100, 100, 1.0), delta=1e-5, auditor=ag.Bayesian())
-        with pytest.raises(NotDefinedError, match="a posterior is not one"):
+        with pytest.raises(NotDefinedError, match="posterior"):
             result.p_value(epsilon=1.0)
 
     def test_no_band(self):
-        with pytest.raises(UnsupportedError, match="one posterior for each threshold"):
+        with pytest.raises(UnsupportedError, match="posterior"):
             ag.Bayesian(selection=ag.DKW())
 
 
@@ -374,26 +374,26 @@ class TestSubsampledCurve:
         assert p_values[0] < 0.05 < p_values[1]
 
     def test_both_or_neither(self):
-        with pytest.raises(InvalidArgumentError, match="sampling_rate and steps together"):
+        with pytest.raises(InvalidArgumentError, match="sampling_rate and steps"):
             ag.GaussianDP(sampling_rate=0.1)
 
 
 class TestArguments:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_count_leaves_the_threshold_to_the_scores(self, kind):
-        with pytest.raises(UnsupportedError, match="needs a threshold"):
+        with pytest.raises(UnsupportedError, match="threshold"):
             kind(selection=ag.Fixed(guesses=10))
 
     def test_a_selection_is_an_object(self):
-        with pytest.raises(InvalidArgumentError, match="selection to be Ranks, Fixed"):
+        with pytest.raises(InvalidArgumentError, match="selection"):
             ag.ClopperPearson(selection=0.5)
 
     def test_more_candidates_than_canaries(self):
-        with pytest.raises(ScoresError, match="more canaries than 16 candidates"):
+        with pytest.raises(ScoresError, match="16"):
             gather(ag.ClopperPearson(selection=ag.UnionBound()), draw(5, 5, 1.0))
 
     def test_fewer_of_a_kind_than_folds(self):
-        with pytest.raises(ScoresError, match="at least 5 canaries of a kind for CrossFit"):
+        with pytest.raises(ScoresError, match=r"5.*CrossFit"):
             gather(ag.ClopperPearson(selection=ag.CrossFit()), draw(4, 90, 1.0))
 
     def test_few_of_a_kind_are_on_both_sides(self):

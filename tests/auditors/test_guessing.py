@@ -322,21 +322,19 @@ class TestArguments:
 
     @pytest.mark.parametrize("kind", [*AUDITORS, ag.AdaptiveOneRun])
     def test_no_band_for_guesses(self, kind):
-        with pytest.raises(UnsupportedError, match=r"DKW\(\) is a band around error rates"):
+        with pytest.raises(UnsupportedError, match="DKW"):
             kind(selection=ag.DKW())
 
     def test_a_selection_is_an_object(self):
-        with pytest.raises(InvalidArgumentError, match="selection to be Ranks, Fixed, Split"):
+        with pytest.raises(InvalidArgumentError, match="selection"):
             ag.OneRun(selection="split")
 
     def test_no_guesses(self):
-        with pytest.raises(
-            InvalidArgumentError, match=r"threshold <= .* the highest score, got 99"
-        ):
+        with pytest.raises(InvalidArgumentError, match=r"threshold <= .*got 99"):
             gather(ag.OneRun(selection=ag.Fixed(threshold=99.0)), self.scores)
 
     def test_more_guesses_than_canaries(self):
-        with pytest.raises(InvalidArgumentError, match="guesses <= 100, the number of canaries"):
+        with pytest.raises(InvalidArgumentError, match="guesses <= 100"):
             gather(ag.OneRun(selection=ag.Fixed(guesses=101)), self.scores)
 
     @pytest.mark.parametrize("selection", SELECTIONS[2:], ids=str)

@@ -120,8 +120,8 @@ def test_what_it_refuses():
     with pytest.raises(InvalidArgumentError, match="dimension"):
         ag.MaxCosine(dimension=1)
     large = ag.CanaryScores.from_groups(present=[1.5, 0.2, 0.3], absent=[0.0, 0.1, 0.2])
-    with pytest.raises(ScoresError, match=r"since they are cosines, got one of size 1\.5"):
+    with pytest.raises(ScoresError, match=r"cosines.*1\.5"):
         ag.audit(large, delta=1e-5, auditor=ag.MaxCosine(dimension=10))
     flat = ag.CanaryScores.from_groups(present=[0.5, 0.5, 0.5], absent=[0.0, 0.1, 0.2])
-    with pytest.raises(ScoresError, match="vary within each group"):
+    with pytest.raises(ScoresError, match="vary"):
         ag.audit(flat, delta=1e-5, auditor=ag.MaxCosine())

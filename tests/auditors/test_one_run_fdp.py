@@ -87,7 +87,7 @@ class TestSubsampled:
 
     def test_an_unknown_run_is_refused(self):
         plain = CanaryScores.from_groups(present=SCORES.present, absent=SCORES.absent)
-        with pytest.raises(UnsupportedError, match="needs sampling_rate and steps"):
+        with pytest.raises(UnsupportedError, match="sampling_rate and steps"):
             ag.audit(plain, delta=1e-5, auditor=ag.OneRunFDP(family=SubsampledFamily()))
 
     def test_nothing_to_find_is_zero(self):
@@ -125,5 +125,5 @@ def test_ranges(options):
 
 
 def test_a_family_is_an_object():
-    with pytest.raises(InvalidArgumentError, match="family to be GaussianFamily"):
+    with pytest.raises(InvalidArgumentError, match="family"):
         ag.OneRunFDP(family="gaussian")

@@ -353,9 +353,9 @@ def test_power_counts_the_steps_that_were_not_observed():
 
 
 def test_it_needs_a_transcript_with_plantings():
-    with pytest.raises(UnsupportedError, match="reads a transcript"):
+    with pytest.raises(UnsupportedError, match="transcript"):
         ag.audit(small_run().scores(), delta=1e-5, auditor=ag.SubsampledGaussian())
-    with pytest.raises(ScoresError, match="at least 2 plantings, got 0"):
+    with pytest.raises(ScoresError, match=r"2 .*got 0"):
         ag.audit(small_run(rate=1e-9, present=3), delta=1e-5)
 
 

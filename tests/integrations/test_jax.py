@@ -103,7 +103,7 @@ def test_jit_by_step_inside_a_chain_with_donation_gives_the_same():
     _, scanned = runs.scanned(runs.make().wrap(runs.gaussian()), 20)
     one, other = audit.transcript(state), audit.transcript(scanned)
     assert np.allclose(one.canaries.total, other.canaries.total, atol=1e-4)
-    with pytest.raises(InvalidArgumentError, match="donated to a later step"):
+    with pytest.raises(InvalidArgumentError, match="donated"):
         audit.transcript(old)
 
 
@@ -133,7 +133,7 @@ def test_readings_are_drained_in_blocks():
     assert np.array_equal(one.canaries.total, other.canaries.total)
     for _ in range(9):
         states[0] = steps[0](runs.gradient(), states[0])[1]
-    with pytest.raises(RecordingError, match="Steps 22 to 22 were overwritten"):
+    with pytest.raises(RecordingError, match="22 to 22"):
         audit.transcript(states[0])
 
 
@@ -156,9 +156,9 @@ def test_a_state_of_another_branch_is_refused(buffer):
     audit.drain(drained)
     other = advanced(good, advanced(quiet, checkpoint, 5), 5)
     for ask in (audit.drain, audit.transcript):
-        with pytest.raises(RecordingError, match=r"another branch: .* at or before step 11"):
+        with pytest.raises(RecordingError, match="step 11"):
             ask(other)
-    with pytest.raises(RecordingError, match="Go on from the drained state"):
+    with pytest.raises(RecordingError, match="drained"):
         audit.drain(checkpoint)
     assert audit.transcript(advanced(good, drained, 5)).number_of_steps == 20
 
@@ -217,7 +217,7 @@ def test_what_was_drained_survives_a_restart(tmp_path, monitor):
     begun = whole.wrap(runs.gaussian()).init(runs.params())
     state = advanced(first, begun, 20)
     first.save(tmp_path / "audit.npz")
-    with pytest.raises(RecordingError, match=r"Steps 1 to 16 were .* audit.load"):
+    with pytest.raises(RecordingError, match=r"1 to 16 .*audit\.load"):
         advanced(lost, state, 40)
     second.load(tmp_path / "audit.npz")
     ended, unbroken = advanced(second, state, 40), advanced(whole, begun, 40)
@@ -251,7 +251,7 @@ def stepwise(audit, noise, steps=40, every=4):
 
 def test_a_monitor_ends_the_run_at_the_drain_after_the_fault():
     audit = runs.make(buffer=8, monitor=ag.Monitor(claim=runs.claim()))
-    with pytest.raises(PrivacyAlarm, match=r"Step 1: noise .* ends at epsilon"):
+    with pytest.raises(PrivacyAlarm, match=r"Step 1: .*epsilon"):
         stepwise(audit, 0.8 * runs.NOISE)
     alarm = audit.monitor.alarm
     assert (alarm.cause, alarm.step) == ("noise", 1)
@@ -308,7 +308,7 @@ def test_an_alarm_in_steps_never_drained_is_in_the_result():
 
 
 def test_a_monitor_needs_noise_of_its_own_in_every_step():
-    with pytest.raises(UnsupportedError, match="no monitor with strategy="):
+    with pytest.raises(UnsupportedError, match="strategy="):
         runs.make(sampling=EveryStep(), strategy=[1.0, 0.5], monitor=True)
 
 
@@ -509,11 +509,11 @@ def test_a_loss_of_records_stays_as_it_was():
 
 def test_clipping_that_does_not_know_canaries_is_refused():
     audit = runs.make()
-    with pytest.raises(InvalidArgumentError, match="audit's loss, which nobody asked for"):
+    with pytest.raises(InvalidArgumentError, match="loss"):
         audit.wrap(runs.gaussian(), clipped_grad=lambda *_: None)
     audit.loss(loss)
     stranger = audit.wrap(runs.gaussian(), clipped_grad=lambda weights, *_, **__: weights)
-    with pytest.raises(InvalidArgumentError, match="Expected clipped_grad to be made of"):
+    with pytest.raises(InvalidArgumentError, match="clipped_grad"):
         stranger.update(runs.gradient(), stranger.init(runs.params()))
     blocks = ag.BlockCanaries(present=9, absent=9, tensors=runs.SIZES, block=4, seed=0)
     with pytest.raises(UnsupportedError, match="DiracCanaries"):
@@ -666,17 +666,17 @@ def test_a_tree_that_changes_is_refused(tree, match):
 
 
 def test_bad_arguments_are_refused_with_a_next_step():
-    with pytest.raises(InvalidArgumentError, match=r"int32 in step.*Leave out what is not trained"):
+    with pytest.raises(InvalidArgumentError, match="int32 in step"):
         Audit({"step": jnp.zeros(3, jnp.int32), "w": jnp.zeros(99)}, sampling=Poisson(rate=0.1))
-    with pytest.raises(InvalidArgumentError, match="Take fewer canaries"):
+    with pytest.raises(InvalidArgumentError, match="fewer canaries"):
         Audit({"w": jnp.zeros(9)}, sampling=Poisson(rate=0.1), canaries=100)
     with pytest.raises(InvalidArgumentError, match="sampling"):
         Audit({"w": jnp.zeros(9)}, sampling=0.1)
-    with pytest.raises(InvalidArgumentError, match=r"Wrap what adds the noise"):
+    with pytest.raises(InvalidArgumentError, match="Wrap"):
         runs.make().wrap(optax.apply_updates)
     with pytest.raises(InvalidArgumentError, match="buffer="):
         runs.make(steps=10**6)
-    with pytest.raises(UnsupportedError, match="as many as the strategy has bands"):
+    with pytest.raises(UnsupportedError, match="bands"):
         runs.make(sampling=CyclicPoisson(rate=0.5, cycle=2), strategy=[1.0, 0.5, 0.2])
 
 
@@ -684,11 +684,11 @@ def test_states_that_are_not_the_runs_are_refused():
     audit = runs.make()
     transformation = audit.wrap(runs.gaussian())
     state = transformation.init(runs.params())
-    with pytest.raises(RecordingError, match="Expected steps to audit, got 0"):
+    with pytest.raises(RecordingError, match=r"steps.*got 0"):
         audit.result(state, delta=1e-5)
-    with pytest.raises(InvalidArgumentError, match="Call init after wrap"):
+    with pytest.raises(InvalidArgumentError, match="init"):
         transformation.update(runs.gradient(), runs.gaussian().init(runs.params()))
-    with pytest.raises(InvalidArgumentError, match="one audited transformation, got 0"):
+    with pytest.raises(InvalidArgumentError, match=r"transformation.*got 0"):
         audit.result({"step": 1}, delta=1e-5)
     with pytest.raises(RecordingError, match="other canaries"):
         runs.make(canaries=runs.canaries(seed=4)).transcript(state)
@@ -701,7 +701,7 @@ def test_states_that_are_not_the_runs_are_refused():
 
 
 def test_a_plan_that_does_not_say_its_strategy_is_refused():
-    with pytest.raises(InvalidArgumentError, match="Pass the BandMFExecutionPlanConfig"):
+    with pytest.raises(InvalidArgumentError, match="BandMFExecutionPlanConfig"):
         Audit.from_plan(runs.params(), config().plan)
     with pytest.raises(InvalidArgumentError, match="execution plan"):
         Audit.from_plan(runs.params(), object())

@@ -156,14 +156,14 @@ def test_a_resumed_run_is_audited_as_one(tmp_path):
             """As a module that nobody told to keep its accountant."""
 
     callback = AuditCallback(claim=claim(), monitor=True, **SMALL)
-    with pytest.raises(RecordingError, match="restore the accountant"):
+    with pytest.raises(RecordingError, match="accountant"):
         trainer(tmp_path, callback).fit(Forgetful(), loader(), ckpt_path=saved)
     # A checkpoint written without the audit: it joins late, and says so.
     plain = pl.callbacks.ModelCheckpoint(tmp_path / "plain", save_last=True)
     begun = trainer(tmp_path, plain, epochs=1, enable_checkpointing=True)
     begun.fit(Private(), loader())
     late = AuditCallback(claim=claim(), **SMALL)
-    with pytest.warns(AskGaussWarning, match="has taken 16 steps"):
+    with pytest.warns(AskGaussWarning, match="16 steps"):
         trainer(tmp_path, late, epochs=2).fit(
             Private(), loader(), ckpt_path=tmp_path / "plain" / "last.ckpt"
         )
@@ -244,7 +244,7 @@ def test_a_trainer_without_opacus_is_said(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.layer.parameters(), lr=0.01)
 
-    with pytest.raises(InvalidArgumentError, match="nothing private to audit"):
+    with pytest.raises(InvalidArgumentError, match="nothing private"):
         trainer(tmp_path, AuditCallback(claim=claim()), epochs=1).fit(Plain(), loader())
 
 
@@ -253,7 +253,7 @@ def test_two_audits_of_one_optimizer_are_refused(tmp_path):
     with pytest.raises(RecordingError, match="has an audit"):
         trainer(tmp_path, *callbacks, epochs=1).fit(Private(), loader())
     callback = AuditCallback(claim=claim(), optimizer=3)
-    with pytest.raises(InvalidArgumentError, match="optimizer to be below 1"):
+    with pytest.raises(InvalidArgumentError, match="below 1"):
         trainer(tmp_path, callback, epochs=1).fit(Private(), loader())
 
 
@@ -264,7 +264,7 @@ def test_a_callback_added_after_the_first_steps_says_so(tmp_path):
                 trainer.callbacks.append(late)
 
     late = AuditCallback(claim=claim(), **SMALL)
-    with pytest.warns(AskGaussWarning, match="has taken 16 steps"):
+    with pytest.warns(AskGaussWarning, match="16 steps"):
         trainer(tmp_path, Late(), epochs=2).fit(Private(), loader())
     assert late.audit.steps == 16
 
@@ -276,7 +276,7 @@ def test_a_logger_that_fails_ends_nothing(tmp_path):
 
     callback = AuditCallback(claim=claim(), monitor=True, **SMALL)
     broken = Broken(tmp_path)
-    with pytest.warns(AskGaussWarning, match="ConnectionError: no server"):
+    with pytest.warns(AskGaussWarning, match="ConnectionError"):
         trainer(tmp_path, callback, epochs=1, logger=broken, log_every_n_steps=1000).fit(
             Private(), loader()
         )

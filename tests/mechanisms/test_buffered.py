@@ -172,7 +172,7 @@ def test_misuse_of_the_stream():
     noise = STRATEGIES[0].stream(draw)
     noise.next()
     state = noise.state_dict()
-    with pytest.raises(RecordingError, match="Expected leaf 1"):
+    with pytest.raises(RecordingError, match="leaf 1"):
         noise.next(0)
     for _ in range(11):
         noise.next()
@@ -183,7 +183,7 @@ def test_misuse_of_the_stream():
         with pytest.raises(RecordingError, match=f"another {next(iter(change))}"):
             other.load_state_dict(state)
     for change in ({"buffers": state["buffers"][:1]}, {"step": 0}, {"step": 13}):
-        with pytest.raises(RecordingError, match="arrays of one shape"):
+        with pytest.raises(RecordingError, match="shape"):
             STRATEGIES[0].stream(draw).load_state_dict({**state, **change})
     with pytest.raises(FileFormatError, match="lacks buffers"):
         STRATEGIES[0].stream(draw).load_state_dict(

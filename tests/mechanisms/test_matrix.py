@@ -384,7 +384,7 @@ def test_stream_refuses_what_it_cannot_keep():
     with pytest.raises(RecordingError, match="another strategy"):
         MatrixMechanism.toeplitz([1.0, 0.4], 3).stream(draw).load_state_dict(state)
     for change in ({"recent": []}, {"step": 4}):
-        with pytest.raises(RecordingError, match="arrays of one shape"):
+        with pytest.raises(RecordingError, match="shape"):
             mechanism.stream(draw).load_state_dict({**state, **change})
     with pytest.raises(FileFormatError, match="schema"):
         mechanism.stream(draw).load_state_dict({**state, "schema": 2})
@@ -399,9 +399,9 @@ def test_stream_refuses_what_it_cannot_keep():
     broken = mechanism.stream(failing)
     with pytest.raises(MemoryError):
         broken.next()
-    with pytest.raises(RecordingError, match="failed half way"):
+    with pytest.raises(RecordingError, match="half way"):
         broken.next()
-    with pytest.raises(RecordingError, match="failed half way"):
+    with pytest.raises(RecordingError, match="half way"):
         broken.state_dict()
 
 

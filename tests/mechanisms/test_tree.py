@@ -360,14 +360,14 @@ def test_state_of_another_plan_is_refused():
         {"steps": 8, "estimator": "honaker"},
         {"steps": 8, "restart_every": 4},
     ):
-        with pytest.raises(RecordingError, match="was saved with"):
+        with pytest.raises(RecordingError, match="saved"):
             TreeNoise(draw, **options).load_state_dict(state)
     fresh = TreeNoise(draw, steps=8)
-    with pytest.raises(RecordingError, match="arrays of one shape"):
+    with pytest.raises(RecordingError, match="shape"):
         fresh.load_state_dict({**state, "stack": state["stack"][:1]})
-    with pytest.raises(RecordingError, match="arrays of one shape"):
+    with pytest.raises(RecordingError, match="shape"):
         fresh.load_state_dict({**state, "stack": [np.ones(2), np.ones(3)]})
-    with pytest.raises(RecordingError, match="arrays of one shape"):
+    with pytest.raises(RecordingError, match="shape"):
         fresh.load_state_dict({**state, "step": 12})
     with pytest.raises(FileFormatError, match="schema 2"):
         fresh.load_state_dict({**state, "schema": 2})
@@ -394,7 +394,7 @@ def test_more_steps_than_planned():
 def test_skipped_or_repeated_leaf(leaf):
     noise = TreeNoise(numpy_draw(np.random.default_rng(0), 1), steps=4)
     noise.next(0)
-    with pytest.raises(RecordingError, match="Expected leaf 1"):
+    with pytest.raises(RecordingError, match="leaf 1"):
         noise.next(leaf)
     noise.next(1)  # nothing was lost
 
@@ -435,9 +435,9 @@ def test_after_a_failed_draw_the_tree_is_closed():
         noise.next()
     with pytest.raises(MemoryError):
         noise.next()
-    with pytest.raises(RecordingError, match="failed half way"):
+    with pytest.raises(RecordingError, match="half way"):
         noise.next()
-    with pytest.raises(RecordingError, match="failed half way"):
+    with pytest.raises(RecordingError, match="half way"):
         noise.state_dict()
 
 

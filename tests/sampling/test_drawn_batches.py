@@ -191,7 +191,7 @@ def test_damaged_checkpoints_are_refused():
     for name in sums.arrays():
         content = sums.arrays()
         del content[name]
-        with pytest.raises(FileFormatError, match="sums of drawn batches"):
+        with pytest.raises(FileFormatError, match="drawn batches"):
             SchemeSums.from_arrays(sums.scheme, content, records=RECORDS)
 
 
@@ -224,7 +224,7 @@ def test_checkpoints_with_odd_numbers_are_refused(name, change):
     sums.add([1, 2])
     content = sums.arrays()
     content[name] = change(content[name])
-    with pytest.raises(FileFormatError, match="sums of drawn batches"):
+    with pytest.raises(FileFormatError, match="drawn batches"):
         SchemeSums.from_arrays(sums.scheme, content, records=RECORDS)
 
 

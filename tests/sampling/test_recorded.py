@@ -260,7 +260,7 @@ class TestBadInput:
             if scheme.known_background:
                 recorder.observe(np.zeros(CANARIES.size), background=0)
                 continue
-            with pytest.raises(RecordingError, match="Leave background out"):
+            with pytest.raises(RecordingError, match="background"):
                 recorder.observe(np.zeros(CANARIES.size), background=0)
 
     @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ class TestBadInput:
     ) -> None:
         recorder = ag.Recorder(CANARIES, sampling=scheme, records=RECORDS)
         recorder.sample()
-        with pytest.raises(RecordingError, match="Declare the scheme"):
+        with pytest.raises(RecordingError, match="scheme"):
             recorder.observe(np.zeros(CANARIES.size), batch=list(batch))
         assert recorder.steps == 0
 
@@ -292,7 +292,7 @@ class TestBadInput:
             recorder.observe(values, batch=[1, 2], batch_size=3)
         recorder.observe(values, batch=[1, 2])
         recorder.sample()
-        with pytest.raises(RecordingError, match="every step or in none"):
+        with pytest.raises(RecordingError, match="every step"):
             recorder.observe(values)
         assert recorder.steps == 1
 

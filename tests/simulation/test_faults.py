@@ -194,11 +194,11 @@ def test_a_fault_of_ones_own():
 
 
 def test_names_that_do_not_exist():
-    with pytest.raises(InvalidArgumentError, match="fault to be one of no-noise, half-noise"):
+    with pytest.raises(InvalidArgumentError, match=r"fault .*no-noise, half-noise"):
         simulate_dpsgd(**SETTING, fault="quiet")
-    with pytest.raises(InvalidArgumentError, match="fault to be one of tree-half-noise"):
+    with pytest.raises(InvalidArgumentError, match=r"fault .*tree-half-noise"):
         simulate_dpftrl(
             steps=4, noise_multiplier=1.0, present=5, absent=5, seed=0, fault="half-noise"
         )
-    with pytest.raises(InvalidArgumentError, match="canaries to be one of own coin, data path"):
+    with pytest.raises(InvalidArgumentError, match=r"canaries .*own coin"):
         simulate_dpsgd(**SETTING, canaries="loss")

@@ -99,7 +99,7 @@ def test_agrees_with_jax_privacy():
 )
 def test_bad_arguments_of_the_limits(arguments, name):
     for limit in (clopper_pearson_upper, clopper_pearson_lower):
-        with pytest.raises(InvalidArgumentError, match=f"Expected {name} "):
+        with pytest.raises(InvalidArgumentError, match=rf"\b{name}\b"):
             limit(*arguments)
 
 

@@ -522,17 +522,15 @@ class TestBadInput:
             gaussian.gdp_mu(1.0, delta)
 
     def test_mu(self):
-        with pytest.raises(InvalidArgumentError, match=r"Expected mu >= 0, got -1\.0\."):
+        with pytest.raises(InvalidArgumentError, match=r"\bmu >= 0, got -1\.0"):
             gaussian.gdp_delta(1.0, -1.0)
-        with pytest.raises(InvalidArgumentError, match=r"Expected mu >= 0, got nan\."):
+        with pytest.raises(InvalidArgumentError, match=r"\bmu >= 0, got nan"):
             gaussian.gdp_epsilon(1e-5, math.nan)
 
     def test_place_in_an_array(self):
-        with pytest.raises(
-            InvalidArgumentError, match=r"Expected sigma2\[1, 0\] > 0 .* got 0\.0\."
-        ):
+        with pytest.raises(InvalidArgumentError, match=r"sigma2\[1, 0\] > 0 .* got 0\.0"):
             gaussian.delta(1.0, 0.0, 1.0, 1.0, [[1.0, 2.0], [0.0, -1.0]])
 
     def test_shapes(self):
-        with pytest.raises(InvalidArgumentError, match=r"broadcast, got delta \(2,\), .* \(3,\)"):
+        with pytest.raises(InvalidArgumentError, match=r"delta \(2,\), .* \(3,\)"):
             gaussian.epsilon([0.1, 0.2], 0.0, 1.0, [1.0, 2.0, 3.0], 1.0)

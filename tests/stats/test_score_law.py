@@ -280,7 +280,7 @@ def test_the_papers_table():
 
 
 def test_tail_deviation_keeps_to_its_range():
-    with pytest.raises(InvalidArgumentError, match=r"x0 >= sqrt\(3\).*tail_deviation_exact"):
+    with pytest.raises(InvalidArgumentError, match=r"x0 .*tail_deviation_exact"):
         PAPER.tail_deviation(1.7)
     assert PAPER.tail_deviation(math.sqrt(3.0)) > 0.0
 
