@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import askgauss as ag
 from askgauss.canaries import ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError
+from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.results import Status
 from tests.faults.twins import Noise75, NoNoise
-from tests.integrations.runs import FEATURES, make_run
+from tests.integrations.runs import FEATURES, make_run, observer
 from tests.seeds import unlikely
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -56,7 +57,7 @@ def test_the_claim_is_held_against_the_accountant():
 
 def test_a_loose_accountant_is_no_breach():
     run, audit = trained()
-    audit._ledger.epsilon = lambda delta, claimed: 1.2 * run.engine.get_epsilon(delta)
+    observer(audit, Ledger).epsilon = lambda delta, claimed: 1.2 * run.engine.get_epsilon(delta)
     claim = ag.PrivacyClaim(epsilon=run.engine.get_epsilon(1e-5), delta=1e-5)
     found = finding(audit.result(claim=claim), "accounted epsilon")
     assert found.status is Status.WARN
@@ -375,9 +376,9 @@ def test_an_accountant_is_asked_for_no_more_than_the_claim_needs(monkeypatch):
     assert ledger.epsilon(1e-5, claimed=true) == true
     assert asked == [0.01, 0.1, pytest.approx(0.05 * true), 0.01]
     # What was read with the audit attached is known.
-    ledger.listen()
-    accountant.get_epsilon(delta=1e-6)
-    ledger.deafen()
+    with Attachment() as attachment:
+        ledger.attach(attachment)
+        accountant.get_epsilon(delta=1e-6)
     del asked[:]
     assert ledger.epsilon(1e-6, claimed=true) == pytest.approx(exact(accountant, 1e-6))
     assert asked == []

@@ -365,7 +365,7 @@ def test_what_goes_wrong_in_a_step_ends_the_recording_and_not_the_training(monke
         def full(*_, **__):
             raise OSError("no space left on device")
 
-        monkeypatch.setattr(audit._recorder, "observe", full)
+        monkeypatch.setattr(audit._steps.recorder, "observe", full)
         with pytest.warns(AskGaussWarning, match="no space left"):
             train(run, epochs=1)
     assert torch.equal(plain.weights(), run.weights())

@@ -51,6 +51,12 @@ class Training:
     first_rank: bool
 
 
+class _TrainerRun(CanaryAudit):
+    """The audit of a trainer, whose user reaches it through the callback."""
+
+    _declare = "callback.audit.postprocessing()"
+
+
 class TrainerAudit:
     """One audit of the private optimizer of a trainer, from its first step to its report.
 
@@ -156,7 +162,7 @@ class TrainerAudit:
         optimizer = self._chosen(training.optimizers)
         loader = training.data_loader
         resumed = self._pending is not None
-        audit = CanaryAudit(
+        audit = _TrainerRun(
             optimizer,
             canaries=self._canaries,
             present=self._present,
@@ -190,7 +196,6 @@ class TrainerAudit:
         # A trainer's estimate counts batches that are split for memory, and steps before the audit.
         audit._planned_end = None if self._claim is None else self._claim.steps
         audit._ended = self._ended()
-        audit._declare = "callback.audit.postprocessing()"
         self._audit = audit
         audit.__enter__()
         if resumed and training.done != audit.steps:

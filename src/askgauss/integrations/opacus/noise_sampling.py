@@ -1,8 +1,8 @@
-"""All noise of an Opacus step, sampled by content: what is released less the clipped sum."""
+"""Whether any noise of an Opacus run is used again: values of all of it, sampled by content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss.integrations.opacus.run_description import clipped_sum
-from askgauss.integrations.opacus.shards import local
-from askgauss.recording.facts import ReuseFacts
+from askgauss.integrations.opacus.moments import AddedNoise, Observer, StepCount
+from askgauss.integrations.opacus.ranks import local
+from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
 from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
+from askgauss.recording.transcript import Transcript
 
 __all__ = ["SampledNoise"]
 
@@ -80,16 +81,18 @@ class _Room:
     below: NDArray[np.bool_]
 
 
-class SampledNoise:
-    """Looks at all noise that this process adds, whether any of it was used before.
+class SampledNoise(Observer):
+    """Samples all noise that this process adds, to find any that was used before.
 
     Args:
-        optimizer: The private optimizer.
-        parameters: Those that are audited, in order.
+        run: The training.
+        count: Steps so far.
     """
 
-    def __init__(self, optimizer: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
+    def __init__(self, run: TrainingRun, count: StepCount) -> None:
+        parameters = run.parameters
+        self._optimizer, self._parameters, self._count = run.optimizer, parameters, count
+        self._samples = run.rank == 0
         self._sample = NoiseSample([item.numel() for item in parameters])
         self._whole = _grouped(range(len(parameters)), parameters)
         self._noise_room, self._near = torch.zeros(0), np.zeros((2, 0), np.bool_)
@@ -98,37 +101,33 @@ class SampledNoise:
         self._in_place = False
         self._clean: dict[int, torch.Tensor] = {}
 
-    @property
-    def facts(self) -> ReuseFacts | None:
-        """What was found; None where no noise was looked at."""
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was found; None where no noise was sampled."""
         facts = self._sample.facts()
-        return facts if facts.values else None
+        return {"reuse": facts if facts.values else None}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
         return self._sample.arrays()
 
-    def load(self, arrays: dict[str, Any]) -> None:
-        """Resume from `arrays`."""
-        self._sample.load(arrays)
+    def load(self, state: None, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        self._sample.load(dict(arrays))
 
-    def before(self, indices: Iterable[int] | None = None) -> None:
-        """Noise is about to be added to these sums, or to all."""
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
+        """Copy sums that get their noise in place."""
         if not self._in_place:
             return
-        for index in range(len(self._parameters)) if indices is None else indices:
+        for index in range(len(self._parameters)) if tensors is None else tensors:
             kept = clipped_sum(self._optimizer, self._parameters[index])
             if kept is not None:
                 self._clean[index] = local(kept).detach().clone()
 
-    def after(self, step: int, deviation: float, indices: Sequence[int] | None = None) -> None:
-        """Noise was added.
-
-        Args:
-            step: Number of the step.
-            deviation: What is stated for the noise.
-            indices: The parameters it was added to; all, if not given.
-        """
+    def after_noise(self, noise: AddedNoise) -> None:
+        """Sample the noise."""
+        if not self._samples:
+            return
+        step, deviation, indices = self._count.recorded, noise.deviation, noise.tensors
         if not 0.0 < deviation < float("inf"):
             return
         groups = self._whole
