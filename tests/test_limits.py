@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.loader_watch import LoaderWatch
 from askgauss.integrations.opacus.run_description import TrainingRun
 from tests.integrations.runs import RECORDS, make_run
@@ -382,10 +382,10 @@ def test_per_sample_gradients_are_believed():
                 item.grad_sample = torch.randn_like(item.grad_sample)
             run.optimizer.step()
 
-    facts = audited(loop, witness=1.0)[1].transcript().facts.witness
+    facts = audited(loop, observation=Observation(exact_share=1.0))[1].transcript().facts.witness
     assert facts is not None
     assert facts.steps == RECORDS // 16
-    assert not failed(audited(loop, witness=1.0)[1].result(delta=1e-5))
+    assert not failed(audited(loop, observation=Observation(exact_share=1.0))[1].result(delta=1e-5))
 
 
 def test_what_is_done_to_the_weights_afterwards_is_not_seen():

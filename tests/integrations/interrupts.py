@@ -85,14 +85,14 @@ def _audit_of(kind: str, run: Run, folder: Path, canaries: Any) -> opacus.Canary
             run.optimizer,
             canaries=canaries,
             model=run.model,
-            criterion=nn.CrossEntropyLoss(),
+            observation=opacus.Observation(criterion=nn.CrossEntropyLoss()),
             data_loader=run.loader,
         )
     options: dict[str, Any] = {"data_loader": run.loader, "canaries": 40, "seed": 0}
     if kind == "files":
         options |= {
             "checkpoint": folder / "audit.npz",
-            "store": folder / "steps",
+            "observation": opacus.Observation(store=folder / "steps"),
             "monitor": ag.Monitor(folder=folder),
         }
     return opacus.CanaryAudit(run.optimizer, model=run.model, **options)

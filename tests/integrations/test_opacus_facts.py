@@ -16,7 +16,7 @@ import askgauss as ag
 from askgauss.canaries import ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.results import Status
 from tests.faults.twins import Noise75, NoNoise
@@ -264,7 +264,7 @@ def token_run(make, present=40, seed=0, optimizer=None, epochs=8):
         run.optimizer,
         canaries=canaries,
         model=run.model,
-        criterion=run.criterion,
+        observation=Observation(criterion=run.criterion),
         data_loader=run.loader,
     )
     with audit:
@@ -303,7 +303,8 @@ def test_examples_leave_layers_of_all_kinds_as_they_were(make):
         torch.manual_seed(7)
         if attach:
             with CanaryAudit(
-                run.optimizer, canaries=canaries, model=run.model, criterion=run.criterion,
+                run.optimizer, canaries=canaries, model=run.model,
+                observation=Observation(criterion=run.criterion),
                 data_loader=run.loader,
             ):  # fmt: skip
                 run.train(2)
@@ -337,7 +338,7 @@ def test_noise_watched_with_examples_is_the_noise(tmp_path):
         run.optimizer,
         canaries=copy.copy(audit.canaries),
         model=run.model,
-        criterion=run.criterion,
+        observation=Observation(criterion=run.criterion),
         data_loader=run.loader,
         checkpoint=tmp_path / "audit.npz",
     )
@@ -346,7 +347,9 @@ def test_noise_watched_with_examples_is_the_noise(tmp_path):
 
 def test_without_a_look_at_the_noise_nothing_is_said_of_it():
     run = make_run(data=TensorDataset(torch.randn(128, FEATURES), torch.arange(128) % 4))
-    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, background="unknown") as audit:
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, seed=0, observation=Observation(background="unknown")
+    ) as audit:
         run.train(3)
     transcript = audit.transcript()
     claim = ag.PrivacyClaim(epsilon=50.0, delta=1e-5)

@@ -15,7 +15,7 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, RecordingError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.opacus_versions import DPOptimizer
 from askgauss.integrations.opacus.run_description import unwrapped
 from askgauss.loggers import Logger, log_numbers, log_result
@@ -71,7 +71,7 @@ class TrainerAudit:
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer if not given.
         sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
         sampling: How the loader draws its batches, where that is not Poisson sampling.
-        witness: Share of the steps that are looked at exactly.
+        observation: How steps are observed; see `CanaryAudit`.
         monitor: Watches every step, and may stop the run: a monitor, or True for one that also
             keeps ``watch.json`` in the folder and tells the loggers.
         folder: Where ``transcript.npz``, ``result.json`` and ``report.html`` go; a folder ``audit``
@@ -94,7 +94,7 @@ class TrainerAudit:
         accountant: Any = None,
         sampling_rate: float | None = None,
         sampling: Scheme | None = None,
-        witness: float = 0.02,
+        observation: Observation | None = None,
         monitor: Monitor | bool | None = None,
         folder: str | os.PathLike[str] | None = None,
         report: bool = True,
@@ -114,7 +114,8 @@ class TrainerAudit:
         self._canaries, self._present, self._absent = canaries, present, absent
         self._inject: Literal["auto", "sum", "sample"] = inject
         self._seed, self._optimizer, self._accountant = seed, optimizer, accountant
-        self._sampling_rate, self._sampling, self._witness = sampling_rate, sampling, witness
+        self._sampling_rate, self._sampling = sampling_rate, sampling
+        self._observation = observation
         self._monitor = monitor
         self._folder = None if folder is None else Path(folder)
         self._report = report
@@ -177,7 +178,7 @@ class TrainerAudit:
             # What other optimizers train may see records only through what is private, as a
             # generator does behind a private critic: whether it does cannot be told from here.
             model=training.model if len(training.optimizers) == 1 else None,
-            witness=self._witness,
+            observation=self._observation,
             claim=self._claim,
             monitor=self._watching(),
         )

@@ -22,7 +22,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,79 +67,95 @@ from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
 from askgauss.integrations.opacus.restarts import AuditState, read_state
 from askgauss.integrations.opacus.run_description import TrainingRun
 
-__all__ = ["CanaryAudit"]
+__all__ = ["CanaryAudit", "Observation"]
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """How an audit observes the steps of a run.
+
+    Attributes:
+        background: Whether to subtract the other records' clean sum, which the auditor can see:
+            ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
+            unless the loader is known to draw otherwise.
+        exact_share: Share of the steps, beside the first, that are checked exactly: what each
+            record adds after clipping, that the sum is theirs, that every trained tensor gets
+            noise. For ghost clipping, gradients of two records per batch are computed again. 0 for
+            none.
+        criterion: The loss of the training, for examples.
+        every: With examples, observe one step in so many: each costs a gradient per canary. The
+            bound is on what the observed steps leak together.
+        store: A file to keep every step in as well, for `StepStore`; not with several ranks.
+    """
+
+    background: Literal["auto", "known", "unknown"] = "auto"
+    exact_share: float = 0.02
+    criterion: Any = None
+    every: int = 1
+    store: str | os.PathLike[str] | None = None
+
+
 class CanaryAudit(AuditedRun[()]):
-    """Plants canaries in an Opacus run and records what each step releases about them.
+    """Inserts canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
-    and goes on recording. Random choices come from streams of its own: with no canary present,
+    and continues recording. Random choices come from streams of its own: with no canary inserted,
     training ends in the very same weights as without an audit.
 
-    When their number is left to the audit, present canaries are few beside the records and the
-    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless the
-    planned steps need more for a verdict. Each acts like one more record, and a sixteenth of the
-    parameters moves the weights no more than 8 % more noise would. Absent ones cost the training
-    nothing and fill up to 5,000. These numbers are fixed; for auditors that guess membership give a
-    number, which makes each present by a fair coin.
+    When their number is left to the audit, inserted canaries are few compared with the records and
+    the parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless
+    the planned steps need more for a verdict. Each acts like one more record, and a sixteenth of
+    the parameters moves the weights no more than 8 % more noise would. Held-out canaries cost the
+    training nothing and fill up to 5,000. These numbers are fixed; for auditors that guess
+    membership give a number, which makes the membership of each random.
 
-    The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
-    not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
+    The audit samples the canaries itself, at the run's sampling rate: the run's sampler is not
+    audited, and neither are the parts before the place they are inserted at. `ExampleCanaries` go
     through everything: they are records of the loader's own dataset, and are observed along their
     own gradients, with the background unknown; the noise is read by itself, at coordinates of the
-    model, where Opacus shows the sum before it. They need ``model``, ``criterion`` and
-    ``data_loader``, one process, and a loader without workers::
+    model, where Opacus shows the sum before it. They need ``model``, ``data_loader`` and the loss
+    of the training, one process, and a loader without workers::
 
         data = canaries.dataset(train_set)      # then DataLoader(data, ...) and make_private(...)
-        audit = CanaryAudit(optimizer, canaries=canaries, model=model, criterion=loss,
-                            data_loader=loader)
+        audit = CanaryAudit(optimizer, loader, canaries=canaries, model=model,
+                            observation=Observation(criterion=loss))
 
     Args:
         optimizer: The optimizer `PrivacyEngine.make_private` returned, also inside a wrapper such
             as accelerate's.
-        canaries: How many, half of them present by fair coins; or canaries made by you over the
-            optimizer's parameters; or examples; or None to leave it to the audit.
-        present: How many present canaries, instead of ``canaries``; an inconclusive result says how
-            many would do.
-        absent: How many absent canaries, instead of ``canaries``.
-        planned_steps: How many steps the run will take, so that the audit plants as many canaries
-            as a verdict on them needs; a few hundred are taken for granted. For a monitor it is the
+        data_loader: The training loader, which knows the true sampling rate and whether sampling
+            is Poisson. Recommended.
+        claim: What the run claims, to commit to before the first step together with seed and
+            membership: the digest is printed, and kept in transcript and result.
+        canaries: How many, each inserted with probability one half; or canaries made by you over
+            the optimizer's parameters; or examples; or None to leave it to the audit.
+        present: How many inserted canaries, instead of ``canaries``; an inconclusive result says
+            how many are needed.
+        absent: How many held-out canaries, instead of ``canaries``.
+        planned_steps: How many steps the run will take, so that the audit inserts as many canaries
+            as a verdict on them needs; a few hundred are assumed otherwise. For a monitor it is the
             planned end, where no claim says so.
         inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
             far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
-            and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
-            clips rows, and ``"sum"`` with ghost or adaptive clipping.
+            and leaves clipping to the exact step checks. ``"auto"`` is ``"sample"`` wherever the
+            optimizer clips rows, and ``"sum"`` with ghost or adaptive clipping.
         seed: Root of the audit's random choices; drawn and recorded if not given.
-        data_loader: The training loader, which knows the true sampling rate and whether sampling
-            is Poisson. Recommended.
+        model: The model, for the names of its parameters, and to detect those that could train
+            outside the optimizer; examples need it for their gradients.
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer's hook if not
             given.
-        sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
+        sampling_rate: The run's sampling rate, where neither loader nor accountant has it.
         sampling: How the loader draws its batches, a scheme of `askgauss.sampling`, where that is
-            not Poisson sampling. Canaries are drawn by the same law, the loader's batches are held
-            against it, and what was accounted is compared with it.
-        background: Whether to subtract the other records' clean sum, which the auditor can see:
-            ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
-            unless the loader says that sampling is not Poisson.
-        model: The model, for the names of its parameters, and to notice those that could train
-            outside the optimizer; examples need it for their gradients.
-        criterion: The loss of the training, for examples.
-        every: With examples, observe one step in so many: each costs a gradient a canary. The bound
-            is on what the observed steps leak together.
-        witness: Share of the steps, beside the first, that are looked at exactly: what each record
-            adds after clipping, that the sum is theirs, that every trained tensor gets noise. For
-            ghost clipping, gradients of two records a batch are computed again. 0 for none.
-        claim: What the run claims, to commit to before the first step together with seed and coins:
-            the digest is printed, and kept in transcript and result.
-        checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
+            not Poisson sampling. Canaries are drawn by the same distribution, the loader's batches
+            are tested against it, and what was accounted is compared with it.
+        observation: How steps are observed: the background, exact step checks, examples, a store.
+        checkpoint: A file to resume from if it exists; `save` writes it, and so does leaving the
             context without an error.
-        store: A file to keep every step in as well, for `StepStore`; not with several ranks.
-        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to hold
-            the run to what its optimizer declares. All ranks see the same sums, so that they alarm
-            in the same step.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to
+            compare the run with what its optimizer declares. All ranks see the same sums, so that
+            they alarm in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, the model is another than the optimizer's, a
@@ -168,6 +184,8 @@ class CanaryAudit(AuditedRun[()]):
     def __init__(
         self,
         optimizer: Any,
+        data_loader: Any = None,
+        claim: PrivacyClaim | None = None,
         *,
         canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
         present: int | None = None,
@@ -175,20 +193,16 @@ class CanaryAudit(AuditedRun[()]):
         planned_steps: int | None = None,
         inject: Literal["auto", "sum", "sample"] = "auto",
         seed: int | None = None,
-        data_loader: Any = None,
+        model: torch.nn.Module | None = None,
         accountant: Any = None,
         sampling_rate: float | None = None,
         sampling: Scheme | None = None,
-        background: Literal["auto", "known", "unknown"] = "auto",
-        model: torch.nn.Module | None = None,
-        criterion: Any = None,
-        every: int = 1,
-        witness: float = 0.02,
-        claim: PrivacyClaim | None = None,
+        observation: Observation | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
+        observation = observation or Observation()
+        background, store = observation.background, observation.store
         _validate.one_of(("auto", "sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
         given: Any = claim
@@ -233,8 +247,9 @@ class CanaryAudit(AuditedRun[()]):
             _check_for_examples(inject, background, seed)
             self._canaries = canaries
         else:
-            if every != 1:
-                raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
+            if observation.every != 1:
+                hint = "Only examples may skip steps."
+                raise _validate.fail("every", observation.every, "to be 1", hint)
             self._known = described.background_known(background, run.sampling)
             self._canaries = choose_canaries(
                 canaries,
@@ -266,7 +281,11 @@ class CanaryAudit(AuditedRun[()]):
         self._mode: CanaryMode
         if isinstance(self._canaries, ExampleCanaries):
             self._mode = ExampleProbe(
-                run, self._canaries, criterion=criterion, every=every, kept=recorder.kept
+                run,
+                self._canaries,
+                criterion=observation.criterion,
+                every=observation.every,
+                kept=recorder.kept,
             )
         else:
             self._mode = GradientCanaries(
@@ -279,9 +298,14 @@ class CanaryAudit(AuditedRun[()]):
         self._count = StepCount()
         seed = self._canaries.root_seed
         self._observers: tuple[Observer, ...] = make_observers(
-            run, self._mode, self._count, exact_share=witness, seed=seed, declare=self._declare
+            run,
+            self._mode,
+            self._count,
+            exact_share=observation.exact_share,
+            seed=seed,
+            declare=self._declare,
         )
-        exact = 0.0 if described.noise_by_parameter(optimizer) else witness
+        exact = 0.0 if described.noise_by_parameter(optimizer) else observation.exact_share
         self._stored = store is not None
         self._steps = PrivateSteps(
             run,
