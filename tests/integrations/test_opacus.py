@@ -702,13 +702,14 @@ def test_unknown_background_records_the_raw_sums():
 def test_bad_arguments_name_the_way_out():
     run = make_run()
     optimizer, ghost = run.optimizer, make_run(mode="ghost").optimizer
+    seen = Observation(background="seen")
     cases = [
         (optimizer.original_optimizer, {}, InvalidArgumentError, "make_private"),
         (optimizer, {"canaries": 10_000}, InvalidArgumentError, "fewer canaries"),
         (optimizer, {"canaries": 2}, InvalidArgumentError, "canaries"),
         (optimizer, {"canaries": dirac(), "seed": 1}, InvalidArgumentError, "bring their own"),
         (optimizer, {"inject": "loss"}, InvalidArgumentError, "sum, sample"),
-        (optimizer, {"observation": Observation(background="seen")}, InvalidArgumentError, "auto, known, unknown"),
+        (optimizer, {"observation": seen}, InvalidArgumentError, "auto, known, unknown"),
         (optimizer, {"accountant": 3}, InvalidArgumentError, "PrivacyEngine"),
         (
             optimizer,
