@@ -1,7 +1,13 @@
-"""What a test costs, by where it stands: every test has one of these markers."""
+"""What a test costs, by where it stands: every test has one of these markers.
+
+Programs that JAX has compiled once are kept for the rest of the run: small models train in less
+time than it takes to compile them.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +51,21 @@ COSTS: dict[str, tuple[str, ...]] = {
 # Fixtures that start a process or train, wherever the test stands.
 _BY_FIXTURE = {"shell": "process"}
 
+_COMPILED = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give JAX, here and in processes that tests start, a folder for what it compiles."""
+    config.stash[_COMPILED] = tempfile.TemporaryDirectory(prefix="askgauss-jax-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_COMPILED].name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what JAX compiled."""
+    config.stash[_COMPILED].cleanup()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test by what it costs."""
@@ -53,6 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _cost(item: pytest.Item) -> str:
+    # A test that costs more than its neighbours says so itself.
+    for cost in COSTS:
+        if item.get_closest_marker(cost):
+            return cost
     path = Path(item.path).relative_to(ROOT).as_posix()
     for fixture, cost in _BY_FIXTURE.items():
         if fixture in getattr(item, "fixturenames", ()):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.sampling import CyclicPoisson, Poisson, Scheme, scheme_of
+from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = ["PrivacyClaim", "check_claim"]
 
@@ -79,8 +79,8 @@ class PrivacyClaim:
             >>> claim.in_rounds(4).steps, claim.in_rounds(4).sampling
             (100, Poisson(rate=0.2))
         """
-        scheme = self.sampling
-        if turns == 1 or not isinstance(scheme, CyclicPoisson) or scheme.cycle != turns:
+        scheme = None if self.sampling is None else self.sampling.cyclic
+        if turns == 1 or scheme is None or scheme.cycle != turns:
             return self
         steps = None if self.steps is None else -(-self.steps // turns)
         return replace(self, sampling=Poisson(rate=scheme.rate), steps=steps)

@@ -580,7 +580,7 @@ def _check_groups(result: AuditResult) -> None:
             raise _validate.fail(
                 "observations", observed, f"= {steps} of each of {sum(groups.values())} canaries"
             )
-        chances = result.present * ((scheme and scheme.most_coins(steps)) or steps)
+        chances = result.present * ((scheme and scheme.poisson_steps(steps)) or steps)
         if pair.opportunities != chances:
             raise _validate.fail(
                 "opportunities", pair.opportunities, f"= {chances}, of {result.present} present"

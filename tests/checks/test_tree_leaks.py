@@ -13,7 +13,7 @@ import askgauss as ag
 from askgauss.checks.node_correlation import ties_between_nodes
 from askgauss.checks.tails import oddest_variance
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.decorrelate.node_releases import released_nodes
+from askgauss.mechanisms.decorrelate.tree_pieces import released_nodes
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.results import Status

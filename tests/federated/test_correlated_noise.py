@@ -10,8 +10,8 @@ from askgauss.exceptions import FileFormatError, InvalidArgumentError, Unsupport
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.decorrelate.strategy_rows import moved_by
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.participation import moved_by
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.results import Status, Verdict

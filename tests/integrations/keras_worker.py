@@ -12,8 +12,13 @@ PLACES = ("keras.py", "_attachment.py", "_stand_in.py")
 LINES = [30, 100, 150, 200]
 
 
-def main(lines: list[int]) -> None:
-    """Train correct and broken models and print what their audits say, as JSON."""
+def main(lines: list[int], *, snapshots: bool = False) -> None:
+    """Train correct and broken models and print what their audits say, as JSON.
+
+    Args:
+        lines: Where fit() is interrupted.
+        snapshots: Whether the whole result of the correct run is printed, and nothing else.
+    """
     import keras
     import numpy as np
     from jax_privacy import keras_api, noise_addition
@@ -60,12 +65,15 @@ def main(lines: list[int]) -> None:
         canaries = ag.DiracCanaries(present=250, absent=1000, tensors=sizes, seed=1)
         return AuditCallback(canaries=canaries)
 
-    def said(model, *parts):
-        weights = len(model.weights)
+    def audited(model, *parts):
         audit = callback(model)
         for epochs, seen in parts:
             fit(model, [audit] if seen else [], epochs)
-        return told(audit.result(), model, weights)
+        return audit.result()
+
+    def said(model, *parts):
+        weights = len(model.weights)
+        return told(audited(model, *parts), model, weights)
 
     def given_up(model, epochs, unseen=0):
         """Five epochs are trained and given up: the weights before them are trained again.
@@ -186,6 +194,9 @@ def main(lines: list[int]) -> None:
 
     traces = []
     made = noise_addition.gaussian_privatizer
+    if snapshots:
+        print(json.dumps({"keras": audited(private(), (20, True)).to_json()}))
+        return
     trained = private()
     plain = network()
     plain.compile(loss="mse")
@@ -214,4 +225,8 @@ def main(lines: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(item) for item in sys.argv[1:]] or LINES)
+    asked = sys.argv[1:]
+    main(
+        [int(item) for item in asked if item.isdigit()] or LINES,
+        snapshots="--snapshots" in asked,
+    )

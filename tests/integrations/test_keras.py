@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.integrations import keras_process
 
 pytest.importorskip("jax_privacy")
 pytest.importorskip("optree", reason="Keras is not installed")
@@ -16,17 +12,7 @@ pytest.importorskip("optree", reason="Keras is not installed")
 
 @pytest.fixture(scope="module")
 def outcomes():
-    # Keras takes its backend once a process, from the environment.
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("keras_worker.py"))],
-        env={**os.environ, "KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return keras_process.printed()
 
 
 @pytest.mark.parametrize("run", ["correct", "microbatches"])

@@ -18,6 +18,8 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.mechanisms import matrix, tree
+from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.tree import numpy_draw
 from askgauss.scores import ScoreMetadata
@@ -440,7 +442,7 @@ def test_bad_arguments():
 
 def test_banded_from_jax_privacy():
     dense = pytest.importorskip("jax_privacy.matrix_factorization.dense")
-    mechanism = MatrixMechanism.banded_from_jax_privacy(16, bands=4)
+    mechanism = BandedStrategy.from_jax_privacy(16, bands=4).written_out()
     assert mechanism.bands == 4
     assert np.allclose(np.linalg.norm(mechanism.strategy, axis=0), 1.0)
     theirs = dense.per_query_error(strategy_matrix=mechanism.strategy)
@@ -453,33 +455,12 @@ def test_banded_from_jax_privacy():
     assert several.sensitivity() == pytest.approx(2.0)
 
 
-def test_blt_from_jax_privacy(monkeypatch):
-    blt = pytest.importorskip("jax_privacy.matrix_factorization.buffered_toeplitz")
-    jax = pytest.importorskip("jax")
-    with jax.enable_x64():
-        found = blt.BufferedToeplitz.build([0.9, 0.5], [0.2, 0.3])
-        theirs = np.asarray(found.materialize(10))
-    asked = {}
-    # The optimiser itself takes half a minute and is not ours to test.
-    monkeypatch.setattr(blt, "optimize", lambda **options: asked.update(options) or found)
-    mechanism = MatrixMechanism.blt_from_jax_privacy(10, participations=2, min_separation=4)
-    assert np.allclose(mechanism.strategy, theirs, rtol=1e-12)
-    assert (mechanism.participations, mechanism.min_separation) == (2, 4)
-    assert asked == {
-        "n": 10,
-        "min_sep": 4,
-        "max_participations": 2,
-        "min_buffers": 2,
-        "max_buffers": 2,
-    }
-
-
 def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
     for name in ("banded", "buffered_toeplitz"):
         monkeypatch.delitem(sys.modules, f"jax_privacy.matrix_factorization.{name}", raising=False)
     monkeypatch.delitem(sys.modules, "jax_privacy.matrix_factorization", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install askgauss\[jax\]"):
-        MatrixMechanism.banded_from_jax_privacy(4, bands=2)
+        BandedStrategy.from_jax_privacy(4, bands=2)
     with pytest.raises(MissingExtraError, match=r"pip install askgauss\[jax\]"):
-        MatrixMechanism.blt_from_jax_privacy(4)
+        BufferedToeplitz.from_jax_privacy(4)

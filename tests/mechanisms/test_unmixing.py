@@ -7,7 +7,7 @@ import pytest
 
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.decorrelate.unmixing import (
+from askgauss.mechanisms.decorrelate.strategy_rows import (
     evened,
     full_rounds,
     heaviest_entry,

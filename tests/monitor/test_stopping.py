@@ -74,6 +74,16 @@ def _fail(*_, **__):
     raise AssertionError("A training waited for this.")
 
 
+def _on(grid, replacement):
+    """The lower bound, replaced on one grid."""
+    bound = accounting.dpsgd_epsilon_lower
+
+    def replaced(**run):
+        return replacement() if run.get("grid", accounting.FINE) == grid else bound(**run)
+
+    return replaced
+
+
 def test_a_training_waits_for_nothing_slow(monkeypatch, tmp_path):
     run, logged = Run(epsilon=4.0), []
     monitor = run._monitor
@@ -81,7 +91,8 @@ def test_a_training_waits_for_nothing_slow(monkeypatch, tmp_path):
     monitor._seconds, monitor._began = 1e-9, -1e9
     with monkeypatch.context() as patched:
         for name in ("dpsgd_epsilon_lower", "history_epsilon", "dpsgd_epsilon"):
-            patched.setattr(accounting, name, _fail)
+            slow = _on(accounting.FINE, _fail) if name == "dpsgd_epsilon_lower" else _fail
+            patched.setattr(accounting, name, slow)
         run.train(62)
         # Those outside get bounds and what was spent at most, in milliseconds.
         assert logged[-1]["askgauss/epsilon_lower"] > 0.0
@@ -95,11 +106,12 @@ def test_a_training_waits_for_nothing_slow(monkeypatch, tmp_path):
 def test_the_quick_bound_alarms_in_the_training_and_the_exact_one_when_asked(monkeypatch):
     run = Run(epsilon=1.0)
     with monkeypatch.context() as patched:
-        patched.setattr(accounting, "dpsgd_epsilon_lower", _fail)
+        patched.setattr(accounting, "dpsgd_epsilon_lower", _on(accounting.FINE, _fail))
         run.train(64)
         assert run._monitor._alarm.cause == "epsilon"
     run = Run(epsilon=1.0)
-    monkeypatch.setattr(accounting, "coarse_epsilon_lower", lambda **_: 0.0)
+    small = _on(accounting.SMALL, lambda **_: 0.0)
+    monkeypatch.setattr(accounting, "dpsgd_epsilon_lower", small)
     run.train(64)
     assert run._monitor._alarm is None
     assert run._monitor.alarm.cause == "epsilon"
@@ -113,7 +125,7 @@ def test_the_coarse_bound_is_just_below_what_composing_gives(rate, steps):
             "signal_to_noise": signal, "sampling_rate": rate, "steps": steps, "delta": DELTA
         }  # fmt: skip
         exact = accounting.dpsgd_epsilon_lower(**run)
-        coarse = accounting.coarse_epsilon_lower(**run)
+        coarse = accounting.dpsgd_epsilon_lower(**run, grid=accounting.SMALL)
         assert coarse <= exact * (1.0 + 1e-9)
         assert coarse >= 0.996 * exact or not 0.1 < exact < 30.0
 

@@ -24,7 +24,7 @@ from askgauss.sampling import (
     from_plain,
     mismatch,
 )
-from askgauss.sampling.impossible_draws import broken_counts, broken_rule
+from askgauss.sampling.inclusion import broken_counts, broken_rule
 from askgauss.stats.gaussian import gdp_epsilon
 from tests.sampling.schemes import every_scheme, shown
 

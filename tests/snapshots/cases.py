@@ -24,7 +24,7 @@ from tests.faults import runs
 from tests.mechanism_audit.exam import BROKEN, CORRECT
 from tests.replay import runs as loops
 from tests.seeds import unlikely
-from tests.snapshots import written
+from tests.snapshots import commands, written
 
 DELTA = 1e-5
 # Results of simulations are the same but for the last digits; trained weights differ by more.
@@ -112,6 +112,9 @@ def cases() -> Iterator[Case]:
     yield Case(name="mechanism-broken", make=functools.partial(_mechanism, BROKEN[0]))
     yield Case(name="replay-correct", make=_replay)
     yield Case(name="replay-unclipped", make=functools.partial(_replay, clip=False))
+    yield Case(name="flower", make=_flower)
+    for name in commands.COMMANDS:
+        yield Case(name=f"command-{name}", make=functools.partial(commands.printed, name))
     yield Case(name="opacus", make=_opacus, page=True, tolerance=TRAINED)
     yield Case(
         name="opacus-ghost", make=functools.partial(_opacus, mode="ghost"), tolerance=TRAINED
@@ -123,6 +126,7 @@ def cases() -> Iterator[Case]:
     yield Case(name="dpftrl-optimizer", make=_torch_ftrl, tolerance=TRAINED)
     yield Case(name="lightning", make=_lightning, tolerance=TRAINED)
     yield Case(name="transformers", make=_transformers, tolerance=TRAINED)
+    yield Case(name="keras", make=_keras, tolerance=TRAINED)
 
 
 def _federated(fault: Any) -> AuditResult:
@@ -230,6 +234,79 @@ def _mechanism(case: Any) -> Any:
 
 def _replay(**faults: Any) -> Any:
     return ag.replay(loops.training(**faults), loops.records(), leave_out=17, seed=unlikely(7))
+
+
+class _ServerSideClipping:
+    """What an audit needs of Flower's strategy of this name, whose environment is another."""
+
+    noise_multiplier, clipping_norm, num_sampled_clients = 2.0, 0.1, 30
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(unlikely(14))
+
+    def aggregated(self, current: Any, answers: Any, weights: list[float]) -> Any:
+        """The weighted mean of clipped updates, with the noise of one of them."""
+        deviation = self.noise_multiplier * self.clipping_norm / self.num_sampled_clients
+        updates = [[new - old for new, old in zip(item, current, strict=True)] for item in answers]
+        norms = [np.sqrt(sum(np.vdot(part, part) for part in update)) for update in updates]
+        shares = [min(1.0, self.clipping_norm / max(norm, 1e-30)) for norm in norms]
+        factors = np.multiply(shares, weights) / np.sum(weights)
+        return [
+            old
+            + sum(factor * update[place] for factor, update in zip(factors, updates, strict=True))
+            + self._generator.normal(0.0, deviation, old.shape)
+            for place, old in enumerate(current)
+        ]
+
+
+def _flower() -> AuditResult:
+    """Rounds as Flower's strategies hand them over, without Flower (``make flower`` has it)."""
+    from askgauss.integrations.flower import _Flower
+
+    generator = np.random.default_rng(unlikely(15))
+    rounds, shapes = 40, ((50, 15), (750,))
+    strategy = _ServerSideClipping()
+    audit = _Flower(
+        strategy,
+        present=50,
+        absent=950,
+        sampling=None,
+        probes=True,
+        seed=unlikely(15),
+        monitor=None,
+    )
+    current = [np.zeros(shape) for shape in shapes]
+    for _ in range(rounds):
+        answers = [
+            [old + generator.normal(0, 0.004, old.shape) for old in current] for _ in range(30)
+        ]
+
+        def probe(given: Any, moved: Any, weights: Any, before: Any = current) -> Any:
+            return given.aggregated(before, moved, weights)
+
+        def aggregate(
+            given: Any, moved: Any, weights: Any, before: Any = current, own: Any = answers
+        ) -> Any:
+            new = given.aggregated(before, [*own, *moved], [100.0] * len(own) + weights)
+            return new, new
+
+        current = audit._round(current, answers, [100.0] * 30, aggregate, probe)
+    sampling = EveryStep()
+    claim = ag.PrivacyClaim(
+        epsilon=sampling.epsilon(noise_multiplier=2.0, steps=rounds, delta=DELTA),
+        delta=DELTA,
+        noise_multiplier=2.0,
+        steps=rounds,
+        sampling=sampling,
+        unit="user",
+    )
+    return audit.result(claim=claim)
+
+
+def _keras() -> AuditResult:
+    from tests.integrations import keras_process
+
+    return AuditResult.from_json(keras_process.printed("--snapshots")["keras"])
 
 
 def _opacus(mode: str = "hooks", weaker: float = 1.0) -> AuditResult:

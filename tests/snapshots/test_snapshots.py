@@ -13,7 +13,13 @@ CASES = {case.name: case for case in cases()}
 _KEEP = "if this is meant: make snapshots, and look at the difference"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.training] if case.trains else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_a_fixed_run_answers_the_same(name):
     case = CASES[name]
     now, kept = case.taken(), written.load(name)

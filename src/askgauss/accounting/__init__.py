@@ -21,16 +21,18 @@ serve two purposes that are never interchanged:
     other     (1 - q) N(0, 1) + q N(-C / sigma, 1)
 
 They are some parts in 10 000 apart at ordinary settings, and both exact at sampling rate 1. The
-*power* of an audit needs neither side, only speed: `quick_epsilon` and `quick_signal_to_noise` are
-the same composition on a coarser grid, right to two parts in a thousand, and decide nothing. A run
-that is watched cannot wait: `quick_upper` and `coarse_epsilon_lower` bound epsilon in milliseconds.
+*power* of an audit needs neither side, only speed: `dpsgd_epsilon_lower` on the `COARSE` grid and
+`quick_signal_to_noise` are right to two parts in a thousand, and decide nothing. A monitored run
+cannot wait: `quick_upper` and the `SMALL` grid bound epsilon in milliseconds.
 """
 
 from askgauss.accounting.lower import (
-    coarse_epsilon_lower,
+    COARSE,
+    FINE,
+    SMALL,
+    Grid,
     dpsgd_epsilon_lower,
     dpsgd_signal_to_noise,
-    quick_epsilon,
     quick_signal_to_noise,
     replaced_epsilon_lower,
     schedule_epsilon_lower,
@@ -49,7 +51,10 @@ from askgauss.accounting.upper import (
 )
 
 __all__ = [
-    "coarse_epsilon_lower",
+    "COARSE",
+    "FINE",
+    "SMALL",
+    "Grid",
     "dpsgd_delta",
     "dpsgd_epsilon",
     "dpsgd_epsilon_lower",
@@ -58,7 +63,6 @@ __all__ = [
     "dpsgd_tradeoff",
     "fixed_size_epsilon",
     "history_epsilon",
-    "quick_epsilon",
     "quick_signal_to_noise",
     "quick_upper",
     "replaced_epsilon_lower",

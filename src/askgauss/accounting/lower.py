@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -30,10 +31,12 @@ from askgauss.stats.quantised_composition import (
 from askgauss.stats.search import close_bracket, level_bracket
 
 __all__ = [
-    "coarse_epsilon_lower",
+    "COARSE",
+    "FINE",
+    "SMALL",
+    "Grid",
     "dpsgd_epsilon_lower",
     "dpsgd_signal_to_noise",
-    "quick_epsilon",
     "quick_signal_to_noise",
     "replaced_epsilon_lower",
     "schedule_epsilon_lower",
@@ -44,11 +47,29 @@ __all__ = [
 Array = NDArray[np.float64]
 Schedule = tuple[tuple[float, int], ...]
 
-# Grid points per standard deviation of one step's privacy loss. The error is of second order.
-_AUDIT_RESOLUTION = 100.0
-_QUICK_RESOLUTION = 12.0
-# A small grid for a bound that may not keep anybody waiting: points of a step's, and of a run's.
-_SMALL_STEP, _SMALL_RUN = 100, 1 << 16
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The grid on which privacy losses are composed: a lower bound on any, closer on a finer one.
+
+    Attributes:
+        resolution: Points per standard deviation of one step's privacy loss. The error is of second
+            order.
+        step_points: Where a step's own grid ends to be dense; as many as are useful if None.
+        run_points: The longest grid of a run.
+    """
+
+    resolution: float
+    step_points: int | None = None
+    run_points: int = LARGEST_FFT
+
+
+FINE = Grid(resolution=100.0)
+# At most two parts in a thousand below the fine one where epsilon is above .1.
+COARSE = Grid(resolution=12.0)
+# A few parts in a thousand below where epsilon is between .1 and 30 and the rate .001 or above; at
+# lower rates the bound may be 0.
+SMALL = Grid(resolution=12.0, step_points=100, run_points=1 << 16)
 # Signal that is not heard beside one a thousand million times as loud.
 _INAUDIBLE = 1e-9
 # More signal than this is taken for this, which leaks no more: its square is a number.
@@ -64,14 +85,19 @@ _LONGEST_RANGE = 1e4
 
 
 def dpsgd_epsilon_lower(
-    *, signal_to_noise: float, sampling_rate: float, steps: int, delta: float
+    *,
+    signal_to_noise: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    grid: Grid = FINE,
 ) -> float:
     """The epsilon that a signal-to-noise ratio amounts to over a DP-SGD run, from below.
 
     Each step is replaced by one that can be computed from it: its outcomes are merged into groups
     whose likelihood ratios lie on a grid, so that the sum over the run is a power in Fourier space.
-    Merging can only hide, so the result is a lower bound whatever the grid; the grid, a hundredth
-    of a standard deviation of the privacy loss, costs some parts in 100 000 of epsilon.
+    Merging can only hide, so the result is a lower bound whatever the grid; the fine one, a
+    hundredth of a standard deviation of the privacy loss, costs some parts in 100 000 of epsilon.
 
     Args:
         signal_to_noise: Contribution of a record over the noise deviation, C / sigma; infinite
@@ -79,6 +105,8 @@ def dpsgd_epsilon_lower(
         sampling_rate: Probability that a record joins a batch, in (0, 1].
         steps: Number of steps.
         delta: Delta, in (0, 1).
+        grid: `FINE`, or a quicker one that takes some milliseconds: `COARSE` for the power of an
+            audit, `SMALL` for a bound during training.
 
     Returns:
         A lower bound on epsilon, increasing in each argument but delta (up to its own error).
@@ -93,12 +121,15 @@ def dpsgd_epsilon_lower(
         >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
         >>> round(dpsgd_epsilon_lower(signal_to_noise=0.4, **run), 3)
         8.086
+        >>> round(dpsgd_epsilon_lower(signal_to_noise=0.4, grid=SMALL, **run), 1)
+        8.1
     """
     check_run(sampling_rate, steps)
     _validate.probability(delta=delta)
     if signal_to_noise != math.inf:
         _validate.non_negative(signal_to_noise=signal_to_noise)
-    return _epsilon_lower(float(signal_to_noise), float(sampling_rate), int(steps), float(delta))
+    signal, rate = float(signal_to_noise), float(sampling_rate)
+    return _epsilon_lower(signal, rate, int(steps), float(delta), grid)
 
 
 def dpsgd_signal_to_noise(
@@ -250,60 +281,6 @@ def _signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: 
     return level_bracket(leak, epsilon, start)[1]
 
 
-def quick_epsilon(
-    *, signal_to_noise: float, sampling_rate: float, steps: int, delta: float
-) -> float:
-    """`dpsgd_epsilon_lower` on a coarse grid, in some milliseconds: for power, not for bounds.
-
-    Args:
-        signal_to_noise: Contribution of a record over the noise deviation, 0 or above.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-        delta: Delta, in (0, 1).
-
-    Returns:
-        Epsilon, at most two parts in a thousand below `dpsgd_epsilon_lower` where that is above .1.
-
-    Examples:
-        >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
-        >>> round(quick_epsilon(signal_to_noise=0.4, **run), 1)
-        8.1
-    """
-    check_run(sampling_rate, steps)
-    _validate.probability(delta=delta)
-    if signal_to_noise != math.inf:
-        _validate.non_negative(signal_to_noise=signal_to_noise)
-    return _quick_epsilon(float(signal_to_noise), float(sampling_rate), int(steps), float(delta))
-
-
-def coarse_epsilon_lower(
-    *, signal_to_noise: float, sampling_rate: float, steps: int, delta: float
-) -> float:
-    """`dpsgd_epsilon_lower` on a small grid: a lower bound too, in some milliseconds.
-
-    Args:
-        signal_to_noise: Contribution of a record over the noise deviation, 0 or above.
-        sampling_rate: Probability that a record joins a batch, in (0, 1].
-        steps: Number of steps.
-        delta: Delta, in (0, 1).
-
-    Returns:
-        A lower bound on epsilon, a few parts in a thousand below `dpsgd_epsilon_lower` where that
-        is between .1 and 30 and the rate .001 or above; at lower rates it may be 0.
-
-    Examples:
-        >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
-        >>> round(coarse_epsilon_lower(signal_to_noise=0.4, **run), 1)
-        8.1
-    """
-    check_run(sampling_rate, steps)
-    _validate.probability(delta=delta)
-    signal, rate = float(signal_to_noise), float(sampling_rate)
-    if signal > _LOUDEST or rate == 1.0 or _hidden(signal, rate, steps, delta):
-        return _epsilon_lower(signal, rate, int(steps), float(delta))
-    return _composed_lower(signal, rate, int(steps), float(delta), _QUICK_RESOLUTION, small=True)
-
-
 def quick_signal_to_noise(
     *, epsilon: float, delta: float, sampling_rate: float, steps: int
 ) -> float:
@@ -316,8 +293,8 @@ def quick_signal_to_noise(
         steps: Number of steps.
 
     Returns:
-        The C / sigma at which `quick_epsilon` is ``epsilon``, to a few parts in 10 000; infinite
-        where no noise is needed to keep to it.
+        The C / sigma at which `dpsgd_epsilon_lower` on the coarse grid is ``epsilon``, to a few
+        parts in 10 000; infinite where no noise is needed to keep to it.
 
     Examples:
         >>> run = {"sampling_rate": 0.08, "steps": 2500, "delta": 1e-5}
@@ -331,13 +308,6 @@ def quick_signal_to_noise(
 
 
 @lru_cache(maxsize=1024)
-def _quick_epsilon(signal: float, sampling_rate: float, steps: int, delta: float) -> float:
-    if signal > _LOUDEST or sampling_rate == 1.0 or _hidden(signal, sampling_rate, steps, delta):
-        return _epsilon_lower(signal, sampling_rate, steps, delta)
-    return _composed_lower(signal, sampling_rate, steps, delta, _QUICK_RESOLUTION)
-
-
-@lru_cache(maxsize=1024)
 def _quick_signal_to_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     if _nothing_shows(sampling_rate, steps, delta):
         return math.inf
@@ -346,7 +316,7 @@ def _quick_signal_to_noise(epsilon: float, delta: float, sampling_rate: float, s
         return start  # exact: nothing is sampled
 
     def margin(ratio: float) -> float:
-        return epsilon - _quick_epsilon(start * ratio, sampling_rate, steps, delta)
+        return epsilon - _epsilon_lower(start * ratio, sampling_rate, steps, delta, COARSE)
 
     # The central limit is a few percent off in ordinary runs, so a narrow bracket nearly always
     # holds, and the root is close to the straight line through its ends.
@@ -379,8 +349,10 @@ def _central_limit_signal(epsilon: float, delta: float, sampling_rate: float, st
     return math.sqrt(math.log1p((mu / sampling_rate) ** 2 / steps))
 
 
-@lru_cache(maxsize=1024)
-def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float) -> float:
+@lru_cache(maxsize=2048)
+def _epsilon_lower(
+    signal: float, sampling_rate: float, steps: int, delta: float, grid: Grid = FINE
+) -> float:
     if signal == math.inf:
         return noiseless_epsilon(sampling_rate, steps, delta)
     signal = min(signal, _LOUDEST)
@@ -388,11 +360,11 @@ def _epsilon_lower(signal: float, sampling_rate: float, steps: int, delta: float
         return gdp_epsilon(delta, math.sqrt(steps) * signal)
     if _hidden(signal, sampling_rate, steps, delta):
         return 0.0
-    return _composed_lower(signal, sampling_rate, steps, delta, _AUDIT_RESOLUTION)
+    return _composed_lower(signal, sampling_rate, steps, delta, grid)
 
 
 def _step_distance(signal: float, sampling_rate: float) -> float:
-    """Total variation of a step's two worlds."""
+    """Total variation of a step between neighbouring datasets."""
     return sampling_rate * (1.0 - 2.0 * float(ndtr(-signal / 2.0)))
 
 
@@ -402,25 +374,23 @@ def _hidden(signal: float, sampling_rate: float, steps: int, delta: float) -> bo
 
 
 def _composed_lower(
-    signal: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    most: float,
-    *,
-    small: bool = False,
+    signal: float, sampling_rate: float, steps: int, delta: float, grid: Grid
 ) -> float:
     sampling_rate = min(sampling_rate, _OFTENEST)
-    # Long runs have a wide distribution of losses and need, and get, fewer points a step.
-    resolution = min(most, max(5.0, 4e4 / math.sqrt(steps)))
+    resolution = _resolution(grid, steps)
     if np.ptp(loss_range(signal, sampling_rate)) <= _LONGEST_RANGE:
         interval = min(loss_deviation(signal, sampling_rate) / resolution, WIDEST)
         while interval <= WIDEST:
-            epsilon = _merged_epsilon(signal, sampling_rate, steps, delta, interval, small=small)
+            epsilon = _merged_epsilon(signal, sampling_rate, steps, delta, interval, grid)
             if epsilon is not None:
                 return epsilon
             interval *= 4.0  # a coarser grid is as valid, and as good where losses spread this far
     return threshold_epsilon(signal, sampling_rate, steps, delta)
+
+
+def _resolution(grid: Grid, steps: int) -> float:
+    """Long runs have a wide distribution of losses and need, and get, fewer points a step."""
+    return min(grid.resolution, max(5.0, 4e4 / math.sqrt(steps)))
 
 
 @lru_cache(maxsize=1024)
@@ -447,8 +417,7 @@ def replaced_epsilon_lower(
     low, high = replaced_range(signal_to_noise, sampling_rate)
     if high - low > _LONGEST_RANGE:
         return 0.0
-    most = _QUICK_RESOLUTION if quick else _AUDIT_RESOLUTION
-    resolution = min(most, max(5.0, 4e4 / math.sqrt(steps)))
+    resolution = _resolution(COARSE if quick else FINE, steps)
     deviation = replaced_deviation(signal_to_noise, sampling_rate)
     interval = min(deviation / resolution, WIDEST)
     while 0.0 < interval <= WIDEST:
@@ -461,23 +430,16 @@ def replaced_epsilon_lower(
 
 
 def _merged_epsilon(
-    signal: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    interval: float,
-    *,
-    small: bool = False,
+    signal: float, sampling_rate: float, steps: int, delta: float, interval: float, grid: Grid
 ) -> float | None:
     """Epsilon of a run of merged steps, present over absent; None if the grid is too long.
 
     One direction is enough for a lower bound, and this one was the larger in all of 1500 random
     settings.
     """
-    if small:
-        merged = merged_step(signal, sampling_rate, interval, _SMALL_STEP)
-        return _composed_epsilon(merged, steps, delta, interval, _SMALL_RUN)
-    return _composed_epsilon(merged_step(signal, sampling_rate, interval), steps, delta, interval)
+    dense = () if grid.step_points is None else (grid.step_points,)
+    merged = merged_step(signal, sampling_rate, interval, *dense)
+    return _composed_epsilon(merged, steps, delta, interval, grid.run_points)
 
 
 def _composed_epsilon(

@@ -111,11 +111,12 @@ def epsilon_of_scores(
         noise = rate * math.sqrt(effective) / shift if shift > 0.0 else math.inf
         law = ReplaceOne(of=Poisson(rate=rate))
         return law.epsilon_lower(noise_multiplier=noise, steps=steps, delta=delta)
-    return accounting.quick_epsilon(
+    return accounting.dpsgd_epsilon_lower(
         signal_to_noise=shift / (rate * math.sqrt(effective)),
         sampling_rate=rate,
         steps=steps,
         delta=delta,
+        grid=accounting.COARSE,
     )
 
 

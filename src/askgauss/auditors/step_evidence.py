@@ -112,12 +112,12 @@ class StepEvidence:
         if self.scheme is None:
             rate = self.sampling_rate
             return None if rate is None else self._as_neighbours(Poisson(rate=rate))
-        if self.sampling_rate is None and self.scheme.most_coins(self.steps) is not None:
+        if self.sampling_rate is None and self.scheme.poisson_steps(self.steps) is not None:
             return None
         return self._as_neighbours(self.scheme.record_by_record())
 
     def law(self, rate: float) -> Scheme:
-        """How one canary is drawn if its coins have this rate."""
+        """How one canary is drawn if it is sampled at this rate."""
         drawn = Poisson(rate=rate) if self.scheme is None else self.scheme.at_rate(rate)
         return self._as_neighbours(drawn)
 
@@ -130,10 +130,10 @@ class StepEvidence:
 
     def epsilon(self, signal_to_noise: float, law: Scheme, delta: float) -> float:
         """What the steps leak at least; the ratio is that of the first one."""
-        if isinstance(law, Poisson) and self.schedule and signal_to_noise != math.inf:
+        if law.poisson_rate is not None and self.schedule and signal_to_noise != math.inf:
             return accounting.schedule_epsilon_lower(
                 signal_to_noise=signal_to_noise * self._ratios(),
-                sampling_rate=law.rate,
+                sampling_rate=law.poisson_rate,
                 delta=delta,
             )
         signal = signal_to_noise * self.weakest
@@ -142,11 +142,11 @@ class StepEvidence:
 
     def signal_to_noise(self, epsilon: float, law: Scheme, delta: float) -> float:
         """The ratio, of the first step, at which the steps leak more than ``epsilon``."""
-        if isinstance(law, Poisson) and self.schedule:
+        if law.poisson_rate is not None and self.schedule:
             return accounting.schedule_factor(
                 epsilon=epsilon,
                 signal_to_noise=self._ratios(),
-                sampling_rate=law.rate,
+                sampling_rate=law.poisson_rate,
                 delta=delta,
             )
         return law.signal_to_noise(epsilon=epsilon, delta=delta, steps=self.steps) / self.weakest
@@ -192,7 +192,7 @@ def step_evidence(transcript: Transcript, plantings: int, counts_only: bool) -> 
         steps=steps,
         sampling_rate=facts.sampling_rate if facts.sampling == "own coin" else None,
         plantings=plantings,
-        opportunities=present * ((scheme and scheme.most_coins(steps)) or steps),
+        opportunities=present * ((scheme and scheme.poisson_steps(steps)) or steps),
         poisson=facts.poisson,
         finite=transcript.finite,
         poisson_declared=facts.poisson_declared,

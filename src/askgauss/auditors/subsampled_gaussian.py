@@ -11,13 +11,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from askgauss import accounting
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.step_evidence import StepEvidence, Stratum, step_evidence
 from askgauss.exceptions import ScoresError, UnsupportedError
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling import Poisson, Scheme
+from askgauss.sampling import Scheme
 from askgauss.stats.binomial import clopper_pearson_lower
 from askgauss.stats.search import smallest_error
 from askgauss.stats.shift import ShiftTest, SlopeTest, least_noticed
@@ -205,11 +204,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
         law, steps = evidence.likely_law(), evidence.steps + evidence.skipped
         if evidence.schedule:
             return evidence.epsilon(signal, law, delta)
-        if not isinstance(law, Poisson):
-            return law.epsilon_lower(noise_multiplier=1.0 / signal, steps=steps, delta=delta)
-        return accounting.quick_epsilon(
-            signal_to_noise=signal, sampling_rate=law.rate, steps=steps, delta=delta
-        )
+        return law.quick_epsilon(signal_to_noise=signal, steps=steps, delta=delta)
 
     def _claimed(
         self, evidence: StepEvidence, epsilon: float, delta: float, error: float
@@ -240,11 +235,7 @@ class SubsampledGaussian(Auditor[StepEvidence]):
             # That of the first step; steps not observed are left out.
             return evidence.signal_to_noise(epsilon, law, delta) / self._unit(evidence)
         steps = evidence.steps + more
-        if not isinstance(law, Poisson):
-            return law.quick_signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
-        return accounting.quick_signal_to_noise(
-            epsilon=epsilon, delta=delta, sampling_rate=law.rate, steps=steps
-        )
+        return law.quick_signal_to_noise(epsilon=epsilon, delta=delta, steps=steps)
 
     def _unit(self, evidence: StepEvidence) -> float:
         """The noise that the test reads over that of the first step."""

@@ -9,7 +9,7 @@ from askgauss.claims import PrivacyClaim
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Finding, Status
-from askgauss.sampling import FixedSize, ReplaceOne
+from askgauss.sampling import ReplaceOne
 from askgauss.scores import CanaryScores
 
 __all__ = ["has_opposites", "neighbour_checks"]
@@ -58,7 +58,7 @@ def neighbour_checks(data: Data, claim: PrivacyClaim, *, replaced: bool) -> Iter
 
 def _left_out(claim: PrivacyClaim) -> Finding:
     said = f"canaries are inserted or held out, as a record is under {claim.adjacency}."
-    if claim.adjacency == "add-remove" and isinstance(claim.scheme, FixedSize):
+    if claim.adjacency == "add-remove" and claim.scheme is not None and claim.scheme.fixed_batch:
         said = (
             "with batches of fixed size one record more or less changes which others are drawn; "
             "the bound is that of a record whose gradient is left out (zero-out)."

@@ -12,7 +12,7 @@ from askgauss._rounding import digits, widened
 from askgauss.checks.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
 from askgauss.results import Assumption, Consequence, Finding
-from askgauss.sampling import DrawnBatches, Poisson, mismatch
+from askgauss.sampling import DrawnBatches, mismatch
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["SAMPLER_CHECKS", "accounted_sampling", "drawn_checks", "smallest_rate"]
@@ -53,7 +53,7 @@ def _accounted_sampling(context: Context) -> Finding:
     used = found_scheme or context.facts.drawn_by
     if used is None or accounted is None:
         return not_run(name, "a scheme, declared to the Recorder and in the claim (sampling=)")
-    if used == accounted or (isinstance(used, Poisson) and isinstance(accounted, Poisson)):
+    if used == accounted or None not in (used.poisson_rate, accounted.poisson_rate):
         # How often a record is drawn is the check of the sampling rate.
         return fact(
             name,
@@ -177,7 +177,7 @@ def _rate(context: Context, drawn: DrawnBatches) -> Finding:
     )
     consequence, implied = Consequence.INVALIDATES, ""
     visible = smallest_rate(share, drawn.chances)
-    if isinstance(drawn.scheme, Poisson):
+    if drawn.scheme.poisson_rate is not None:
         consequence = Consequence.LOOSENS
         if rate > share and p_value < SUSPICIOUS:
             broken, implied = context.breach(rate=interval[0])

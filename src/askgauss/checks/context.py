@@ -16,7 +16,7 @@ from askgauss.checks.tails import Spread
 from askgauss.claims import PrivacyClaim
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.transcript import SILENCE, Transcript
-from askgauss.sampling import Poisson, ReplaceOne, Scheme
+from askgauss.sampling import Poisson, ReplaceOne, Scheme, assumed_poisson
 from askgauss.stats import normality
 
 __all__ = ["INTERVAL_ERROR", "NOTICED", "TOLERANCE", "Context", "around"]
@@ -232,7 +232,7 @@ class Context:
         if self.claim.adjacency == "replace" and has_opposites(self.transcript):
             drawn = Poisson(rate=rate) if drawn_by is None else drawn_by.record_by_record()
             drawn_by = ReplaceOne(of=drawn)
-        if isinstance(drawn_by, (Poisson, type(None))):
+        if drawn_by is None or drawn_by.poisson_rate is not None:
             implied = accounting.schedule_epsilon_lower(
                 signal_to_noise=signal_to_noise, sampling_rate=rate, delta=self.claim.delta
             )
@@ -253,10 +253,9 @@ class Context:
         None where noise, rate or claim are not known, or batches are not drawn by Poisson sampling.
         """
         rate, noise = self.claimed_rate, self.claimed_noise
-        poisson = isinstance(self.facts.scheme, (Poisson, type(None)))
         if self.claim is None or rate is None or noise is None or not (noise > 0.0).all():
             return None
-        if not poisson or noise.size > _MOST_STEPS:
+        if not assumed_poisson(self.facts.scheme) or noise.size > _MOST_STEPS:
             return None
         one, more = (
             accounting.schedule_epsilon_lower(

@@ -21,8 +21,8 @@ from askgauss.checks.context import INTERVAL_ERROR, NOTICED, TOLERANCE, Context
 from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
 from askgauss.checks.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling import Poisson
-from askgauss.sampling.impossible_draws import NEVER
+from askgauss.sampling import assumed_poisson
+from askgauss.sampling.inclusion import NEVER
 from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 
 __all__ = ["sampler_checks"]
@@ -86,7 +86,7 @@ def _sampler_checks(context: Context) -> Iterator[Finding]:
     if drawn is not None:
         yield from drawn_checks(context, drawn)
         return
-    if not isinstance(facts.scheme, (Poisson, type(None))):
+    if not assumed_poisson(facts.scheme):
         broken = _rule_broken(context)
         for name in SAMPLER_CHECKS:
             if name == "sampling scheme" and broken is not None:

@@ -14,7 +14,7 @@ from askgauss.canaries import DiracCanaries
 from askgauss.checks.scope import THROUGH_AGGREGATOR
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.federated.updates import Form
-from askgauss.mechanisms.participation import moved_by
+from askgauss.mechanisms.decorrelate.strategy_rows import moved_by
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,17 +127,55 @@ def _stream(plan: TreePlan | Strategy, draw: Draw) -> NoiseStream:
     )
 
 
+FEDERATED_FAULTS: dict[str, FederatedFault] = {}
+"""Every fault of a server by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedFault:
+    """A server with one part replaced; as a decorator it registers the server it decorates.
+
+    Attributes:
+        name: Its name, in kebab-case.
+        description: What goes wrong.
+        finding: The check that names it.
+        adaptive: Whether it needs a clip norm that moves.
+        eager: Whether clients are asked again sooner than the plan of DP-FTRL lets them.
+        server: The server that has it.
+    """
+
+    name: str
+    description: str
+    _: KW_ONLY
+    finding: str
+    adaptive: bool = False
+    eager: bool = False
+    server: type[Server] = Server
+
+    def __call__(self, server: type[Server]) -> type[Server]:
+        """Register the fault that this server has."""
+        FEDERATED_FAULTS[self.name] = replace(self, server=server)
+        return server
+
+
+@FederatedFault(
+    "weighted-mean",
+    "Clients weigh what they report, and the noise is that of a plain mean.",
+    finding="client weight",
+)
 class _WeightedMean(Server):
     def shares(self, weights: list[float] | None, clients: int) -> NDArray[np.float64]:
         given = np.ones(clients) if weights is None else np.asarray(weights, dtype=np.float64)
         return np.asarray(given / given.sum())
 
 
+@FederatedFault("nan-passes", "A nan in one update passes clipping.", finding="nan update")
 class _NanPasses(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         return np.asarray(update * (norm / max(norm, float(np.linalg.norm(update)))))
 
 
+@FederatedFault("zero-divides", "An update of zeros is divided by its norm.", finding="zero update")
 class _ZeroDivides(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         finite = np.where(np.isfinite(update), update, 0.0)
@@ -145,17 +183,26 @@ class _ZeroDivides(Server):
         return np.asarray(finite / length * min(float(length), norm))
 
 
+@FederatedFault("no-clipping", "Updates are added up as they come.", finding="contribution")
 class _NoClipping(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         return np.where(np.isfinite(update), update, 0.0)
 
 
+@FederatedFault(
+    "near-unclipped", "Updates below three clip norms are left as they are.", finding="update norms"
+)
 class _NearUnclipped(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         near = float(np.linalg.norm(update)) < 3.0 * norm
         return np.asarray(update) if near else super().clipped(update, norm)
 
 
+@FederatedFault(
+    "half-precision-norm",
+    "Norms are in half precision, and those that overflow clip nothing.",
+    finding="update norms",
+)
 class _HalfPrecisionNorm(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         finite = np.where(np.isfinite(update), update, 0.0)
@@ -164,12 +211,20 @@ class _HalfPrecisionNorm(Server):
         return np.asarray(finite * (norm / length if norm < length < np.inf else 1.0))
 
 
+@FederatedFault(
+    "clipped-by-layer",
+    "Both halves of an update are clipped to the whole clip norm.",
+    finding="update norms",
+)
 class _HalvesClipped(Server):
     def clipped(self, update: NDArray[Any], norm: float) -> NDArray[np.float64]:
         halves = np.array_split(update, 2)
         return np.concatenate([super(_HalvesClipped, self).clipped(part, norm) for part in halves])
 
 
+@FederatedFault(
+    "client-twice", "The first client of a round is added twice.", finding="single clients"
+)
 class _ClientTwice(Server):
     def shares(self, weights: list[float] | None, clients: int) -> NDArray[np.float64]:
         shares = super().shares(weights, clients)
@@ -177,155 +232,66 @@ class _ClientTwice(Server):
         return shares
 
 
+@FederatedFault(
+    "norm-bit-turned",
+    "The clip norm shrinks where updates are above it.",
+    finding="clip norm direction",
+    adaptive=True,
+)
 class _NormBitTurned(Server):
     def off_target(self, below: float) -> float:
         return (1.0 - below) - _TARGET
 
 
+@FederatedFault(
+    "noise-of-next-norm",
+    "Noise is scaled by the clip norm of the next round.",
+    finding="noise norm",
+    adaptive=True,
+)
 class _NoiseOfNextNorm(Server):
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         return super().noise(size, self.clip_norm, clients)
 
 
+@FederatedFault("half-server-noise", "The server adds half of the noise.", finding="noise scale")
 class _HalfNoise(Server):
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         return 0.5 * super().noise(size, norm, clients)
 
 
+@FederatedFault("no-server-noise", "The server adds none.", finding="noise")
 class _NoNoise(Server):
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         return np.zeros(size)
 
 
+@FederatedFault(
+    "noise-per-client",
+    "Every client adds the noise that the sum should have.",
+    finding="noise at the server",
+)
 class _NoisePerClient(Server):
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         return np.asarray(np.sqrt(clients) * super().noise(size, norm, clients))
 
 
+@FederatedFault(
+    "noise-for-invited",
+    "Noise is scaled for all clients invited, and half of them answer.",
+    finding="noise scale",
+)
 class _NoiseForInvited(Server):
     def noise(self, size: int, norm: float, clients: int) -> NDArray[np.float64]:
         return super().noise(size, norm, 2 * clients)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FederatedFault:
-    """A broken server.
-
-    Attributes:
-        name: Its name, in kebab-case.
-        description: What goes wrong.
-        server: The server that has it.
-        finding: The check that names it.
-        adaptive: Whether it needs a clip norm that moves.
-        eager: Whether clients are asked again sooner than the plan of DP-FTRL lets them.
-    """
-
-    name: str
-    description: str
-    server: type[Server]
-    finding: str
-    adaptive: bool = False
-    eager: bool = False
-
-
-FEDERATED_FAULTS = {
-    fault.name: fault
-    for fault in (
-        FederatedFault(
-            name="weighted-mean",
-            description="Clients weigh what they report, and the noise is that of a plain mean.",
-            server=_WeightedMean,
-            finding="client weight",
-        ),
-        FederatedFault(
-            name="nan-passes",
-            description="A nan in one update passes clipping.",
-            server=_NanPasses,
-            finding="nan update",
-        ),
-        FederatedFault(
-            name="zero-divides",
-            description="An update of zeros is divided by its norm.",
-            server=_ZeroDivides,
-            finding="zero update",
-        ),
-        FederatedFault(
-            name="no-clipping",
-            description="Updates are added up as they come.",
-            server=_NoClipping,
-            finding="contribution",
-        ),
-        FederatedFault(
-            name="near-unclipped",
-            description="Updates below three clip norms are left as they are.",
-            server=_NearUnclipped,
-            finding="update norms",
-        ),
-        FederatedFault(
-            name="half-precision-norm",
-            description="Norms are in half precision, and those that overflow clip nothing.",
-            server=_HalfPrecisionNorm,
-            finding="update norms",
-        ),
-        FederatedFault(
-            name="clipped-by-layer",
-            description="Both halves of an update are clipped to the whole clip norm.",
-            server=_HalvesClipped,
-            finding="update norms",
-        ),
-        FederatedFault(
-            name="client-twice",
-            description="The first client of a round is added twice.",
-            server=_ClientTwice,
-            finding="single clients",
-        ),
-        FederatedFault(
-            name="norm-bit-turned",
-            description="The clip norm shrinks where updates are above it.",
-            server=_NormBitTurned,
-            finding="clip norm direction",
-            adaptive=True,
-        ),
-        FederatedFault(
-            name="noise-of-next-norm",
-            description="Noise is scaled by the clip norm of the next round.",
-            server=_NoiseOfNextNorm,
-            finding="noise norm",
-            adaptive=True,
-        ),
-        FederatedFault(
-            name="half-server-noise",
-            description="The server adds half of the noise.",
-            server=_HalfNoise,
-            finding="noise scale",
-        ),
-        FederatedFault(
-            name="no-server-noise",
-            description="The server adds none.",
-            server=_NoNoise,
-            finding="noise",
-        ),
-        FederatedFault(
-            name="noise-per-client",
-            description="Every client adds the noise that the sum should have.",
-            server=_NoisePerClient,
-            finding="noise at the server",
-        ),
-        FederatedFault(
-            name="noise-for-invited",
-            description="Noise is scaled for all clients invited, and half of them answer.",
-            server=_NoiseForInvited,
-            finding="noise scale",
-        ),
-        FederatedFault(
-            name="eager-clients",
-            description="DP-FTRL, and clients are asked again twice as soon as accounted for.",
-            server=Server,
-            finding="participation",
-            eager=True,
-        ),
-    )
-}
+FederatedFault(
+    "eager-clients",
+    "DP-FTRL, and clients are asked again twice as soon as accounted for.",
+    finding="participation",
+    eager=True,
+)(Server)
 
 
 def simulate_federated(

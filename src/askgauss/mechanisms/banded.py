@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms._jax_privacy import factorization
 from askgauss.mechanisms.matrix import MatrixMechanism, MatrixNoise, largest_choice
 from askgauss.mechanisms.noise_streams import Draw
-from askgauss.mechanisms.strategy import Strategy
+from askgauss.mechanisms.strategy import Strategy, factorization
 
 __all__ = ["BandedStrategy"]
 

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
-from askgauss.mechanisms._jax_privacy import factorization
 from askgauss.mechanisms.noise_streams import Draw, NoiseStream
-from askgauss.mechanisms.strategy import Strategy
+from askgauss.mechanisms.strategy import Strategy, factorization
 
 __all__ = ["BufferedNoise", "BufferedToeplitz"]
 

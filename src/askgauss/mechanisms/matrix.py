@@ -18,8 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms._jax_privacy import factorization
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.noise_streams import Draw, NoiseStream
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.mechanisms.tree import Estimator, check_participation, node_sums, prefixes
@@ -226,40 +224,6 @@ class MatrixMechanism(Strategy):
             column = np.arange(steps - band)
             strategy[column + band, column] = columns[column, band]
         return cls(strategy=strategy)
-
-    @classmethod
-    def banded_from_jax_privacy(cls, steps: int, bands: int) -> MatrixMechanism:
-        """The banded strategy of least mean squared prefix error, with columns of norm one.
-
-        Needs the ``jax`` extra; the optimisation is jax-privacy's.
-        """
-        _validate.integer(1, steps=steps, bands=bands)
-        columns = factorization("banded").optimize(steps, bands=bands).params
-        strategy = cls.banded(np.asarray(columns, dtype=np.float64)).strategy
-        return cls(strategy=strategy / np.linalg.norm(strategy, axis=0))
-
-    @classmethod
-    def blt_from_jax_privacy(
-        cls,
-        steps: int,
-        *,
-        buffers: int = 2,
-        participations: int = 1,
-        min_separation: int = 1,
-    ) -> MatrixMechanism:
-        """A buffered linear Toeplitz strategy, written out as a matrix.
-
-        See :meth:`askgauss.mechanisms.buffered.BufferedToeplitz.from_jax_privacy`, which needs no
-        matrix to calibrate and stream its noise: take that one to train, and this one to audit.
-        """
-        found = BufferedToeplitz.from_jax_privacy(
-            steps, buffers=buffers, participations=participations, min_separation=min_separation
-        )
-        return cls(
-            strategy=cls.toeplitz(found.coefficients(), steps).strategy,
-            participations=participations,
-            min_separation=min_separation,
-        )
 
     # --- privacy ---
 

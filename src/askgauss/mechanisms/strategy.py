@@ -7,7 +7,7 @@ gives the rows back, ``C @ x + draws``, one draw each, in which a record that en
 column ``s``: what an audit reads.
 
 It is held as its bands (`BandedStrategy`), as a few buffers (`BufferedToeplitz`) or as the matrix
-(`MatrixMechanism`); `strategy_of` of `askgauss.mechanisms.decorrelate.unmixing` reads all that
+(`MatrixMechanism`); `strategy_of` of `askgauss.mechanisms.decorrelate.strategy_rows` reads all that
 people write for one.
 """
 
@@ -15,23 +15,26 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import importlib
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.mechanisms.gaussian_mechanism import GaussianMechanism
+from askgauss import _validate
+from askgauss.exceptions import MissingExtraError
 from askgauss.mechanisms.noise_streams import Draw, NoiseStream
+from askgauss.stats import gaussian
 
-__all__ = ["Strategy"]
+__all__ = ["Strategy", "factorization"]
 
 Array = NDArray[np.float64]
 
 _COLUMNS_AT_ONCE = 256
 
 
-class Strategy(GaussianMechanism):
-    """A square lower-triangular strategy: a step depends on the past only.
+class Strategy(abc.ABC):
+    """A square lower-triangular strategy, whose rows get independent Gaussian noise.
 
     Attributes:
         kind: What it is called in a plan.
@@ -46,6 +49,30 @@ class Strategy(GaussianMechanism):
     steps: Any
     participations: Any
     min_separation: Any
+
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """How far one record can move the noisy rows, in units of the clip norm."""
+
+    def noise_multiplier(self, *, epsilon: float, delta: float) -> float:
+        """The noise of one row, in clip norms, that gives (epsilon, delta)-DP.
+
+        Examples:
+            >>> from askgauss.mechanisms.matrix import MatrixMechanism
+            >>> round(MatrixMechanism.identity(1).noise_multiplier(epsilon=1.0, delta=1e-5), 4)
+            3.7306
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.probability(delta=delta)
+        return self.sensitivity() / gaussian.gdp_mu(epsilon, delta)
+
+    def epsilon(self, *, noise_multiplier: float, delta: float) -> float:
+        """The epsilon at ``delta``; the inverse of :meth:`noise_multiplier`."""
+        _validate.positive(
+            noise_multiplier=noise_multiplier, hint="Without noise the mechanism is not private."
+        )
+        _validate.probability(delta=delta)
+        return gaussian.gdp_epsilon(delta=delta, mu=self.sensitivity() / noise_multiplier)
 
     @abc.abstractmethod
     def row(self, step: int) -> tuple[int, Array]:
@@ -117,3 +144,13 @@ class Strategy(GaussianMechanism):
         for array in self.numbers():
             sha.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
         return sha.hexdigest()[:32]
+
+
+def factorization(module: str) -> Any:
+    """A module of ``jax_privacy.matrix_factorization``, when it is installed."""
+    try:
+        return importlib.import_module(f"jax_privacy.matrix_factorization.{module}")
+    except ImportError as error:
+        raise MissingExtraError(
+            "This factorisation needs jax-privacy: pip install askgauss[jax]."
+        ) from error

@@ -31,7 +31,7 @@ from askgauss.monitor.feed import (
 )
 from askgauss.monitor.history import CourseKeeper, CourseState
 from askgauss.monitor.sequential import Looks, Sums
-from askgauss.sampling import EveryStep, Poisson, Scheme
+from askgauss.sampling import Poisson, Scheme, assumed_poisson
 
 __all__ = ["Monitor", "monitor_of"]
 
@@ -343,20 +343,20 @@ class Monitor:
         self._tally = Tally(self._layout.size.size)
         self._scheme = sampling
         if self._poisson:
-            self._rate = (self._claim and self._claim.sampling_rate) or self._coin_rate
-        elif isinstance(sampling, EveryStep):
+            self._rate = (self._claim and self._claim.sampling_rate) or self._poisson_rate
+        elif sampling is not None and sampling.every_step:
             self._rate = 1.0
         self._needed = self._needed_noise()
         self._began = self._written = time.monotonic()
 
     @property
     def _poisson(self) -> bool:
-        """Whether batches are drawn by coins of one rate, as far as anybody said."""
-        return self._scheme is None or isinstance(self._scheme, Poisson)
+        """Whether batches are Poisson sampled, as far as declared."""
+        return assumed_poisson(self._scheme)
 
     @property
-    def _coin_rate(self) -> float | None:
-        return self._scheme.rate if isinstance(self._scheme, Poisson) else None
+    def _poisson_rate(self) -> float | None:
+        return None if self._scheme is None else self._scheme.poisson_rate
 
     def _needed_noise(self) -> float | None:
         """The noise the claim names, or needs where it says how long and how often."""
@@ -397,7 +397,7 @@ class Monitor:
                 planned=self._planned,
                 error=1.0 - self._confidence,
                 delta=self._delta,
-                rate=self._coin_rate if own_coin else None,
+                rate=self._poisson_rate if own_coin else None,
                 present=layout.present,
                 scheme=None if self._poisson else self._scheme,
             )
@@ -586,8 +586,13 @@ class Monitor:
         signal = 1.0 / next(iter(self._declared))
         if accounting.quick_upper(signal, rate, steps, claim.delta) <= claim.epsilon:
             return
-        lower = accounting.coarse_epsilon_lower if quickly else accounting.dpsgd_epsilon_lower
-        spent = lower(signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=claim.delta)
+        spent = accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal,
+            sampling_rate=rate,
+            steps=steps,
+            delta=claim.delta,
+            grid=accounting.SMALL if quickly else accounting.FINE,
+        )
         if spent > (1.0 + _ROUNDING) * claim.epsilon:
             self._sound(
                 "steps",

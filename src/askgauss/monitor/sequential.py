@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from askgauss import accounting
@@ -139,7 +138,7 @@ class Looks:
     @property
     def slow(self) -> bool:
         """Whether nothing is quicker than to compose: the scheme is no simple one."""
-        return not (self._scheme is None or isinstance(self._scheme, EveryStep))
+        return not (self._scheme is None or self._scheme.every_step)
 
     def _at_most(self, signal: float, rate: float, steps: int) -> float:
         """Epsilon of so many steps at most."""
@@ -259,15 +258,13 @@ class Looks:
 
     def _epsilon(self, composition: Composition) -> float:
         if composition not in self._exact:
-            self._exact[composition] = self._composed(*composition, accounting.dpsgd_epsilon_lower)
+            self._exact[composition] = self._composed(*composition, accounting.FINE)
         return self._exact[composition]
 
     def _quickly(self, composition: Composition) -> float:
-        return self._composed(*composition, accounting.coarse_epsilon_lower)
+        return self._composed(*composition, accounting.SMALL)
 
-    def _composed(
-        self, signal: float, rate: float, steps: int, compose: Callable[..., float]
-    ) -> float:
+    def _composed(self, signal: float, rate: float, steps: int, grid: accounting.Grid) -> float:
         if signal == 0.0 or rate == 0.0:
             return 0.0
         if self._delta == 0.0:
@@ -276,4 +273,6 @@ class Looks:
             return self._scheme.epsilon_lower(
                 noise_multiplier=1.0 / signal, steps=steps, delta=self._delta
             )
-        return compose(signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta)
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=self._delta, grid=grid
+        )

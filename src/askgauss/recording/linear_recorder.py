@@ -1,7 +1,7 @@
 """The recorder of correlated noise: matched-filter scores, computed as the releases go by.
 
 Each release is taken apart into pieces of independent noise
-(`askgauss.mechanisms.decorrelate.pieces`), which are added to the scores of the canaries whose
+(`askgauss.mechanisms.decorrelate`), which are added to the scores of the canaries whose
 leaves they cover: nodes of a tree, rows of a strategy matrix. Memory is one number a canary and
 level of the tree, band or buffer, and a few numbers a piece.
 """
@@ -24,9 +24,15 @@ from askgauss.files import codec
 from askgauss.files.schema import Field
 from askgauss.files.sums import DUST, without_dust
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.decorrelate.node_releases import NodeSums, drawn_nodes, released_nodes
-from askgauss.mechanisms.decorrelate.pieces import Piece, Reader, reader
 from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
+from askgauss.mechanisms.decorrelate.tree_pieces import (
+    NodeSums,
+    Piece,
+    Reader,
+    drawn_nodes,
+    reader,
+    released_nodes,
+)
 from askgauss.mechanisms.plans import Plan, StrategyPlan, TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.recording.facts.noise_rows import RowNoise

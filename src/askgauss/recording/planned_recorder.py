@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.files.checkpoint import Checkpointed
-from askgauss.mechanisms.decorrelate.pieces import Reader
+from askgauss.mechanisms.decorrelate.tree_pieces import Reader
 
 __all__ = ["PlannedRecorder"]
 

@@ -27,8 +27,8 @@ from askgauss.recording.recorder_state import Progress, part_of, with_later_part
 from askgauss.recording.step_rows import MARKS, Rows, apart, by_tensor, halvings
 from askgauss.recording.step_store import StepWriter
 from askgauss.recording.transcript import SILENCE, CanarySums, StepSums, Transcript
-from askgauss.sampling import Poisson, Scheme, scheme_of
-from askgauss.sampling.inclusion import Planting
+from askgauss.sampling import Scheme, assumed_poisson, scheme_of
+from askgauss.sampling.inclusion import Inclusion
 
 __all__ = ["Recorder"]
 
@@ -120,12 +120,12 @@ class Recorder(Checkpointed):
             _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
         if records is not None:
             _validate.count(maximum=_validate.MOST_RECORDS, records=records)
-        if poisson and not isinstance(scheme, (Poisson, type(None))):
+        if poisson and not assumed_poisson(scheme):
             raise InvalidArgumentError(
                 f"Expected poisson=False, got True with sampling={scheme!r}. Say one of the two."
             )
         self._canaries = canaries
-        self._planting = Planting(canaries, scheme, None if records is None else int(records))
+        self._planting = Inclusion(canaries, scheme, None if records is None else int(records))
         self._sampling_rate = None if scheme is None else scheme.share
         # A rate alone does not say how the user's own sampler draws.
         self._declared = sampling
@@ -133,7 +133,7 @@ class Recorder(Checkpointed):
         self._stands_for: Literal["example", "user"] = unit
         self._clipped = inserted == "before clipping"
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._poisson = bool(poisson) or isinstance(sampling, Poisson)
+        self._poisson = bool(poisson) or (sampling is not None and assumed_poisson(sampling))
         self._store = None if store is None else StepWriter(store, canaries)
         self._present = np.flatnonzero(canaries.member)
         self._drawn: NDArray[np.int64] | None = None
@@ -329,7 +329,7 @@ class Recorder(Checkpointed):
             self._rows["kept_planted"].append(self._flags[self._kept])
             seen = None if self._monitor is None else values[self._monitored]
             self._add(values, indices, batch_size)
-            self._planting.add(self._flags, members, own_coin=planted is None)
+            self._planting.add(self._flags, members, own=planted is None)
             self._flags[indices] = False
         self._previous, self._spare = values, self._previous
         self._whole = True
@@ -599,7 +599,7 @@ class Recorder(Checkpointed):
         self, background: Literal["known", "unknown"] | None, own_coin: bool | None
     ) -> RunFacts:
         scheme = self._planting.scheme
-        other = not isinstance(scheme, (Poisson, type(None)))
+        other = not assumed_poisson(scheme)
         return RunFacts(
             sampling_rate=self._sampling_rate,
             scheme=self._declared,
@@ -660,7 +660,7 @@ class Recorder(Checkpointed):
                 own_coin=self._own_coin,
                 background=self._background,
                 watched=self._watched,
-                coin=self._planting.coin,
+                coin=self._planting.generator_state,
                 stored=self._store is not None,
                 run=self._run,
                 stored_check=None if self._store is None else self._store.last_check,
@@ -720,7 +720,7 @@ class Recorder(Checkpointed):
         rows = {name: part_of(state, f"rows.{name}", like, steps) for name, like in likes.items()}
         if steps:
             self._check_sums(sums, rows, kept, progress)
-        planting = Planting(self._canaries, self._planting.scheme, self._planting.records)
+        planting = Inclusion(self._canaries, self._planting.scheme, self._planting.records)
         own = progress.own_coin is not False
         planting.resume((steps if own else 0) + (drawn is not None), progress.coin)
         planting.take(planting.read_sums(state, steps))

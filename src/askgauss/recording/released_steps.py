@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.mechanisms.decorrelate import unmixing
+from askgauss.mechanisms.decorrelate import strategy_rows
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Scheme
 
@@ -129,7 +129,7 @@ class InRounds(ReleasedSteps):
         self.cycle = scheme.cycle
         self.turns = scheme.cycle
         self.norm = float(strategy.norms(steps).max())
-        self.count = unmixing.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
+        self.count = strategy_rows.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
         if self.count < 1:
             raise InvalidArgumentError(
                 f"Expected steps to hold a whole round of {scheme.cycle} steps and the strategy's "
@@ -143,9 +143,9 @@ class InRounds(ReleasedSteps):
             "steps of the training, filtered for what a record in one of them adds."
         )
 
-    def filter(self, groups: NDArray[np.int64]) -> unmixing.RoundFilter:
+    def filter(self, groups: NDArray[np.int64]) -> strategy_rows.RoundFilter:
         """A filter for columns whose records may enter the steps of these groups."""
-        return unmixing.RoundFilter(
+        return strategy_rows.RoundFilter(
             self._strategy, groups=groups, cycle=self.cycle, norm=self.norm, count=self.count
         )
 
@@ -174,7 +174,7 @@ class InRounds(ReleasedSteps):
         return self._filtered(rows, np.arange(rows.shape[1]) % self.cycle)
 
     def _filtered(self, rows: Floats, groups: NDArray[np.int64]) -> Floats:
-        return unmixing.rounds(
+        return strategy_rows.rounds(
             rows,
             self._strategy,
             groups=groups,
@@ -191,7 +191,7 @@ class _Evened(ReleasedSteps):
         self.sampling = EveryStep()
         self.strategy = self._strategy = strategy
         self._cycle = cycle
-        self._first, self._norm = unmixing.heaviest_entry(strategy, steps=steps, cycle=cycle)
+        self._first, self._norm = strategy_rows.heaviest_entry(strategy, steps=steps, cycle=cycle)
         self._size = canaries.size
         self.note = (
             f"every canary enters step {self._first + 1:,}"
@@ -216,7 +216,7 @@ class _Evened(ReleasedSteps):
 
     def _turned(self, rows: Floats) -> Floats:
         entered = np.arange(self._first, len(rows), self._cycle)
-        turned = unmixing.evened(rows, self._strategy, entered=entered)
+        turned = strategy_rows.evened(rows, self._strategy, entered=entered)
         return turned / self._height(len(rows))
 
     def _height(self, steps: int) -> float:
@@ -239,15 +239,13 @@ def released_steps(
     """
     if strategy is None:
         return _AsReleased(canaries, scheme)
-    mixed = unmixing.strategy_of(strategy, steps)
-    if isinstance(scheme, Poisson):
-        scheme = EveryStep() if scheme.rate == 1.0 else CyclicPoisson(rate=scheme.rate, cycle=1)
-    if isinstance(scheme, EveryStep):
+    mixed = strategy_rows.strategy_of(strategy, steps)
+    if scheme.every_step:
         return _Evened(canaries, mixed, 1, steps)
-    if isinstance(scheme, CyclicPoisson):
-        if scheme.rate == 1.0 and scheme.groups == "known" and mixed.bands > 1:
-            return _Evened(canaries, mixed, scheme.cycle, steps)
-        return InRounds(canaries, mixed, scheme)
+    if (cyclic := scheme.cyclic) is not None:
+        if cyclic.rate == 1.0 and cyclic.groups == "known" and mixed.bands > 1:
+            return _Evened(canaries, mixed, cyclic.cycle, steps)
+        return InRounds(canaries, mixed, cyclic)
     raise UnsupportedError(
         f"Correlated noise can be audited with CyclicPoisson and EveryStep sampling, got {scheme}."
     )

@@ -18,8 +18,8 @@ from askgauss import _validate
 from askgauss.canaries import PlacedCanaries
 from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
 from askgauss.files import codec
-from askgauss.mechanisms.decorrelate.pieces import Piece
 from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
+from askgauss.mechanisms.decorrelate.tree_pieces import Piece
 from askgauss.mechanisms.plans import StrategyPlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.recording.facts.noise_rows import RowNoise
@@ -28,8 +28,8 @@ from askgauss.recording.recorder import Recorder
 from askgauss.recording.released_steps import InRounds
 from askgauss.recording.step_rows import numbers, saved_numbers
 from askgauss.recording.transcript import Transcript
-from askgauss.sampling import CyclicPoisson, Poisson, Scheme
-from askgauss.sampling.inclusion import Planting
+from askgauss.sampling import Scheme
+from askgauss.sampling.inclusion import Inclusion
 
 __all__ = ["SampledRecorder"]
 
@@ -106,16 +106,14 @@ class SampledRecorder(PlannedRecorder):
             raise _validate.fail("strategy", strategy, "to be a strategy", hint)
         super().__init__()
         self._sampling = sampling
-        if isinstance(sampling, Poisson):
-            sampling = CyclicPoisson(rate=sampling.rate, cycle=1)
-        if not isinstance(sampling, CyclicPoisson):
+        if (cyclic := sampling.cyclic) is None:
             raise UnsupportedError(
                 f"Expected CyclicPoisson sampling with correlated noise, got {sampling!r}: what "
                 "other schemes add to privacy is not known. Where records enter known steps, "
                 "make a LinearRecorder of a strategy that says how often."
             )
         self._plan: StrategyPlan = plan_of(strategy, release)
-        self._rounds = InRounds(canaries, strategy, sampling)
+        self._rounds = InRounds(canaries, strategy, cyclic)
         self._reader = RowReader(self._plan, strategy)
         self._filter = self._rounds.filter(self._rounds.groups)
         _validate.magnitude(clip_norm=clip_norm)
@@ -132,7 +130,7 @@ class SampledRecorder(PlannedRecorder):
             noise_multiplier=noise_multiplier,
         )
         # Who is drawn for a round is known before the round before it is over.
-        self._coins = Planting(canaries, self._rounds.sampling, None)
+        self._coins = Inclusion(canaries, self._rounds.sampling, None)
         self._drawn = np.zeros(0, dtype=np.int64)
         # Steps and canaries that the rows to come still hold.
         self._entered = np.zeros((2, 0), dtype=np.int64)
@@ -260,7 +258,7 @@ class SampledRecorder(PlannedRecorder):
                 asked=self._asked,
                 background=self._background,
                 open=len(open_values),
-                coin=self._coins.coin,
+                coin=self._coins.generator_state,
                 recorder=plain,
                 resumed=self._resumed,
             )
@@ -288,7 +286,7 @@ class SampledRecorder(PlannedRecorder):
         ]
         sums = saved_numbers(state, "rounds", (2, size))
         over = self._filter.over(progress.step)
-        coins = Planting(self._canaries, self._rounds.sampling, None)
+        coins = Inclusion(self._canaries, self._rounds.sampling, None)
         coins.resume(over, progress.coin)
         inner = {
             name.removeprefix(_RECORDER): item

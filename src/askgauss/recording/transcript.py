@@ -20,8 +20,8 @@ from askgauss.files import atomic, codec
 from askgauss.files.schema import Field, check_arrays, check_names
 from askgauss.files.sums import check_agreement, check_part, check_squares, check_within
 from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.sampling import Poisson
-from askgauss.sampling.impossible_draws import broken_counts, broken_rule
+from askgauss.sampling import assumed_poisson
+from askgauss.sampling.inclusion import broken_counts, broken_rule
 from askgauss.scores import CanaryScores, ScoreMetadata
 
 __all__ = ["SILENCE", "CanarySums", "StepSums", "Transcript"]
@@ -272,7 +272,7 @@ class Transcript:
         facts = codec.from_plain(RunFacts, content.get("facts", {}), "facts")
         whole = _with_derived(arrays)
         transcript = cls.from_arrays(whole, facts, derived=whole.keys() - arrays.keys())
-        tested = isinstance(facts.scheme, (Poisson, type(None))) or facts.plantings is not None
+        tested = assumed_poisson(facts.scheme) or facts.plantings is not None
         if facts.own_law is None and not tested and transcript.canaries.planted.any():
             raise FileFormatError(
                 f"Expected facts.plantings beside a sampler that draws by {facts.scheme}, got "

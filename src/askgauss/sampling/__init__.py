@@ -1,25 +1,29 @@
 """How batches are drawn: one small object a scheme.
 
-Each knows the law of what a canary shows under it (`epsilon_lower`, `signal_to_noise`), what an
-accountant claims for it (`epsilon`), how to draw batches (`draw`), and how to tell from drawn
-batches whether it is the scheme that was used (`test`, `SchemeSums`).
+Each computes what a canary leaks under it, from below (`epsilon_lower`, `signal_to_noise`), and
+what an accountant claims, from above (`epsilon`); draws batches (`draw`); and tests drawn batches
+(`test`, `SchemeSums`). What other modules need to know of a scheme is a property of it, so that a
+new one takes its class, an entry in `registry` and a row in the documentation.
 
-The pair of worlds is the canary's own: its gradient is left out, everything else stays (zero-out
-neighbours), and its draws stay hidden.
+The neighbouring datasets are the canary's: its gradient is left out, everything else stays
+(zero-out neighbours), and its draws stay secret.
 """
 
 from __future__ import annotations
 
-from askgauss.sampling.as_scheme import scheme_of
-from askgauss.sampling.batch_record import DrawnBatches
-from askgauss.sampling.batch_testing import SchemeSums, SchemeTest
+from askgauss.sampling.batch_testing import DrawnBatches, SchemeSums, SchemeTest
 from askgauss.sampling.epochs import BallsInBins, Shuffled
-from askgauss.sampling.fixed import EveryStep, FixedSize, TruncatedPoisson
-from askgauss.sampling.independent import CyclicPoisson, MinSeparation, Poisson
+from askgauss.sampling.fixed import FixedSize, TruncatedPoisson
+from askgauss.sampling.independent import CyclicPoisson, EveryStep, MinSeparation, Poisson
+from askgauss.sampling.registry import (
+    Mismatch,
+    assumed_poisson,
+    from_plain,
+    mismatch,
+    scheme_of,
+)
 from askgauss.sampling.replace_one import ReplaceOne
 from askgauss.sampling.scheme import Scheme
-from askgauss.sampling.scheme_codec import from_plain
-from askgauss.sampling.scheme_mismatch import Mismatch, mismatch
 
 __all__ = [
     "BallsInBins",
@@ -36,6 +40,7 @@ __all__ = [
     "SchemeTest",
     "Shuffled",
     "TruncatedPoisson",
+    "assumed_poisson",
     "from_plain",
     "mismatch",
     "scheme_of",

@@ -1,16 +1,16 @@
-"""Whether batches were drawn by the scheme that was declared: exactly, in one pass.
+"""Tests of drawn batches against a declared scheme: exact, in one pass.
 
-Every step is judged given the steps before it. Which records a step may draw, and which it must, is
-the scheme's rule: one breach settles the matter. Among those it may draw, all are alike: so how
-many of those drawn belong to a set that the past fixed (seen so and so many steps ago, drawn often
-so far, in the first half of the data, at the same place of the epoch before) has a known law, and
-how many were drawn at all has one too where records join by coins.
+Every step is tested given the steps before it. Which records a step may draw, and which it must, is
+the scheme's rule: one exception refutes the scheme. Among those it may draw, all are exchangeable:
+so how many of those drawn belong to a set that the past fixed (seen so many steps ago, drawn often
+so far, in the first half of the data, at the same place of the epoch before) has a known
+distribution, and so has how many were drawn at all where records join independently.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from askgauss import _validate
 from askgauss._rounding import FEW, about, digits
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files.schema import Field, check_arrays, check_names
+from askgauss.sampling.scheme import Integers, Mask, Scheme
 from askgauss.stats.sequential_sampling import (
     Bets,
     extreme_p_value,
@@ -29,12 +30,7 @@ from askgauss.stats.sequential_sampling import (
     uniform_draws,
 )
 
-if TYPE_CHECKING:
-    from askgauss.sampling.scheme import Scheme
-
-__all__ = ["SchemeSums", "SchemeTest"]
-
-Integers = NDArray[np.int64]
+__all__ = ["DrawnBatches", "SchemeSums", "SchemeTest"]
 
 # No more records than this are followed one by one; a random part of a larger set says enough.
 _MOST_SEEN = 1 << 16
@@ -42,12 +38,12 @@ _MOST_SEEN = 1 << 16
 _SINGLE_GAPS = 16
 _GAP_CLASSES = 32
 _BETS = {"lags": _GAP_CLASSES, "counts": 1, "order": 1, "pairs": 1, "places": 1, "rate": 1}
-# Smallest and largest batch are told where they are odd, to three digits: they are somebody's.
+# Smallest and largest batch are reported where they are improbable: they depend on one record.
 _ODD = 1e-3
 _STATE = ("count", "first", "last")
-# Every step has a random number of its own: records with the same sum of them came together.
+# Every step has a random number: records with the same sum of them were drawn in the same steps.
 _TRACE, _WORD = 20_240_229, (1 << 64) - 1
-_STEPS = ("sizes", "drawn", "pools", "coins")
+_STEPS = ("sizes", "drawn", "pools", "probabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +123,9 @@ class SchemeSums:
         return np.array(self._rows["pools"], dtype=np.int64)
 
     @property
-    def coins(self) -> NDArray[np.float64]:
-        """Their probability, nan where they do not join independently."""
-        return np.array(self._rows["coins"], dtype=np.float64)
+    def probabilities(self) -> NDArray[np.float64]:
+        """Their inclusion probability, nan where they do not join independently."""
+        return np.array(self._rows["probabilities"], dtype=np.float64)
 
     def indices(self, batch: ArrayLike) -> Integers:
         """The record indices of a batch, or an error that says what is wrong with them."""
@@ -180,7 +176,7 @@ class SchemeSums:
         if broken and self._broken is None:
             self._broken = self.step
 
-    def _advance(self, included: NDArray[np.bool_], size: int) -> None:
+    def _advance(self, included: Mask, size: int) -> None:
         pool = self.scheme.pool(self)
         strays = int(np.count_nonzero(included & ~self.scheme.allowed(self)))
         required = self.scheme.required(self)
@@ -189,23 +185,23 @@ class SchemeSums:
         self._strays += strays
         self._missing += missing
         drawn = included & pool
-        coin = self.scheme.coin(self)
-        self._bet(pool, drawn, coin)
+        probability = self.scheme.inclusion_probability(self)
+        self._bet(pool, drawn, probability)
         self._rows["sizes"].append(float(size))
         self._rows["drawn"].append(float(np.count_nonzero(drawn)))
         self._rows["pools"].append(float(np.count_nonzero(pool)))
-        self._rows["coins"].append(np.nan if coin is None else coin)
+        self._rows["probabilities"].append(np.nan if probability is None else probability)
         self.count += included
         self.trace[included] += _number_of(self.step)
         self.last[included] = self.step
         self.first[included & (self.first < 0)] = self.step
         self.step += 1
 
-    def _bet(self, pool: NDArray[np.bool_], drawn: NDArray[np.bool_], coin: float | None) -> None:
+    def _bet(self, pool: Mask, drawn: Mask, probability: float | None) -> None:
         """Bet on sets that the steps before this one fixed."""
         size, number = float(np.count_nonzero(pool)), float(np.count_nonzero(drawn))
-        if coin is not None and 0.0 < coin < 1.0:
-            self._bets["rate"].add_coins(number, size, coin)
+        if probability is not None and 0.0 < probability < 1.0:
+            self._bets["rate"].add_coins(number, size, probability)
         if number == 0.0 or number == size:
             return
         known = pool & (self.last >= 0)
@@ -234,7 +230,7 @@ class SchemeSums:
             float(np.count_nonzero(drawn[:-1:2])),
         )
 
-    # ------------------------------------------------------------------------------- verdicts
+    # ---------------------------------------------------------------------------------- tests
 
     def tests(self) -> tuple[SchemeTest, ...]:
         """All tests that the batches so far allow."""
@@ -392,7 +388,7 @@ class SchemeSums:
 
     @staticmethod
     def records_in(content: dict[str, NDArray[Any]]) -> int | None:
-        """Of how many records the sums of a file are, before anything is made of them.
+        """Of how many records the sums of a file are.
 
         Raises:
             FileFormatError: They do not say.
@@ -423,7 +419,6 @@ class SchemeSums:
             _, part, step, strays, missing, twice, broken = content["head"].tolist()
             sums = cls(scheme, records=records, seen=content["count"].size if part else None)
             check_arrays(content, _kept_fields(sums.seen, step))
-            _check_counts(content)
         except (FileFormatError, InvalidArgumentError) as error:
             raise FileFormatError(
                 f"Cannot read the sums of drawn batches: {error} Write them again with askgauss."
@@ -439,6 +434,71 @@ class SchemeSums:
         sums.step, sums._strays, sums._missing, sums._twice = step, strays, missing, twice
         sums._broken = None if broken < 0 else broken
         return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnBatches:
+    """The tests of a run's batches against a scheme, as they are written down.
+
+    Attributes:
+        scheme: The scheme they were compared with.
+        steps: Number of batches.
+        records: Records that they may hold, or those of them that were followed.
+        drawn: How often such a record was in a batch.
+        most: How often the most frequent record was in one; None where not counted.
+        tests: Every test; each p-value is below any level with at most that probability if the
+            scheme drew them.
+    """
+
+    scheme: Scheme
+    steps: int
+    records: int
+    drawn: int
+    tests: tuple[SchemeTest, ...]
+    most: int | None = None
+
+    @classmethod
+    def of(cls, sums: SchemeSums) -> DrawnBatches:
+        """The tests of the batches so far."""
+        return cls(
+            scheme=sums.scheme,
+            steps=sums.step,
+            records=sums.seen,
+            drawn=int(sums.count.sum()),
+            tests=sums.tests(),
+            most=int(sums.count.max()),
+        )
+
+    @property
+    def chances(self) -> int:
+        """How often a record could have been in a batch."""
+        return self.steps * self.records
+
+    def named(self, *names: str) -> tuple[SchemeTest, ...]:
+        """The tests of these names."""
+        return tuple(test for test in self.tests if test.name in names)
+
+    def check(self, where: str) -> None:
+        """Refuse numbers out of their range, in facts that come from a file.
+
+        Raises:
+            FileFormatError: A number is out of its range.
+        """
+        if self.steps < 1 or self.records < 1 or not 0 <= self.drawn <= self.chances:
+            raise FileFormatError(
+                f"Expected {where} to have drawn at most every record in every step, got "
+                f"{self.drawn} of {self.records} in {self.steps}."
+            )
+        if self.most is not None and not 0 <= self.most <= self.steps:
+            raise FileFormatError(
+                f"Expected {where} to have drawn a record in at most {self.steps} steps, got "
+                f"{self.most}."
+            )
+        for test in self.tests:
+            if not 0.0 <= test.p_value <= 1.0:
+                raise FileFormatError(
+                    f"Expected {where} to have p-values in [0, 1], got {test.p_value}."
+                )
 
 
 # Records, whether they are a part, steps, and four counts.
@@ -457,7 +517,7 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
         "sizes": Field(np.int64, (steps,), low=-1, high=2**53),
         "drawn": number,
         "pools": number,
-        "coins": Field(np.float64, (steps,), low=0.0, high=1.0),
+        "probabilities": Field(np.float64, (steps,), low=0.0, high=1.0),
         **{
             f"bets_{name}": Field(np.float64, (sets, Bets(sets).log_wealth.shape[1] + 2))
             for name, sets in _BETS.items()
@@ -465,33 +525,8 @@ def _kept_fields(seen: int, steps: int) -> dict[str, Field]:
     }
 
 
-def _check_counts(content: dict[str, NDArray[Any]]) -> None:
-    """Refuse counts that do not follow from any batches."""
-    *_, step, strays, missing, twice, broken = content["head"].tolist()
-    breaches = (strays, missing, twice)
-    if min(breaches) < 0 or broken >= step or any(breaches) != (broken >= 0):
-        raise FileFormatError(
-            f"Expected a step below {step} that first broke the rules where any did, got {broken} "
-            f"for {breaches}."
-        )
-    count, first, last = (content[name] for name in _STATE)
-    room = np.where(first < 0, 0, last - first + 1)
-    if np.any((first < 0) != (last < 0)) or np.any((first < 0) != (count == 0)):
-        raise FileFormatError(
-            "Expected first and last of the records that were drawn, and no other."
-        )
-    if np.any(count > room) or np.any(content["drawn"] > content["pools"]):
-        raise FileFormatError("Expected no more draws than steps and records leave room for.")
-    for name in _BETS:
-        table = content[f"bets_{name}"]
-        if np.isnan(table).any():
-            raise FileFormatError(f"Expected bets_{name} to be numbers, got nan.")
-        counts = Field(np.float64, table[:, -2:].shape, low=0.0, high=2.0**53, finite=True)
-        counts.check(f"bets_{name}", table[:, -2:])
-
-
 def _some(number: int) -> str:
-    """How many did what the scheme never does; a few may be somebody."""
+    """A number of violations, rounded: an exact small one may reveal an individual."""
     return "a few" if number < FEW else about(number)
 
 
@@ -503,7 +538,7 @@ def _times_expected(met: float, expected: float) -> str:
 
 
 def _extreme(which: str, count: int, expected: float, p_value: float) -> str:
-    """How often the record was drawn that was drawn most, or least, often; told where it is odd."""
+    """How often the extreme record was drawn; reported where that is improbable."""
     if p_value >= _ODD or expected <= 0.0:
         return f"the record drawn {which} often does not stand out."
     return (

@@ -6,16 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.scheme import (
     Integers,
+    Limits,
     Mask,
     Scheme,
     check_draw,
@@ -23,6 +22,9 @@ from askgauss.sampling.scheme import (
 )
 from askgauss.stats.binomial import binomial_p_value
 from askgauss.stats.pair_composition import Pair, ways_epsilon
+
+if TYPE_CHECKING:
+    from askgauss.sampling.batch_testing import SchemeSums
 
 __all__ = ["BallsInBins", "Shuffled"]
 
@@ -33,8 +35,8 @@ class Shuffled(Scheme):
 
     Args:
         batches: Batches in an epoch.
-        reshuffled: Whether every epoch has an order of its own; otherwise the first one's is
-            repeated, and the steps of a record give each other away.
+        reshuffled: Whether every epoch has a new order; otherwise the first one's is repeated, and
+            one step of a record reveals its others.
 
     Examples:
         >>> print(Shuffled(batches=20))
@@ -62,7 +64,7 @@ class Shuffled(Scheme):
         return 1.0 / self.batches
 
     def record_by_record(self) -> BallsInBins:
-        """Each at a place of its own choice."""
+        """Each at a random place, independently."""
         return BallsInBins(bins=self.batches, redrawn=self.reshuffled)
 
     @property
@@ -74,7 +76,7 @@ class Shuffled(Scheme):
         """Once an epoch."""
         return steps // self.batches, -(-steps // self.batches)
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         return _once_an_epoch(self.batches, self.reshuffled, signal, steps, delta)
 
     def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
@@ -104,7 +106,7 @@ class Shuffled(Scheme):
         repeated = not self.reshuffled and past.step >= self.batches
         return self.pool(past) if repeated else None
 
-    def size_breaks(self, sizes: Integers) -> NDArray[np.bool_]:
+    def size_breaks(self, sizes: Integers) -> Mask:
         """Within an epoch only the last batch may be smaller, and every epoch is like the first."""
         broken = np.zeros(sizes.size, dtype=np.bool_)
         epoch = sizes[: self.batches]
@@ -115,9 +117,7 @@ class Shuffled(Scheme):
         broken[self.batches :] = sizes[self.batches :] != sizes[: -self.batches]
         return broken
 
-    def size_limits(
-        self, past: SchemeSums
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def size_limits(self, past: SchemeSums) -> Limits | None:
         """Of a part of the records a batch shows as many as chance has it."""
         sizes = past.sizes
         if past.records is None or past.seen == past.records or (sizes < 0).any():
@@ -172,11 +172,11 @@ class BallsInBins(Scheme):
         return steps // self.bins, -(-steps // self.bins)
 
     def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
-        """Once in every whole epoch, and by a binomial law in one that is not."""
+        """Once in every whole epoch, and binomial in one that is not."""
         epochs, more = divmod(steps, self.bins)
         return binomial_p_value(drawn - epochs * records, records, more / self.bins)
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         return _once_an_epoch(self.bins, self.redrawn, signal, steps, delta)
 
     def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
@@ -194,9 +194,9 @@ class BallsInBins(Scheme):
 
     def required(self, past: SchemeSums) -> Mask | None:
         """All that are left for the last bin; and all, where bins are kept."""
-        return self.pool(past) if self.coin(past) == 1.0 else None
+        return self.pool(past) if self.inclusion_probability(past) == 1.0 else None
 
-    def coin(self, past: SchemeSums) -> float:
+    def inclusion_probability(self, past: SchemeSums) -> float:
         """One of the bins that are left."""
         if not self.redrawn and past.step >= self.bins:
             return 1.0

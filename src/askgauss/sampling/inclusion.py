@@ -1,4 +1,4 @@
-"""Who is planted in a step, and whether batches are drawn as it was declared."""
+"""Which canaries are included in a step, and tests of the draws that others made."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _validate
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
-from askgauss.sampling import DrawnBatches, Poisson, Scheme
-from askgauss.sampling.batch_testing import SchemeSums
+from askgauss.sampling.batch_testing import DrawnBatches, SchemeSums
 from askgauss.sampling.recognising import Recogniser
+from askgauss.sampling.registry import assumed_poisson
+from askgauss.sampling.scheme import Scheme
 
-__all__ = ["Planting"]
+__all__ = ["NEVER", "Inclusion", "broken_counts", "broken_rule"]
+
+# Draws of smaller probability do not happen, in however many files.
+NEVER = 1e-12
 
 # Draws are made as they are asked for, so their number is no matter.
 _ENDLESS = 1 << 62
 
 
-class Planting:
-    """Draws of the recorder's own, and the tests of those that somebody else made.
+class Inclusion:
+    """The recorder's draws of canaries, and the tests of draws by the training's sampler.
 
     Args:
-        canaries: Who is planted where.
-        scheme: How records are drawn; None where nobody said.
+        canaries: The canaries.
+        scheme: How records are drawn; None where not declared.
         records: Records the training draws its batches from, if known.
     """
 
@@ -46,38 +50,38 @@ class Planting:
     # ------------------------------------------------------------------------------ own draws
 
     def _begin(self) -> None:
-        self._coin = random_stream(self._seed, Stream.PLANTING)
+        self._generator = random_stream(self._seed, Stream.PLANTING)
         self._draws = None
         if self.scheme is not None and self._present.size:
-            # One canary meets the law of the scheme; other records are not there to be drawn.
+            # Canaries are drawn without the other records, each as the scheme draws one record.
             alone = self.scheme.record_by_record()
-            self._draws = alone.draw(self._coin, self._present.size, _ENDLESS)
+            self._draws = alone.draw(self._generator, self._present.size, _ENDLESS)
 
     def draw(self) -> NDArray[np.int64]:
-        """Canaries to plant in the next step."""
+        """Canaries to include in the next step."""
         return self._present[next(self._draws)] if self._draws else self._present[:0]
 
     @property
-    def coin(self) -> dict[str, Any]:
+    def generator_state(self) -> dict[str, Any]:
         """State of the generator, its 128-bit integers as text: any JSON reader keeps those."""
-        return dict(_integers_as_text(self._coin.bit_generator.state))
+        return dict(_integers_as_text(self._generator.bit_generator.state))
 
-    def resume(self, draws: int, coin: dict[str, Any]) -> None:
-        """Go on after so many draws, where the generator had this state.
+    def resume(self, draws: int, generator_state: dict[str, Any]) -> None:
+        """Continue after so many draws, where the generator had this state.
 
         Raises:
             FileFormatError: No generator was ever in that state, or not after these draws.
         """
-        state = _text_as_integers(coin)
+        state = _text_as_integers(generator_state)
         self._begin()
         try:
-            if isinstance(self.scheme, (Poisson, type(None))) or draws == 0:
-                # Nothing but the generator remembers what was drawn.
-                self._coin.bit_generator.state = state
+            if assumed_poisson(self.scheme) or draws == 0:
+                # Draws are independent of those before: the generator is the whole state.
+                self._generator.bit_generator.state = state
             else:
                 for _ in range(draws):
                     self.draw()
-                if self._coin.bit_generator.state != state:
+                if self._generator.bit_generator.state != state:
                     raise ValueError(f"it is not the one after {draws} draws by {self.scheme}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(f"Expected the state of a generator: {error}.") from error
@@ -113,20 +117,23 @@ class Planting:
         return indices
 
     def add(
-        self, planted: NDArray[np.bool_], batch: NDArray[np.int64] | None, *, own_coin: bool
+        self, planted: NDArray[np.bool_], batch: NDArray[np.int64] | None, *, own: bool
     ) -> None:
-        """The next step: who was planted, and the records of its batch where they are known."""
+        """The next step: canaries in it, and the records of its batch where they are known.
+
+        ``own`` says that the recorder drew the canaries.
+        """
         if batch is not None:
             assert self.scheme is not None
             if self._batches is None:
                 self._batches = SchemeSums(self.scheme, records=self.records)
-                if isinstance(self.scheme, Poisson) and self.records is not None:
+                if assumed_poisson(self.scheme) and self.records is not None:
                     self._recogniser = Recogniser(self.records)
             self._batches.add(batch)
             if self._recogniser is not None:
                 self._recogniser.add(batch)
-        # Under Poisson sampling the sums of the transcript say as much.
-        if own_coin or self.scheme is None or isinstance(self.scheme, Poisson):
+        # Under Poisson sampling the sums of the transcript hold the same information.
+        if own or self.scheme is None or assumed_poisson(self.scheme):
             return
         if self._plantings is None and self._present.size:
             self._plantings = SchemeSums(self.scheme, records=None, seen=self._present.size)
@@ -140,7 +147,7 @@ class Planting:
 
     @property
     def batches(self) -> DrawnBatches | None:
-        """What the training's batches say of the scheme."""
+        """The tests of the training's batches."""
         return None if self._batches is None else DrawnBatches.of(self._batches)
 
     @property
@@ -150,13 +157,13 @@ class Planting:
 
     @property
     def plantings(self) -> DrawnBatches | None:
-        """What the canaries say of it, where the user's sampler drew them."""
+        """The tests of the canaries' draws, where the user's sampler made them."""
         return None if self._plantings is None else DrawnBatches.of(self._plantings)
 
     # ---------------------------------------------------------------------------- checkpoints
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything kept of others' draws, by a flat name."""
+        """The sums of others' draws, by a flat name."""
         return {
             f"{name}.{part}": array
             for name, sums in (("batches", self._batches), ("plantings", self._plantings))
@@ -191,7 +198,7 @@ class Planting:
         return found[0], found[1]
 
     def take(self, sums: tuple[SchemeSums | None, SchemeSums | None]) -> None:
-        """Go on from what `read_sums` gave."""
+        """Continue from what `read_sums` gave."""
         self._batches, self._plantings = sums
         # What was kept to recognise a scheme is in no checkpoint.
         self._recogniser = None
@@ -208,3 +215,47 @@ def _text_as_integers(state: Any) -> Any:
         return {key: _text_as_integers(value) for key, value in state.items()}
     is_integer = isinstance(state, str) and state.startswith("int:")
     return int(state[4:]) if is_integer else state
+
+
+def broken_counts(
+    scheme: Scheme, counts: NDArray[np.int64], steps: int, present: NDArray[np.bool_] | None = None
+) -> str:
+    """What is impossible in how often each record was drawn; empty if nothing is.
+
+    The recorder draws canaries independently, by nothing but the scheme: counts that cannot come
+    from the stated scheme are those of a damaged or forged file.
+
+    Args:
+        scheme: How each is drawn.
+        counts: In how many of the steps each was.
+        steps: Number of steps.
+        present: Which of them could be drawn; the others were not. All if not given.
+    """
+    records = counts.size if present is None else int(np.count_nonzero(present))
+    if records == 0:
+        return ""
+    fewest, most = scheme.draws_within(steps)
+    # Ten million canaries are picked out only where it matters.
+    able = counts if present is None or fewest == 0 else counts[present]
+    least, largest = int(able.min()), int(able.max())
+    if least < fewest or largest > most:
+        odd = largest if largest > most else least
+        allowed = str(most) if fewest == most else f"{fewest} to {most}"
+        return f"a canary planted in {odd:,} of {steps:,} steps, where it allows {allowed}"
+    drawn = int(counts.sum())
+    if scheme.count_p_value(drawn, records=records, steps=steps) < NEVER:
+        return f"plantings at rate {drawn / (records * steps):.3g}, of odds below {NEVER:g}"
+    return ""
+
+
+def broken_rule(scheme: Scheme, included: NDArray[np.bool_]) -> str:
+    """What is impossible in when records were drawn, one row a step; empty if nothing is."""
+    # These have no rule: any step may draw any record or leave it out.
+    if included.size == 0 or scheme.draws_within(2) == (0, 2):
+        return ""
+    sums = SchemeSums(scheme, records=None, seen=included.shape[1])
+    for step, row in enumerate(included):
+        sums.add_inclusions(row)
+        if sums.broken is not None:
+            return f"other canaries planted in step {step + 1} than it may plant there"
+    return ""

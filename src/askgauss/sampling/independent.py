@@ -1,4 +1,4 @@
-"""Schemes in which every record tosses a coin of its own."""
+"""Schemes in which every record is drawn independently of the others, step by step."""
 
 from __future__ import annotations
 
@@ -6,32 +6,62 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from askgauss import _validate, accounting
-from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.scheme import Integers, Mask, Scheme, check_draw
 from askgauss.stats.binomial import binomial_p_value
+from askgauss.stats.gaussian import gdp_epsilon
 from askgauss.stats.pair_composition import Pair
 
-__all__ = ["CyclicPoisson", "MinSeparation", "Poisson"]
+if TYPE_CHECKING:
+    from askgauss.sampling.batch_testing import SchemeSums
+
+__all__ = ["CyclicPoisson", "EveryStep", "MinSeparation", "Poisson", "PoissonAlone"]
 
 
-# Numbers gone through for the law of a separation, and what a step costs beside them.
+# Numbers gone through for the distribution of a separation, and what a step costs beside them.
 _MOST_WORK = 5 * 10**9
 _PER_STEP = 2500
 
 
+class PoissonAlone(Scheme):
+    """A scheme under which one record, seen alone, is Poisson sampled at the rate `share`."""
+
+    def record_by_record(self) -> Poisson:
+        """Poisson sampling."""
+        return Poisson(rate=self.share)
+
+    def poisson_steps(self, steps: int) -> int:
+        """All of them."""
+        return steps
+
+    def at_rate(self, rate: float) -> Poisson:
+        """One record alone is Poisson sampled."""
+        return Poisson(rate=rate)
+
+    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """As `Scheme.signal_to_noise`, to seven digits."""
+        return accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=self.share, steps=steps
+        )
+
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
+        return accounting.dpsgd_epsilon_lower(
+            signal_to_noise=signal, sampling_rate=self.share, steps=steps, delta=delta
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Poisson(Scheme):
-    """Every record joins every batch by an independent coin.
+class Poisson(PoissonAlone):
+    """Every record joins every batch independently, with one probability.
 
     Args:
-        rate: Probability of each coin, in (0, 1].
+        rate: That probability, in (0, 1].
 
     Examples:
         >>> print(Poisson(rate=0.05))
@@ -56,30 +86,42 @@ class Poisson(Scheme):
         """The rate."""
         return self.rate
 
-    def most_coins(self, steps: int) -> int:
-        """One in every step."""
-        return steps
+    @property
+    def poisson_rate(self) -> float:
+        """The rate."""
+        return self.rate
 
-    def at_rate(self, rate: float) -> Poisson:
-        """The same at another rate."""
-        return Poisson(rate=rate)
+    @property
+    def every_step(self) -> bool:
+        """At rate 1."""
+        return self.rate == 1.0
+
+    @property
+    def cyclic(self) -> CyclicPoisson:
+        """One group, whose turn it always is."""
+        return CyclicPoisson(rate=self.rate, cycle=1)
 
     def draws_within(self, steps: int) -> tuple[int, int]:
-        """Any number of them; all where the coin leaves no choice."""
+        """Any number of them; all at rate 1."""
         return (steps if self.rate == 1.0 else 0), steps
 
     def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
-        """By one binomial law, exactly."""
+        """Binomial, exactly."""
         return binomial_p_value(drawn, records * steps, self.rate)
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def quick_epsilon(self, *, signal_to_noise: float, steps: int, delta: float) -> float:
+        """`epsilon_lower` on a coarse grid."""
         return accounting.dpsgd_epsilon_lower(
-            signal_to_noise=signal, sampling_rate=self.rate, steps=steps, delta=delta
+            signal_to_noise=signal_to_noise,
+            sampling_rate=self.rate,
+            steps=steps,
+            delta=delta,
+            grid=accounting.COARSE,
         )
 
-    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
-        """As `Scheme.signal_to_noise`, to seven digits."""
-        return accounting.dpsgd_signal_to_noise(
+    def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """`signal_to_noise` on a coarse grid."""
+        return accounting.quick_signal_to_noise(
             epsilon=epsilon, delta=delta, sampling_rate=self.rate, steps=steps
         )
 
@@ -95,9 +137,70 @@ class Poisson(Scheme):
         for _ in range(steps):
             yield np.flatnonzero(rng.random(records) < self.rate)
 
-    def coin(self, past: SchemeSums) -> float:
-        """The same coin for every record in every step."""
+    def inclusion_probability(self, past: SchemeSums) -> float:
+        """The same for every record in every step."""
         return self.rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EveryStep(Scheme):
+    """Every record in every step: no sampling, no amplification.
+
+    Examples:
+        >>> print(EveryStep())
+        every record in every step
+        >>> round(EveryStep().epsilon_lower(noise_multiplier=2, steps=4, delta=1e-5), 4)
+        4.3772
+    """
+
+    tag: ClassVar[str] = "every-step"
+    independent: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "every record in every step"
+
+    @property
+    def share(self) -> float:
+        """All of them."""
+        return 1.0
+
+    @property
+    def every_step(self) -> bool:
+        """Always."""
+        return True
+
+    def draws_within(self, steps: int) -> tuple[int, int]:
+        """All of them."""
+        return steps, steps
+
+    def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
+        """Nothing is random."""
+        return float(drawn == records * steps)
+
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
+        return math.inf if signal == math.inf else gdp_epsilon(delta, math.sqrt(steps) * signal)
+
+    def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
+        """As `Scheme.signal_to_noise`, to seven digits."""
+        return accounting.dpsgd_signal_to_noise(
+            epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=steps
+        )
+
+    def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
+        """The Gaussian mechanism, exactly, under add-remove neighbours."""
+        return accounting.dpsgd_epsilon(
+            noise_multiplier=noise_multiplier, sampling_rate=1.0, steps=steps, delta=delta
+        )
+
+    def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
+        """Batches of record indices, one a step."""
+        check_draw(records, steps)
+        for _ in range(steps):
+            yield np.arange(records)
+
+    def required(self, past: SchemeSums) -> Mask:
+        """All of them."""
+        return self.pool(past)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +242,13 @@ class CyclicPoisson(Scheme):
         """The rate, in one step of the cycle."""
         return self.rate / self.cycle
 
-    def most_coins(self, steps: int) -> int:
-        """One whenever its group has its turn; the first group has the most."""
+    @property
+    def cyclic(self) -> CyclicPoisson:
+        """Itself."""
+        return self
+
+    def poisson_steps(self, steps: int) -> int:
+        """Those of a record's group; the first group has the most."""
         return -(-steps // self.cycle)
 
     def at_rate(self, rate: float) -> CyclicPoisson:
@@ -149,22 +257,22 @@ class CyclicPoisson(Scheme):
 
     def draws_within(self, steps: int) -> tuple[int, int]:
         """At most those of the first group."""
-        return (steps // self.cycle if self.rate == 1.0 else 0), self.most_coins(steps)
+        return (steps // self.cycle if self.rate == 1.0 else 0), self.poisson_steps(steps)
 
     def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
-        """By one binomial law, exactly: `draw` makes the first groups the larger ones."""
+        """Binomial, exactly: `draw` makes the first groups the larger ones."""
         size, larger = divmod(records, self.cycle)
         turns, more = divmod(steps, self.cycle)
-        coins = records * turns + more * size + min(larger, more)
-        return binomial_p_value(drawn, coins, self.rate)
+        trials = records * turns + more * size + min(larger, more)
+        return binomial_p_value(drawn, trials, self.rate)
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         if self.groups == "known":
             # The first group has the most steps, and a claim must hold for its records too.
             return accounting.dpsgd_epsilon_lower(
                 signal_to_noise=signal,
                 sampling_rate=self.rate,
-                steps=-(-steps // self.cycle),
+                steps=self.poisson_steps(steps),
                 delta=delta,
             )
         return _secret_cycle(self.rate, self.cycle, signal, steps, delta)
@@ -174,7 +282,7 @@ class CyclicPoisson(Scheme):
         return accounting.dpsgd_epsilon(
             noise_multiplier=noise_multiplier,
             sampling_rate=self.rate,
-            steps=-(-steps // self.cycle),
+            steps=self.poisson_steps(steps),
             delta=delta,
         )
 
@@ -205,8 +313,8 @@ class CyclicPoisson(Scheme):
         """Those, and records whose group nothing has shown."""
         return (past.first < 0) | self.pool(past)
 
-    def coin(self, past: SchemeSums) -> float:
-        """The same coin for every record of the group."""
+    def inclusion_probability(self, past: SchemeSums) -> float:
+        """The same for every record of the group."""
         return self.rate
 
 
@@ -264,11 +372,11 @@ class MinSeparation(Scheme):
 
     @property
     def share(self) -> float:
-        """That of records which join and wait in turn."""
-        return self._stationary()
+        """In the long run: a record that joins waits for the steps after it."""
+        return self.rate / (1.0 + (self.separation - 1) * self.rate)
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
-        """By the sum of what was seen of the canary, which tells less than all of it.
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
+        """By the sum of what was seen of the canary, which holds less information than all of it.
 
         The whole likelihood ratio has no product form; what is given up is little where the noise
         is large, as for Poisson sampling.
@@ -280,7 +388,7 @@ class MinSeparation(Scheme):
         check_draw(records, steps)
         blocked = np.zeros(records, dtype=np.int64)  # steps for which each has to wait
         if self.warm_start:
-            share = self._stationary()
+            share = self.share
             waits = rng.random(records)
             held = waits < (self.separation - 1) * share
             blocked[held] = (waits[held] / share).astype(np.int64) + 1
@@ -289,10 +397,6 @@ class MinSeparation(Scheme):
             blocked = np.maximum(blocked - 1, 0)
             blocked[drawn] = self.separation - 1
             yield np.flatnonzero(drawn)
-
-    def _stationary(self) -> float:
-        """The share of records in a batch, in the long run."""
-        return self.rate / (1.0 + (self.separation - 1) * self.rate)
 
     def draws_within(self, steps: int) -> tuple[int, int]:
         """No more than the separation leaves room for."""
@@ -311,7 +415,7 @@ class MinSeparation(Scheme):
     def _mean_count(self, steps: int) -> float:
         """Inclusions of one record to expect."""
         if self.warm_start:
-            return steps * self._stationary()
+            return steps * self.share
         joins = np.zeros(steps)
         ready = 1.0
         for step in range(steps):
@@ -325,17 +429,16 @@ class MinSeparation(Scheme):
         """Records that have waited long enough."""
         return (past.last < 0) | (past.step - past.last >= self.separation)
 
-    def coin(self, past: SchemeSums) -> float:
-        """The coin of a record that has waited; at first some wait that nobody has seen."""
+    def inclusion_probability(self, past: SchemeSums) -> float:
+        """Of a record that has waited; at first some wait for draws before the first step."""
         if self.warm_start and past.step < self.separation:
-            share = self._stationary()
-            return share / (1.0 - past.step * share)
+            return self.share / (1.0 - past.step * self.share)
         return self.rate
 
     def counts(self, steps: int) -> NDArray[np.float64]:
         """Probabilities of the number of inclusions of one record."""
         most = -(-steps // self.separation)
-        # Who waits beyond the last step waits no longer for this.
+        # A wait beyond the last step is no longer for this.
         wait = min(self.separation, steps)
         hint = "The law of so long a run is not computed: ask for fewer steps."
         work = {"steps * steps / separation": steps * (most + _PER_STEP)}
@@ -344,7 +447,7 @@ class MinSeparation(Scheme):
         rows = wait + 1
         ready = np.zeros((rows, most + 1))
         if self.warm_start:
-            share = self._stationary()
+            share = self.share
             ready[0, 0] = 1.0 - (self.separation - 1) * share
             ready[1:wait, 0] += share
             ready[wait, 0] += (self.separation - wait) * share

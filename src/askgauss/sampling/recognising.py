@@ -89,7 +89,7 @@ class Recogniser:
         sums = self._sums
         if sums is None:
             return None
-        cyclic = isinstance(sums.scheme, CyclicPoisson) and sums.scheme.rate < 1.0
+        cyclic = sums.scheme.cyclic is not None and sums.scheme.cyclic.rate < 1.0
         tests = [test for test in sums.tests() if not cyclic or test.name not in _BY_RATE]
         if len(tests) * min(test.p_value for test in tests) < _ERROR:
             return None

@@ -11,8 +11,6 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from askgauss import accounting
-from askgauss.sampling.fixed import EveryStep
-from askgauss.sampling.independent import Poisson
 from askgauss.sampling.scheme import Integers, Scheme
 from askgauss.stats.binomial import binomial_weights
 
@@ -29,17 +27,18 @@ class ReplaceOne(Scheme):
     """What one record shows under a scheme where its neighbour has another one in its place.
 
     The update of norm 1 turns into its opposite, so that a step which draws the record moves by
-    two: twice as far as where it is left out. For records sampled by coins it is the composition
-    of such steps; by other schemes the bound is that of leaving the record out, which is a
+    two: twice as far as where it is left out. Under Poisson sampling the run is the composition of
+    such steps; under other schemes the bound is that of leaving the record out, which is a
     replacement by an update of zeros, and lower than it could be.
 
     Args:
         of: How the record is drawn.
 
     Examples:
-        >>> law = ReplaceOne(of=EveryStep())
+        >>> from askgauss.sampling import EveryStep
+        >>> replaced = ReplaceOne(of=EveryStep())
         >>> twice = EveryStep().epsilon_lower(noise_multiplier=2, steps=4, delta=1e-5)
-        >>> law.epsilon_lower(noise_multiplier=4, steps=4, delta=1e-5) == twice
+        >>> replaced.epsilon_lower(noise_multiplier=4, steps=4, delta=1e-5) == twice
         True
     """
 
@@ -57,19 +56,19 @@ class ReplaceOne(Scheme):
 
     @property
     def shown(self) -> bool:
-        """Whether the law is that of a replaced record, not the lower one of leaving it out."""
-        return isinstance(self.of, (EveryStep, Poisson))
+        """Whether the bound is that of a replaced record, not the lower one of leaving it out."""
+        return self.of.every_step or self.of.poisson_rate is not None
 
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         return self._composed(signal, steps, delta, quick=False)
 
-    def _quick_law(self, signal: float, steps: int, delta: float) -> float:
+    def _quick_epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         return self._composed(signal, steps, delta, quick=True)
 
     def _composed(self, signal: float, steps: int, delta: float, *, quick: bool) -> float:
-        if not isinstance(self.of, Poisson) or self.of.rate == 1.0:
-            return self.of._law((2.0 if self.shown else 1.0) * signal, steps, delta)
-        rate, replaced = self.of.rate, 0.0
+        rate, replaced = self.of.poisson_rate, 0.0
+        if rate is None or rate == 1.0:
+            return self.of._epsilon_at((2.0 if self.shown else 1.0) * signal, steps, delta)
         if 0.0 < signal < _LOUDEST:
             replaced = accounting.replaced_epsilon_lower(
                 signal_to_noise=signal, sampling_rate=rate, steps=steps, delta=delta, quick=quick
@@ -77,7 +76,7 @@ class ReplaceOne(Scheme):
         # Beyond one grid, the sum of all steps still shows a replaced record; or one left out.
         if replaced == 0.0:
             replaced = replaced_sum_epsilon(signal, rate, steps, delta)
-        return replaced if quick else max(replaced, self.of._law(signal, steps, delta))
+        return replaced if quick else max(replaced, self.of._epsilon_at(signal, steps, delta))
 
     def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
         """As the scheme does."""
@@ -85,7 +84,7 @@ class ReplaceOne(Scheme):
 
 
 def replaced_sum_epsilon(signal: float, rate: float, steps: int, delta: float) -> float:
-    """Epsilon of the sum of all steps, of a record drawn by coins against its opposite.
+    """Epsilon of the sum of all steps, of a Poisson sampled record against its opposite.
 
     Given ``k`` draws the sum has mean ``k`` or ``-k``. Its likelihood ratio grows with the sum, so
     that the best test is one threshold.

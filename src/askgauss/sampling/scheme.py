@@ -15,34 +15,60 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.files import codec
-from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.stats.search import close_bracket
 
 if TYPE_CHECKING:
-    from askgauss.sampling.batch_testing import SchemeTest
+    from askgauss.sampling.batch_testing import SchemeSums, SchemeTest
+    from askgauss.sampling.independent import CyclicPoisson
 
-__all__ = ["Integers", "Mask", "Scheme"]
+__all__ = ["Integers", "Limits", "Mask", "Scheme"]
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+# P[fewer] and P[at most] of a count, for each step.
+Limits = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Scheme(ABC):
     """A way to draw batches of records.
 
-    Subclasses are frozen dataclasses of their parameters.
+    Subclasses are frozen dataclasses of their parameters. What other modules need to know of a
+    scheme is a property or a method here, so that none of them asks for its class.
 
     Attributes:
         tag: Name in files.
         independent: Whether each record is drawn independently of the others.
+        fixed_batch: Whether a batch has one size, so that one record more or less in the data
+            changes which others are drawn.
     """
 
     tag: ClassVar[str]
     independent: ClassVar[bool] = False
+    fixed_batch: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """The share of steps that draw one record, in the long run."""
+
+    @property
+    def poisson_rate(self) -> float | None:
+        """The rate, where this is Poisson sampling; None for any other scheme."""
+        return None
+
+    @property
+    def every_step(self) -> bool:
+        """Whether every record is in every batch."""
+        return False
+
+    @property
+    def cyclic(self) -> CyclicPoisson | None:
+        """The same as cyclic Poisson sampling; None where it is not such a scheme."""
+        return None
 
     @property
     def known_background(self) -> bool:
-        """Whether what the others drew says nothing of the canary's draws.
+        """Whether the draws of other records are independent of the canary's draws.
 
         Then what they add may be subtracted from what was released; otherwise it must stay in.
         """
@@ -53,24 +79,22 @@ class Scheme(ABC):
         """Steps after which the scheme starts over."""
         return None
 
-    @property
-    @abstractmethod
-    def share(self) -> float:
-        """The share of steps that draw one record, in the long run."""
-
     def record_by_record(self) -> Scheme:
-        """A scheme that draws one record alone by the same law, and each by itself.
+        """A scheme under which one record is drawn alike, and records are independent.
 
-        By this one canaries are drawn that are no records of the training's sampler.
+        It draws the canaries that are not records of the training's sampler.
         """
         return self
 
-    def most_coins(self, steps: int) -> int | None:
-        """The most coins of one rate that one record gets; None where it is not drawn by such."""
+    def poisson_steps(self, steps: int) -> int | None:
+        """The most steps that may draw one record, independently and at one rate.
+
+        None where a record is not drawn so.
+        """
         return None
 
     def at_rate(self, rate: float) -> Scheme:
-        """What one record meets if those coins have this rate."""
+        """What one record meets if these steps draw it at this rate."""
         raise UnsupportedError(f"{self} draws no record by coins of one rate.")
 
     def draws_within(self, steps: int) -> tuple[int, int]:
@@ -78,16 +102,16 @@ class Scheme(ABC):
         return 0, steps
 
     def count_p_value(self, drawn: int, *, records: int, steps: int) -> float:
-        """Of "so many draws in all, over records that are each drawn by themselves", two-sided.
+        """Of the number of draws in all, over records drawn independently, two-sided.
 
-        Only schemes that draw record by record have such a law; 1 for all others.
+        Only schemes with independent records have such a distribution; 1 for all others.
         """
         return 1.0
 
-    # ------------------------------------------------------------------------------- its law
+    # ---------------------------------------------------------------------- leak, from below
 
     def epsilon_lower(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
-        """Epsilon of the canary's pair of worlds over a run, larger direction, from below.
+        """Epsilon of the canary's neighbouring datasets over a run, larger direction, from below.
 
         Args:
             noise_multiplier: Noise deviation over the canary's contribution; 0 without noise,
@@ -108,10 +132,10 @@ class Scheme(ABC):
         if noise_multiplier == math.inf:
             return 0.0
         signal = 1.0 / noise_multiplier if noise_multiplier > 0.0 else math.inf
-        return self._law(float(signal), int(steps), float(delta))
+        return self._epsilon_at(float(signal), int(steps), float(delta))
 
     def signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
-        """The contribution over the noise deviation at which a run breaks a claim.
+        """The contribution over the noise deviation at which a run violates a claim.
 
         Args:
             epsilon: Claimed epsilon, above 0.
@@ -122,21 +146,26 @@ class Scheme(ABC):
             The ratio at which `epsilon_lower` passes ``epsilon``, to four digits and rounded up.
             Infinite where nothing contradicts the claim.
         """
-        return _where_broken(self._law, self.share, epsilon, delta, steps, 1e-5)
+        return _violating_signal(self._epsilon_at, self.share, epsilon, delta, steps, 1e-5)
+
+    def quick_epsilon(self, *, signal_to_noise: float, steps: int, delta: float) -> float:
+        """`epsilon_lower`, to two digits where that is quicker: for power, not for bounds."""
+        noise = 1.0 / signal_to_noise if signal_to_noise > 0.0 else math.inf
+        return self.epsilon_lower(noise_multiplier=noise, steps=steps, delta=delta)
 
     def quick_signal_to_noise(self, *, epsilon: float, delta: float, steps: int) -> float:
         """`signal_to_noise` to two digits: for power, not for bounds."""
-        return _where_broken(self._quick_law, self.share, epsilon, delta, steps, 5e-3)
+        return _violating_signal(self._quick_epsilon_at, self.share, epsilon, delta, steps, 5e-3)
 
     @abstractmethod
-    def _law(self, signal: float, steps: int, delta: float) -> float:
+    def _epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         """`epsilon_lower` by the signal-to-noise ratio, which may be infinite."""
 
-    def _quick_law(self, signal: float, steps: int, delta: float) -> float:
+    def _quick_epsilon_at(self, signal: float, steps: int, delta: float) -> float:
         """The same to a few parts in a thousand: for power, not for bounds."""
-        return self._law(signal, steps, delta)
+        return self._epsilon_at(signal, steps, delta)
 
-    # ------------------------------------------------------------------------ its accounting
+    # ----------------------------------------------------------------- accounting, from above
 
     def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
         """The epsilon an accountant claims for a run, from above.
@@ -157,7 +186,7 @@ class Scheme(ABC):
             "epsilon_lower(), or train with Poisson sampling, which has one."
         )
 
-    # ------------------------------------------------------------------------ its simulation
+    # ----------------------------------------------------------------------------- simulation
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, records: int, steps: int) -> Iterator[Integers]:
@@ -169,7 +198,7 @@ class Scheme(ABC):
             steps: Number of steps.
         """
 
-    # ----------------------------------------------------------------------------- its tests
+    # --------------------------------------------------------------- tests of drawn batches
 
     def test(
         self, batches: Sequence[ArrayLike] | Mask, *, records: int | None = None
@@ -186,6 +215,8 @@ class Scheme(ABC):
             Tests with p-values. Each is below any level with at most that probability if batches
             were drawn by this scheme, so Holm's procedure may combine them.
         """
+        from askgauss.sampling.batch_testing import SchemeSums
+
         if isinstance(batches, np.ndarray) and batches.dtype == np.bool_:
             if batches.ndim != 2:
                 hint = "Pass one row a step and one column a record."
@@ -211,24 +242,25 @@ class Scheme(ABC):
         """Records that the next step must draw."""
         return None
 
-    def coin(self, past: SchemeSums) -> float | None:
-        """The probability of each record of the pool, where they join independently."""
+    def inclusion_probability(self, past: SchemeSums) -> float | None:
+        """That of each record of the pool, where they join independently."""
         return None
 
-    def size_breaks(self, sizes: Integers) -> NDArray[np.bool_]:
+    def size_breaks(self, sizes: Integers) -> Mask:
         """Steps whose batch has a size that the scheme never gives."""
         return np.zeros(sizes.size, dtype=np.bool_)
 
-    def size_limits(
-        self, past: SchemeSums
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """For each step P[fewer] and P[at most] as many of the pool as were drawn; or no law."""
-        coins = past.coins
-        if np.isnan(coins).any():
+    def size_limits(self, past: SchemeSums) -> Limits | None:
+        """For each step P[fewer] and P[at most] as many of the pool as were drawn, if known."""
+        rates = past.probabilities
+        if np.isnan(rates).any():
             return None
-        return binomial_limits(past.drawn, past.pools, coins)
+        from scipy.stats import binom
 
-    # ----------------------------------------------------------------------------- its files
+        below, upto = (binom.cdf(past.drawn - less, past.pools, rates) for less in (1, 0))
+        return below, upto
+
+    # ---------------------------------------------------------------------------------- files
 
     def to_plain(self) -> dict[str, Any]:
         """JSON values, with a tag that says which scheme it is."""
@@ -242,31 +274,31 @@ class Scheme(ABC):
         Raises:
             FileFormatError: It is not a scheme, or not one that this version knows.
         """
-        from askgauss.sampling.scheme_codec import from_plain
+        from askgauss.sampling.registry import from_plain
 
         return from_plain(value, where)
 
 
-def _where_broken(
-    law: Callable[[float, int, float], float],
+def _violating_signal(
+    epsilon_at: Callable[[float, int, float], float],
     share: float,
     epsilon: float,
     delta: float,
     steps: int,
     precision: float,
 ) -> float:
-    """The ratio at which a law passes a claim, rounded up."""
+    """The ratio at which a run's epsilon passes a claim, rounded up."""
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
     _validate.integer(1, steps=steps)
-    if law(math.inf, int(steps), float(delta)) <= epsilon:
+    if epsilon_at(math.inf, int(steps), float(delta)) <= epsilon:
         return math.inf
 
     @cache
     def excess(signal: float) -> float:
-        return law(signal, int(steps), float(delta)) - epsilon
+        return epsilon_at(signal, int(steps), float(delta)) - epsilon
 
-    # Near where Poisson sampling of as many records is broken, or far from it.
+    # Near where Poisson sampling of as many records violates the claim, or far from it.
     start = accounting.quick_signal_to_noise(
         epsilon=epsilon, delta=delta, sampling_rate=share, steps=steps
     )
@@ -275,7 +307,7 @@ def _where_broken(
     while (at_low := excess(low)) > 0.0:
         low, high, factor = low / factor, low, factor**2
     while (at_high := excess(high)) <= 0.0:
-        # A law that is cut off where floating point ends never gets there.
+        # An epsilon that is cut off where floating point ends never gets there.
         if high > _validate.LARGEST:
             return math.inf
         low, high, at_low, factor = high, high * factor, at_high, factor**2
@@ -288,18 +320,12 @@ def _where_broken(
     return root
 
 
-def binomial_limits(
-    values: Integers, trials: Integers, rates: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """P[fewer] and P[at most] under binomial laws."""
-    from scipy.stats import binom
-
-    return binom.cdf(values - 1, trials, rates), binom.cdf(values, trials, rates)
-
-
 def hypergeometric_limits(
-    values: Integers, population: Integers, marked: Integers, drawn: Integers
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    values: Integers,
+    population: Integers | int,
+    marked: Integers | int,
+    drawn: Integers | int,
+) -> Limits:
     """P[fewer] and P[at most] marked ones in draws without replacement."""
     from scipy.stats import hypergeom
 
@@ -307,13 +333,6 @@ def hypergeometric_limits(
         hypergeom.cdf(values - 1, population, marked, drawn),
         hypergeom.cdf(values, population, marked, drawn),
     )
-
-
-def check_noise(noise_multiplier: float, steps: int, delta: float) -> None:
-    """Arguments of an accountant."""
-    _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
-    _validate.integer(1, steps=steps)
-    _validate.probability(delta=delta)
 
 
 def check_draw(records: int, steps: int) -> None:

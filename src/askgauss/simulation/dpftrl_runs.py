@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,12 +17,10 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
+from askgauss.simulation.fault_kinds import NodeNoise
 from askgauss.simulation.faults import TreeFault, find_tree_fault
 
-__all__ = ["NodeNoise", "node_noise", "run_tree", "simulate_dpftrl"]
-
-NodeNoise = Callable[[int, int, int], NDArray[np.float64]]
-"""The standard normal noise of a node by its tree, level and index; the same at every call."""
+__all__ = ["node_noise", "run_tree", "simulate_dpftrl"]
 
 
 def simulate_dpftrl(

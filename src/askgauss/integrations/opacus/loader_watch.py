@@ -17,7 +17,7 @@ from askgauss.integrations.opacus.row_watch import TrainedRows
 from askgauss.integrations.opacus.run_description import TrainingRun
 from askgauss.recording.facts import MixingFacts, RowFacts
 from askgauss.recording.transcript import Transcript
-from askgauss.sampling import DrawnBatches, Poisson
+from askgauss.sampling import DrawnBatches, assumed_poisson
 from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.recognising import Recogniser
 
@@ -60,7 +60,7 @@ class LoaderWatch(Observer):
         self._lost = unseen = ""
         # Steps on batches of an iteration that had begun before the audit was attached.
         self._missed = 0
-        self._poisson = isinstance(scheme, Poisson)
+        self._poisson = scheme is not None and assumed_poisson(scheme)
         if self._sampler is None or self._records is None:
             self._lost = unseen = "the loader was not shown, or does not say what it draws from"
         elif run.world > 1:
@@ -70,7 +70,7 @@ class LoaderWatch(Observer):
         else:
             if scheme is not None:
                 self._sums = SchemeSums(scheme, records=self._records)
-            if isinstance(scheme, (Poisson, type(None))):
+            if assumed_poisson(scheme):
                 self._recogniser = Recogniser(self._records)
         self._trained = TrainedRows(run, unseen)
 

@@ -325,7 +325,7 @@ def find_sampling(
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
     scheme = scheme_of(scheme, sampling_rate if scheme is not None else None)
     if scheme is not None:
-        poisson = True if isinstance(scheme, Poisson) else None
+        poisson = True if scheme.poisson_rate is not None else None
         return Sampling(rate=scheme.share, poisson=poisson, by_batch=False, scheme=scheme)
     if data_loader is None:
         rate = sampling_rate if sampling_rate is not None else accounted

@@ -1,1 +1,1 @@
-"""Releases of correlated noise turned back into steps with independent noise."""
+"""Decorrelation: releases of correlated noise turned back into independent noise."""

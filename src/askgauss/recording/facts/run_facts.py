@@ -250,13 +250,13 @@ class RunFacts:
             if drawn is None or drawn.scheme == scheme:
                 continue
             # Where only a rate was said, batches are held against the accountant's.
-            if scheme is not None or not isinstance(drawn.scheme, Poisson):
+            if scheme is not None or drawn.scheme.poisson_rate is None:
                 raise _contradiction(f"facts.{name}.scheme", drawn.scheme, scheme or "a rate alone")
         if scheme is None:
             return
         if rate is not None and not math.isclose(rate, scheme.share, rel_tol=1e-6):
             raise _contradiction("facts.sampling_rate", rate, f"{scheme}: {scheme.share:g}")
-        if self.sampling == "own coin" and self.poisson != isinstance(scheme, Poisson):
+        if self.sampling == "own coin" and self.poisson != (scheme.poisson_rate is not None):
             raise _contradiction("facts.poisson", self.poisson, scheme)
 
 
