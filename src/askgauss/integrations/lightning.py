@@ -44,7 +44,7 @@ _TRIED = ((2, 6), (2, 6))
 class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[misc]
     """Audits the Opacus optimizer of a Lightning trainer.
 
-    Canaries are planted from the first step of `fit` to its last. Their state is part of the
+    Canaries are inserted from the first step of `fit` to its last. Their state is part of the
     trainer's own checkpoints, so that a run resumed with ``ckpt_path`` goes on being audited. At
     the end, or when an exception ends the training, ``transcript.npz``, ``result.json`` and
     ``report.html`` are written, and the trainer's loggers get bound, findings and report.

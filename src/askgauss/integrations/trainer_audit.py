@@ -176,7 +176,7 @@ class TrainerAudit:
             sampling_rate=self._sampling_rate,
             sampling=self._sampling,
             # What other optimizers train may see records only through what is private, as a
-            # generator does behind a private critic: whether it does cannot be told from here.
+            # generator does behind a private critic: whether it does is not known here.
             model=training.model if len(training.optimizers) == 1 else None,
             observation=self._observation,
             claim=self._claim,

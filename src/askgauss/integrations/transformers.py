@@ -54,13 +54,13 @@ _FILE = "askgauss_audit.npz"
 class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore[misc]
     """Audits the Opacus optimizer of a Hugging Face trainer.
 
-    Canaries are planted from the first step of `train` to its last. Their state is written into
+    Canaries are inserted from the first step of `train` to its last. Their state is written into
     each checkpoint folder of the trainer, and taken up again from there when the trainer resumes.
     At the end ``transcript.npz``, ``result.json`` and ``report.html`` are written, and what
     ``report_to`` names gets bound, findings and report.
 
     An exception ends `train` without a word to callbacks: `result` then speaks of the steps until
-    there, and `finish` writes the files. No canary is planted in what is trained afterwards. Its
+    there, and `finish` writes the files. No canary is inserted in what is trained afterwards. Its
     arguments are those of `TrainerAudit`.
     """
 

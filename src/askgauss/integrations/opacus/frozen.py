@@ -16,7 +16,7 @@ __all__ = ["FrozenTensors", "left_out"]
 
 # Random stream, from the run's seed, of the values that replace those of frozen tensors.
 _STREAM = 27
-# One number a step over the canaries of all tensors, which cannot be told apart afterwards.
+# One number a step over the canaries of all tensors, which cannot be separated afterwards.
 _OVER_ALL = (
     *("least", "most", "planted_least", "planted_most"),
     *("silent", "planted_silent", "carried"),

@@ -47,7 +47,7 @@ _LOOKED_IN = 64
 _RECOGNISED = 0.25
 # Where the model is called to train on the batch; other places are known by their frames.
 _TO_TRAIN = 0
-# Other places that are told apart, and the frames of each that are read.
+# Other places that are distinguished, and the frames of each that are read.
 _PLACES = 64
 _FRAMES = 64
 # A pass of fewer batches that is left out whole is no epoch that a schedule skips.

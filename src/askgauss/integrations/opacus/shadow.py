@@ -125,7 +125,7 @@ class Shadow(Observer):
             index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
             for index, _ in looked
         }
-        self._witness = WeightWitness(
+        self._comparison = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
             precision=np.array([spacing[index] for index in tensor.tolist()]),
@@ -166,19 +166,19 @@ class Shadow(Observer):
         moved = tuple(
             name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
         )
-        self._witness.bare(tuple(trained), moved)
+        self._comparison.bare(tuple(trained), moved)
         if self._moved is not None and self._reached is not None:
-            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
-        return self._witness.facts
+            self._comparison.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
+        return self._comparison.facts
 
     def inform(self, monitor: Monitor) -> None:
         """Tell the monitor how the weights moved in the steps that are over."""
         self._judge()
-        if self._witness.all_alike:
+        if self._comparison.all_alike:
             # In nearly every step; words would cost more than all else that is told.
             monitor.check_weights(0.0, 0.0)
             return
-        facts = self._witness.facts
+        facts = self._comparison.facts
         found = [check(facts) for check in (moved_by_the_release, loaded_state)]
         failed = [item for item in found if item.status is Status.FAIL]
         breach = next((item for item in failed if item.consequence is Consequence.BREACH), None)
@@ -199,14 +199,14 @@ class Shadow(Observer):
         """Resume."""
         self._forget()
         self._after = None
-        self._witness.load(state.moves)
+        self._comparison.load(state.moves)
         if state.optimizer:
             self._know(state.optimizer)
             self._doubted = True
 
     def _kept(self) -> dict[str, Tensor] | None:
         """What the optimizer keeps at the followed places; None where it is not read."""
-        if self._witness.unchecked or self._places.collective:
+        if self._comparison.unchecked or self._places.collective:
             return None
         return _state(_joined(self._optimizer, self._parameters, self._places))
 
@@ -221,7 +221,7 @@ class Shadow(Observer):
         if elsewhere:
             self._after = None
         # What was loaded since then is looked at; what was trained elsewhere is not known here.
-        self._doubted = self._doubted or (self._witness.begun and not elsewhere)
+        self._doubted = self._doubted or (self._comparison.begun and not elsewhere)
         optimizer = self._optimizer
         attachment.undo(self._leave)
         attachment.hook(optimizer.register_step_post_hook, self._stepped)
@@ -239,7 +239,7 @@ class Shadow(Observer):
         self._judge()
         if self._after is not None and not self._places.collective:
             now = self._places.read(self._parameters)
-            self._witness.between(_host(self._after), _host(now), self._count.recorded + 1)
+            self._comparison.between(_host(self._after), _host(now), self._count.recorded + 1)
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
@@ -268,13 +268,13 @@ class Shadow(Observer):
     def _look_at_state(self) -> None:
         """A state was loaded: take it over where it is known, and say so where it is not."""
         self._doubted, found = False, self._kept()
-        explained = not found or not self._witness.begun or _digest(found) in self._known
+        explained = not found or not self._comparison.begun or _digest(found) in self._known
         own = self._twin is not None and found and _near(_state(self._parts), found)
         if explained or own:
             self._twin = None
             return
         # The twin continues with what was released for one more step, to measure the difference.
-        self._witness.loaded(self._count.recorded + 1)
+        self._comparison.loaded(self._count.recorded + 1)
         self._loaded = self._twin is not None
 
     @contextlib.contextmanager
@@ -284,7 +284,7 @@ class Shadow(Observer):
         yield
         self._after = self._twin = None
         self._doubted = False
-        self._witness.declare()
+        self._comparison.declare()
 
     def stepping(
         self,
@@ -299,14 +299,16 @@ class Shadow(Observer):
         """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
-            self._witness.closure()
+            self._comparison.closure()
         self._before = self._places.read(self._parameters)
         if self._after is not None and not self._equal(self._after, self._before):
-            self._witness.between(_host(self._after), _host(self._before), self._count.recorded + 1)
+            self._comparison.between(
+                _host(self._after), _host(self._before), self._count.recorded + 1
+            )
         if step is not None:
             reached = step.clean != 0
             self._reached = reached if self._reached is None else self._reached | reached
-        if self._witness.unchecked:
+        if self._comparison.unchecked:
             return
         self._read = applied
         if applied is None:
@@ -355,7 +357,7 @@ class Shadow(Observer):
             self._step_twin(before, read)
         expected = torch.cat([part.small.detach().to(read) for part in self._parts])
         if not loaded and self._equal(expected, self._after):
-            self._witness.moved_alike()
+            self._comparison.moved_alike()
             return
         self._pending = _Pending(
             step=self._count.recorded,
@@ -407,8 +409,8 @@ class Shadow(Observer):
             applied=_host(pending.applied),
         )
         if pending.loaded:
-            self._witness.loaded_move(move)
-        elif not self._witness.move(move, pending.step):
+            self._comparison.loaded_move(move)
+        elif not self._comparison.move(move, pending.step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
 
