@@ -140,8 +140,8 @@ def default_numbers(
     Args:
         places: How many canaries there is room for.
         records: About how many records the run trains on.
-        rows: Whether each included canary costs a whole row of per-example gradients. A twentieth of
-            the records is then a twentieth more rows to clip; of an unknown number it is few.
+        rows: Whether each included canary costs a whole row of per-example gradients. A twentieth
+            of the records is then a twentieth more rows to clip; of an unknown number it is few.
         sampling_rate: Probability that an inserted one is included in a step.
         noise_multiplier: The noise of a step, in clip norms.
         planned_steps: How many steps the run will take; from 100 to 350 where nobody says.
