@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from askgauss.exceptions import MissingExtraError
-from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -75,7 +75,7 @@ class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[m
         """Attach."""
         planned = trainer.estimated_stepping_batches
         self._begin(
-            Training(
+            TrainerView(
                 optimizers=trainer.optimizers,
                 data_loader=trainer.train_dataloader,
                 model=pl_module,

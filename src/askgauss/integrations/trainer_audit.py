@@ -23,11 +23,11 @@ from askgauss.monitor import Monitor
 from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 
-__all__ = ["TrainerAudit", "Training", "warn_untried"]
+__all__ = ["TrainerAudit", "TrainerView", "warn_untried"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainerView:
     """A training that is about to begin, as its trainer shows it.
 
     Attributes:
@@ -152,7 +152,7 @@ class TrainerAudit:
             return audit.result(delta=self._delta)
         return audit.result(claim=self._claim)
 
-    def _begin(self, training: Training) -> None:
+    def _begin(self, training: TrainerView) -> None:
         """Attach to the private optimizer, and go on from a checkpoint where one was restored."""
         if self._attached:
             self._leave(RecordingError("The training before did not end."))

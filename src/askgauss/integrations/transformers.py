@@ -32,7 +32,7 @@ from askgauss import _validate
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, MissingExtraError
 from askgauss.integrations.opacus.restarts import read_state
-from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -85,7 +85,7 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
                     self._restore(read_state(place / _FILE))
                     break
         self._begin(
-            Training(
+            TrainerView(
                 optimizers=[optimizer],
                 data_loader=train_dataloader,
                 model=model,

@@ -64,7 +64,7 @@ from askgauss.integrations.opacus.moments import Observer, StepCount
 from askgauss.integrations.opacus.observers import make_observers
 from askgauss.integrations.opacus.private_step import CanaryMode, NoiseByParameter, PrivateSteps
 from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
-from askgauss.integrations.opacus.restarts import AuditState, read_state
+from askgauss.integrations.opacus.restarts import OpacusState, read_state
 from askgauss.integrations.opacus.run_description import TrainingRun
 
 __all__ = ["CanaryAudit", "Observation"]
@@ -218,9 +218,9 @@ class CanaryAudit(AuditedRun[()]):
                 "out and read the transcript, which every rank has."
             )
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        kept: AuditState | None = None
+        kept: OpacusState | None = None
         if self._checkpoint is not None and self._checkpoint.exists():
-            kept = AuditState.of(read_state(self._checkpoint))
+            kept = OpacusState.of(read_state(self._checkpoint))
         if rank == 0:
             described.check_folder("checkpoint", checkpoint)
             described.check_folder("store", store)
@@ -582,8 +582,8 @@ class CanaryAudit(AuditedRun[()]):
             state |= observer.arrays()
         return state
 
-    def _state(self) -> AuditState:
-        return AuditState(
+    def _state(self) -> OpacusState:
+        return OpacusState(
             inject=self._mode.inject,
             known=self._known,
             seed=self._canaries.root_seed,
@@ -602,7 +602,7 @@ class CanaryAudit(AuditedRun[()]):
             RecordingError: The state belongs to another run. The audit stays as it was.
             FileFormatError: The state is not one of an audit, or parts of it are missing.
         """
-        kept = AuditState.of(state)
+        kept = OpacusState.of(state)
         arrays = {
             name: value.numpy() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()
@@ -683,7 +683,7 @@ def _goes_through_clipping(optimizer: Any) -> bool:
     )
 
 
-def _root_seed(run: TrainingRun, kept: AuditState | None) -> int | None:
+def _root_seed(run: TrainingRun, kept: OpacusState | None) -> int | None:
     """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
     if kept is not None:
         return kept.seed

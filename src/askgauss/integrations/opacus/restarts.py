@@ -10,11 +10,11 @@ from askgauss.files import atomic, codec
 from askgauss.files.checkpoint import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
 from askgauss.recording.commitment import Commitment
 
-__all__ = ["AuditState", "read_state"]
+__all__ = ["OpacusState", "read_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditState:
+class OpacusState:
     """The part of a checkpoint that is not the recorder's.
 
     Attributes:
@@ -40,13 +40,13 @@ class AuditState:
     observers: dict[str, Any]
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> AuditState:
+    def of(cls, state: dict[str, Any]) -> OpacusState:
         """What a `CanaryAudit.state_dict` holds of it.
 
         Raises:
             FileFormatError: It is no such state, or parts of it are missing.
         """
-        found: AuditState = codec.from_plain(cls, state.get("audit"), "audit")
+        found: OpacusState = codec.from_plain(cls, state.get("audit"), "audit")
         return found
 
 
