@@ -14,7 +14,7 @@ import typer
 import askgauss as ag
 from askgauss import auditors
 from askgauss.cli import app
-from askgauss.figures import plots
+from tests.figures.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -77,7 +77,7 @@ def test_versions_stand_beside_each_other_and_the_newest_leads(tmp_path, capsys)
     assert "0.9.1" not in (tmp_path / "versions.json").read_text()
 
 
-@pytest.mark.parametrize("name", sorted({*ag.__all__, *plots.__all__}))
+@pytest.mark.parametrize("name", sorted({*ag.__all__, *KINDS}))
 def test_every_public_name_is_on_some_page(name):
     if name.startswith("__"):
         return

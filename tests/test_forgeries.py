@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 import askgauss as ag
-from askgauss.auditing import derived
+from askgauss import policy
 from askgauss.auditors import SubsampledGaussian
-from askgauss.checks.scope import exercised_in, scope_of
+from askgauss.checks.scope import scope_of
 from askgauss.cli.app import app
 from askgauss.evidence import verification
 from askgauss.evidence.provenance import Provenance, with_provenance
@@ -70,9 +70,9 @@ class Files:
         result = replace(
             self.result,
             findings=findings,
-            scope=scope_of(findings, exercised_in(self.result.metadata)),
+            scope=scope_of(findings, self.result.summary.run.passed),
         )
-        return self.other(result=derived(result, lambda: None))
+        return self.other(result=replace(result, **policy.decide_again(result).stated()))
 
     def facts(self, **changes):
         return self.other(
@@ -156,7 +156,7 @@ def _(files):
     return files.other(edit=edit)
 
 
-@forgery("more canaries are written in", command="check-results", says="canaries")
+@forgery("more canaries are written in", says="of 2,000 inserted")
 def _(files):
     return files.other(edit=lambda content: content.update(present=2000))
 
@@ -275,16 +275,15 @@ def _(files):
 
 @forgery("facts of the run are changed", says="metadata.run.noise_multiplier")
 def _(files):
-    metadata = json.loads(json.dumps(files.result.metadata))
-    metadata["run"]["noise_multiplier"] = 3.0
-    return files.other(result=replace(files.result, metadata=metadata))
+    return files.other(edit=lambda content: content["metadata"]["run"].update(noise_multiplier=3.0))
 
 
 @forgery("a figure is changed", says="metadata.figures")
 def _(files):
-    metadata = json.loads(json.dumps(files.result.metadata))
-    metadata["figures"]["scores"]["present"]["mean"] = 0.0
-    return files.other(result=replace(files.result, metadata=metadata))
+    def edit(content):
+        content["metadata"]["figures"]["scores"]["present"]["mean"] = 0.0
+
+    return files.other(edit=edit)
 
 
 @forgery("a result of few plantings is called public", says="must not be published")
@@ -335,9 +334,9 @@ def _(files):
 
 @forgery("the machine is called certified", says="metadata.environment")
 def _(files):
-    metadata = json.loads(json.dumps(files.result.metadata))
-    metadata["environment"]["certified"] = "by a regulator"
-    return files.other(result=replace(files.result, metadata=metadata))
+    return files.other(
+        edit=lambda content: content["metadata"]["environment"].update(certified="by a regulator")
+    )
 
 
 # --- claims -------------------------------------------------------------------------------------
@@ -637,12 +636,11 @@ def test_whoever_verifies_sets_the_standard(files):
     assert invoke("verify", names).exit_code == 3
 
 
-def test_every_field_of_a_result_is_looked_at():
-    from dataclasses import fields
-
+def test_every_field_of_a_result_is_looked_at(files):
     compared = [name for names in verification._COMPARED.values() for name in names]
     looked_at = [*compared, *verification._OPTIONS, *verification._APART]
-    assert sorted(looked_at) == sorted(item.name for item in fields(ag.AuditResult))
+    follows = ["assumption", "carries_bound", "next_step", "outside"]
+    assert sorted([*looked_at, *follows]) == sorted(files.result.to_dict())
 
 
 def test_the_page_lists_every_forgery():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -80,36 +79,6 @@ def test_a_run_goes_on_from_its_first_checkpoint_and_store(tmp_path):
     with unprotected:
         linear.load(FIRST / "linear-recorder.npz")
     assert linear.steps == 6
-
-
-def test_a_result_of_a_test_that_was_replaced_is_refused():
-    """`OneRun` took a chosen number of guesses for a fixed one: its bound is another now."""
-    with unprotected, pytest.raises(FileFormatError, match="Audit the run again"):
-        ag.AuditResult.load(FIRST / "result-one-run.json")
-
-
-@pytest.mark.parametrize(
-    "path",
-    sorted({*FIRST.glob("result-*.json")} - {FIRST / "result-one-run.json"}),
-    ids=lambda path: path.stem,
-)
-def test_results(path):
-    with unprotected:
-        found = ag.AuditResult.load(path)
-    stated = json.loads(path.read_text())
-    assert found.epsilon_lower == float(stated["epsilon_lower"])
-    assert (found.verdict.value if found.verdict else None) == stated["verdict"]
-
-
-def test_an_unprotected_result_is_still_held_against_its_evidence():
-    text = (FIRST / "result-scores.json").read_text()
-    assert '"verdict": "VIOLATION"' in text
-    for old, new in (
-        ('"verdict": "VIOLATION"', '"verdict": "CONSISTENT"'),
-        ('"epsilon_lower": ', '"epsilon_lower": 1'),
-    ):
-        with unprotected, pytest.raises(ag.exceptions.FileFormatError, match="evidence"):
-            ag.AuditResult.from_json(text.replace(old, new))
 
 
 def test_run_folders_and_sweeps(tmp_path):

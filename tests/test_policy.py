@@ -1,4 +1,4 @@
-"""Thresholds, the order of verdicts and what makes an audit weak are written once."""
+"""Thresholds, the order of verdicts, what makes an audit weak and what opens a gate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import askgauss as ag
 from askgauss import policy
-from askgauss.report.advice import advice
+from askgauss.report.words import advice
 from askgauss.results import Consequence, Finding, Part, Status, Verdict
+from tests.report import samples
 
 CLAIM = ag.PrivacyClaim(epsilon=3.0, delta=1e-5)
 
@@ -102,3 +104,52 @@ def test_failures_have_their_consequence():
     failed = replace(contribution(2.0), status=Status.FAIL, consequence=Consequence.BREACH)
     assert policy.failures((contribution(2.0), failed), Consequence.BREACH) == [failed]
     assert policy.failures((failed,), Consequence.INVALIDATES) == []
+
+
+# --- the gate ------------------------------------------------------------------------------------
+
+CODES = {
+    Verdict.CONSISTENT: 0,
+    Verdict.VIOLATION: 1,
+    Verdict.INCONCLUSIVE: 3,
+    Verdict.INVALID: 3,
+}
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_its_code(verdict, lenient):
+    result = replace(samples.consistent(), verdict=verdict)
+    opened = policy.gate(result, lenient=lenient)
+    passes = verdict is Verdict.CONSISTENT or (lenient and verdict is Verdict.INCONCLUSIVE)
+    assert opened.passes == passes
+    assert opened.exit_code == (0 if passes else CODES[verdict])
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_nothing_passes_without_a_claim(lenient):
+    opened = policy.gate(samples.no_claim(), lenient=lenient)
+    assert opened.exit_code == 3
+    assert "no claim" in opened.why
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("verdict", [None, Verdict.CONSISTENT, Verdict.INCONCLUSIVE])
+def test_nothing_passes_with_a_failed_check_or_an_infinite_bound(verdict, lenient):
+    failed = Finding(
+        check="mine", status=Status.FAIL, summary="bad.", consequence=Consequence.INFORMS
+    )
+    sound = replace(samples.consistent(), verdict=verdict)
+    for wrong in (replace(sound, findings=(failed,)), replace(sound, epsilon_lower=np.inf)):
+        assert policy.gate(wrong, lenient=lenient).exit_code == 3
+
+
+def test_an_estimate_opens_no_gate():
+    scores = ag.CanaryScores.from_groups(
+        present=np.linspace(0.1, 0.3, 40), absent=np.linspace(-0.1, 0.1, 40)
+    )
+    result = ag.audit(
+        scores, claim=ag.PrivacyClaim(epsilon=8.0, delta=1e-5), auditor=ag.MaxCosine(dimension=100)
+    )
+    assert result.verdict is None
+    assert policy.gate(result).exit_code == 3

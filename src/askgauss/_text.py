@@ -1,11 +1,19 @@
-"""Text from outside, made safe to show: names in files may be written to forge or to command."""
+"""Numbers for people, and text from outside made safe to show in a terminal or a CI log."""
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
-__all__ = ["one_line", "printable"]
+__all__ = [
+    "confidence_in_words",
+    "number",
+    "of_the_claim",
+    "one_line",
+    "printable",
+    "whole_percent",
+]
 
 # Control characters, text that runs backwards, half characters, private and unknown ones, and what
 # some readers take for the end of a line.
@@ -43,3 +51,33 @@ def one_line(text: object, longest: int | None = None) -> str:
     """
     shown = _COMMANDS.sub(r"\g<0> ", printable(" ".join(str(text).split())))
     return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def number(value: float | None) -> str:
+    """A number for a person: four significant digits, infinity in words."""
+    if value is None:
+        return "none"
+    return "infinity" if math.isinf(value) else f"{value:.4g}"
+
+
+def confidence_in_words(confidence: float) -> str:
+    """A confidence for a person, which is never said to be 1.
+
+    Examples:
+        >>> confidence_in_words(0.95), confidence_in_words(1.0 - 2e-7)
+        ('0.95', '1 - 2e-07')
+    """
+    return f"{confidence:g}" if confidence <= 0.9999 else f"1 - {1.0 - confidence:.2g}"
+
+
+def whole_percent(share: float) -> str:
+    """A share for a person, rounded down: what falls short of all of it is not 100%."""
+    if math.isinf(share):
+        return "infinity"
+    return f"{math.floor(100.0 * share)}%" if share < 10.0 else f"{share:,.3g} times"
+
+
+def of_the_claim(epsilon: float, claimed: float) -> str:
+    """How much of the claim a bound is: a share, or how many times."""
+    share = whole_percent(epsilon / claimed)
+    return f"{share} the claim" if share.endswith("times") else f"{share} of the claim"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVarTuple
 from askgauss.auditing import audit
 from askgauss.auditors.auditor import Auditor
 from askgauss.claims import PrivacyClaim
-from askgauss.figures.numbers import with_course
+from askgauss.figures.course_figures import with_course
 from askgauss.monitor import Monitor
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
@@ -27,7 +27,7 @@ class AuditedRun(abc.ABC, Generic[*State]):
 
     Attributes:
         result_ends: Whether nothing else says that the run is over, so that asking for its result
-            tells those who follow its monitor, unless the run is known to go on.
+            closes its monitor, unless the run is known to go on.
     """
 
     result_ends: ClassVar[bool] = False

@@ -1,11 +1,11 @@
-"""Where scores, an auditor and its checks meet and become a result."""
+"""Where data, an auditor and its checks meet and become a result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import binom, stdtr
@@ -20,44 +20,39 @@ from askgauss.auditors.one_run import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.checks import diagnose
 from askgauss.checks.adjacency import has_opposites, neighbour_checks
-from askgauss.checks.causes import named
-from askgauss.checks.scope import exercised_in, scope_of
+from askgauss.checks.scope import scope_of
 from askgauss.checks.stopping import error_share, stopping
 from askgauss.claims import PrivacyClaim, check_claim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.figures.summary import summarise
-from askgauss.power import smallest_leak
+from askgauss.policy import Reading, Terms
 from askgauss.publish.disclosure import publishable, published, tells_of_single
-from askgauss.recording.inputs import check_audit_input
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
 from askgauss.results import (
+    MEMBERSHIP,
+    NOISE_MODEL,
     Assumption,
     AuditResult,
     Consequence,
     Finding,
-    Part,
     Status,
-    Verdict,
-    number,
-    whole_percent,
+    membership_gap,
 )
-from askgauss.scores import CanaryScores
+from askgauss.scores import check_audit_data
 
-__all__ = ["audit", "audited", "derived"]
+if TYPE_CHECKING:
+    from askgauss.recording.inputs import AuditInput
 
-# Present means this improbably far below absent ones do not happen by chance.
+__all__ = ["audit", "audited", "with_findings"]
+
+# Inserted canaries do not score this improbably far below held-out ones by chance.
 _REVERSED = 1e-9
 _ROUNDING = 1e-14
-# The test that needs no law of the scores.
-_LAWLESS = ClopperPearson()
-# The bound that Gaussian noise would mean, where nobody declared it.
+# Where nobody declared the noise: the test that needs no distribution of the scores, and the one
+# whose bound is stated beside it.
+_UNDECLARED = ClopperPearson()
 _IF_GAUSSIAN = GaussianShift()
-# Where the verdict depends on what nobody said.
-_AMBIGUOUS = (
-    "were the noise Gaussian, these scores would contradict the claim; without a distribution of "
-    "them there is no evidence against it."
-)
+# What is asked where an assumption of the deciding method failed.
+_FALLBACK = OneRun()
 _STATE_IT = (
     'State how membership was decided: membership="randomised", "declared" or "fixed" '
     "(--membership on the command line). If the scores are sums of noisy gradients, declare the "
@@ -67,7 +62,7 @@ _STATE_IT = (
 
 
 def audit(
-    data: CanaryScores | Transcript | LinearTranscript,
+    data: AuditInput,
     *,
     claim: PrivacyClaim | None = None,
     delta: float | None = None,
@@ -112,7 +107,7 @@ def audit(
         >>> ag.audit(scores, claim=ag.PrivacyClaim(epsilon=1.0, delta=1e-5)).verdict
         <Verdict.VIOLATION: 'VIOLATION'>
     """
-    check_audit_input(data)
+    check_audit_data(data)
     check_claim(claim)
     end = _watched_end(data, claim)
     return audited(
@@ -128,7 +123,7 @@ def audit(
 
 
 def audited(
-    data: CanaryScores | Transcript | LinearTranscript,
+    data: AuditInput,
     *,
     claim: PrivacyClaim | None,
     delta: float | None,
@@ -139,6 +134,90 @@ def audited(
     share: float = 1.0,
 ) -> AuditResult:
     """What `audit` returns, stated with a share of the errors; by default with all of them."""
+    method = _method(data, claim, auditor)
+    terms = _terms(method, claim, delta, confidence, gate_error, share)
+    read = data if data.has_steps and method.reads == "transcript" else data.scores()
+    _check_direction(read)
+    evidence = method.gather(read, delta=terms.delta, confidence=terms.confidence)
+    declared = auditor is not None or data.gaussian
+    own = (
+        *_membership(data, method),
+        *(() if declared else (_undeclared(),)),
+        *method.findings(evidence, delta=terms.delta, confidence=terms.confidence),
+    )
+    checks = _checks(data, terms, method) if diagnostics else ()
+    gaussian = None
+    if not declared and terms.delta > 0.0 and membership_gap(own) is None:
+        gaussian = _gathered(_IF_GAUSSIAN, data, terms)
+        if gaussian is not None and diagnostics and _doubtful(checks, gaussian.evidence, terms):
+            gaussian = None
+    stated = {item.check for item in own}
+    others = [item for item in checks if item.check not in stated]
+    # What is published is what the scope follows from, so that a file can be compared with it.
+    findings = published((*own, *(_as_it_concerns(item, method, evidence) for item in others)))
+    summary = publishable(summarise(data)).rounded() if diagnostics else None
+    scope = () if summary is None else scope_of(findings, summary.run.passed)
+    decision = policy.decide(
+        Reading(auditor=method, evidence=evidence),
+        terms,
+        findings=findings,
+        scope=scope,
+        fallback=lambda: _gathered(_FALLBACK, data, terms) if data.scorable else None,
+        gaussian=gaussian,
+    )
+    end = _watched_end(data, claim)
+    note = None if end is None else stopping(*end)
+    present = int(np.count_nonzero(read.member))
+    return AuditResult(
+        auditor=method,
+        evidence=evidence,
+        present=present,
+        absent=read.member.size - present,
+        delta=terms.delta,
+        confidence=terms.confidence,
+        claim=claim,
+        gate_error=terms.gate_error,
+        findings=findings if note is None else (*findings, note),
+        scope=scope,
+        summary=summary,
+        version=__version__,
+        membership=data.membership,
+        run=data.run_id,
+        commitment=data.committed,
+        private=tells_of_single(data, by_counts=getattr(evidence, "counts", None) is not None),
+        **decision.stated(),
+    )
+
+
+def with_findings(result: AuditResult, more: Sequence[Finding]) -> AuditResult:
+    """The result with more findings, and what then follows for its scope and its verdict."""
+    findings = (*result.findings, *more)
+    exercised = () if result.summary is None else result.summary.run.passed
+    scope = scope_of(findings, exercised) if result.scope else ()
+    joined = replace(result, findings=findings, scope=scope)
+    return replace(joined, **policy.decide_again(joined).stated())
+
+
+def _method(
+    data: AuditInput, claim: PrivacyClaim | None, auditor: Auditor[Any] | str | None
+) -> Auditor[Any]:
+    """The method that was asked for, or the default one for these data."""
+    if auditor is not None:
+        return as_auditor(auditor)
+    if not data.gaussian:
+        return _UNDECLARED
+    replaced = claim is not None and claim.adjacency == "replace" and has_opposites(data)
+    return (SubsampledGaussian if data.has_steps else GaussianShift)(replaced=replaced)
+
+
+def _terms(
+    method: Auditor[Any],
+    claim: PrivacyClaim | None,
+    delta: float | None,
+    confidence: float,
+    gate_error: float,
+    share: float,
+) -> Terms:
     if (claim is None) == (delta is None):
         raise InvalidArgumentError(
             "Expected exactly one of claim and delta, got "
@@ -147,168 +226,47 @@ def audited(
         )
     level = claim.delta if claim is not None else delta
     assert level is not None
-    declared = auditor is not None or not isinstance(data, CanaryScores) or data.metadata.gaussian
-    method: Auditor[Any] = _LAWLESS if not declared else _default(data, claim)
-    if auditor is not None:
-        method = as_auditor(auditor)
     method.check_delta(level)
     _validate.within(0.5, 1, confidence=confidence)
     _validate.within(0, 0.5, gate_error=gate_error)
-    confidence, gate_error = 1.0 - (1.0 - confidence) * share, gate_error * share
-    given = data
-    if isinstance(data, LinearTranscript) or (
-        isinstance(data, Transcript) and method.reads == "scores"
-    ):
-        data = data.scores()
-    _check_direction(data)
-    evidence = method.gather(data, delta=level, confidence=confidence)
-    findings = (
-        *_membership(given, method),
-        *(() if declared else (_undeclared(),)),
-        *method.findings(evidence, delta=level, confidence=confidence),
-    )
-    checks = diagnose(given, claim=claim, gate_error=0.5 * gate_error) if diagnostics else ()
-    if diagnostics and claim is not None:
-        checks += (*neighbour_checks(given, claim, replaced=getattr(method, "replaced", False)),)
-    gaussian = None
-    if not declared and level > 0.0 and policy.membership_gap(findings) != "fixed":
-        assert isinstance(data, CanaryScores)
-        gaussian = _gathered(_IF_GAUSSIAN, data, level, confidence)
-        if diagnostics and _doubtful(checks, gaussian, 1.0 - confidence):
-            gaussian = None
-    named = {item.check for item in findings}
-    findings += tuple(
-        _as_it_concerns(item, method, evidence) for item in checks if item.check not in named
-    )
-    present = int(np.count_nonzero(data.member))
-    # What is published is what the scope follows from, so that a file can be held to it.
-    findings = published(findings)
-    metadata = publishable(summarise(given)).to_metadata() if diagnostics else {}
-    result = AuditResult(
-        auditor=method,
-        evidence=evidence,
-        present=present,
-        absent=data.member.size - present,
-        delta=level,
-        confidence=confidence,
-        epsilon_lower=0.0,
-        epsilon_point=None,
-        ceiling=0.0,
+    return Terms(
         claim=claim,
-        gate_error=gate_error,
-        findings=findings,
-        scope=scope_of(findings, exercised_in(metadata)) if diagnostics else (),
-        metadata=metadata,
-        version=__version__,
-        law_declared=declared,
-        gaussian_evidence=gaussian,
-        membership=given.metadata.membership if isinstance(given, CanaryScores) else None,
-        run=_run(given),
-        commitment=_commitment(given),
-        private=tells_of_single(given, by_counts=getattr(evidence, "counts", None) is not None),
+        delta=level,
+        confidence=1.0 - (1.0 - confidence) * share,
+        gate_error=gate_error * share,
     )
-    result = derived(result, lambda: _free_evidence(given, level, confidence))
-    end = _watched_end(given, claim)
-    note = None if end is None else stopping(*end)
-    return result if note is None else replace(result, findings=(*result.findings, note))
 
 
-def _watched_end(
-    data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
-) -> tuple[int, int | None] | None:
+def _watched_end(data: AuditInput, claim: PrivacyClaim | None) -> tuple[int, int | None] | None:
     """Steps that a watched run took, and was to take before it or else by the claim."""
-    if not isinstance(data, Transcript) or not data.facts.watched:
+    if data.watched_end is None:
         return None
-    claimed = None if claim is None else claim.steps
-    return data.number_of_steps * data.facts.turns, data.facts.planned_steps or claimed
+    taken, planned = data.watched_end
+    return taken, planned or (None if claim is None else claim.steps)
 
 
-def derived(result: AuditResult, free_evidence: Callable[[], Any | None]) -> AuditResult:
-    """A result with all that follows from its evidence, claim and findings, and nothing else.
-
-    Args:
-        result: A result of which those are believed.
-        free_evidence: Evidence of the distribution-free method, asked for where the assumptions of
-            the result's own failed; None where there is none.
-    """
-    if result.scope:
-        found = scope_of(result.findings, exercised_in(result.metadata))
-        result = replace(result, scope=found)
-    method, evidence, claim = result.auditor, result.evidence, result.claim
-    delta, confidence, gate_error = result.delta, result.confidence, result.gate_error
-    gap = policy.membership_gap(result.findings)
-    if gap is not None:
-        return _without_bound(result, policy.verdict_of_gap(gap))
-    bound = method.epsilon_lower(evidence, delta=delta, confidence=confidence)
-    verdict, reason, power = _decide(
-        method, evidence, claim, bound, confidence, gate_error, result.findings, result.scope
-    )
-    free, free_bound = None, None
-    if verdict is Verdict.INVALID and method.assumption is not Assumption.DISTRIBUTION_FREE:
-        assert claim is not None
-        free = free_evidence()
-        if free is not None:
-            free_bound, contradicted = _distribution_free(free, claim, confidence, 0.5 * gate_error)
-            if contradicted:
-                verdict = Verdict.VIOLATION
-                reason = f"by the distribution-free bound; and {reason}"
-    gaussian, if_gaussian = result.gaussian_evidence, None
-    if gaussian is not None:
-        if_gaussian = _IF_GAUSSIAN.epsilon_lower(gaussian, delta=delta, confidence=confidence)
-        if verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-            assert claim is not None
-            share = 0.5 * gate_error
-            if _IF_GAUSSIAN.rejects(gaussian, epsilon=claim.epsilon, delta=delta, error=share):
-                verdict, reason = Verdict.INCONCLUSIVE, _AMBIGUOUS
-    result = replace(
-        result,
-        epsilon_lower=bound,
-        epsilon_point=method.epsilon_point(evidence, delta=delta),
-        ceiling=method.ceiling(evidence, delta=delta, confidence=confidence),
-        distribution_free=free_bound,
-        distribution_free_evidence=free,
-        if_gaussian=if_gaussian,
-        verdict=verdict,
-        reason=reason,
-        power=power,
-    )
-    return replace(result, smallest_leak=smallest_leak(result))
+def _checks(data: AuditInput, terms: Terms, method: Auditor[Any]) -> tuple[Finding, ...]:
+    """Every check of the data, and of the claim's neighbouring datasets."""
+    checks = diagnose(data, claim=terms.claim, gate_error=0.5 * terms.gate_error)
+    if terms.claim is None:
+        return checks
+    replaced = getattr(method, "replaced", False)
+    return (*checks, *neighbour_checks(data, terms.claim, replaced=replaced))
 
 
-def _without_bound(result: AuditResult, verdict: Verdict) -> AuditResult:
-    """A result of scores that show nothing of training, whatever they are."""
-    judged = result.claim is not None and result.assumption is not Assumption.ESTIMATE
-    (broken,) = [item for item in result.findings if item.check == policy.MEMBERSHIP]
-    return replace(
-        result,
-        epsilon_lower=0.0,
-        epsilon_point=None,
-        ceiling=0.0,
-        distribution_free=None,
-        distribution_free_evidence=None,
-        if_gaussian=None,
-        verdict=verdict if judged else None,
-        reason=f"{broken.check}: {broken.summary}" if judged else "",
-        power=None,
-        smallest_leak=None,
-    )
-
-
-def _membership(
-    data: CanaryScores | Transcript | LinearTranscript, method: Auditor[Any]
-) -> tuple[Finding, ...]:
+def _membership(data: AuditInput, method: Auditor[Any]) -> tuple[Finding, ...]:
     """Whether the two groups differ by chance and training alone.
 
     Held-out canaries of noisy sums are pure noise by construction; of any other scores, groups that
     nobody randomised may differ without a leak.
     """
-    if not isinstance(data, CanaryScores) or data.metadata.gaussian:
+    if data.gaussian:
         return ()
-    known = data.metadata.membership
+    known = data.membership
     if known == "fixed":
         return (
             Finding(
-                check=policy.MEMBERSHIP,
+                check=MEMBERSHIP,
                 status=Status.FAIL,
                 summary="members and non-members were not assigned at random: their scores may "
                 "differ without any leak, so that there is no bound.",
@@ -321,7 +279,7 @@ def _membership(
     if known is None and method.assumption not in assumed:
         return (
             Finding(
-                check=policy.MEMBERSHIP,
+                check=MEMBERSHIP,
                 status=Status.WARN,
                 summary="nobody stated how it was decided which canaries were present, and "
                 "without random membership a difference between the two groups need not come from "
@@ -332,7 +290,7 @@ def _membership(
     if known == "declared":
         return (
             Finding(
-                check=policy.MEMBERSHIP,
+                check=MEMBERSHIP,
                 status=Status.INFO,
                 summary="randomised (declared, not verified).",
             ),
@@ -341,17 +299,17 @@ def _membership(
 
 
 def _undeclared() -> Finding:
-    """That nobody said what the noise is."""
+    """The finding that the distribution of the noise was not declared."""
     return Finding(
-        check="noise model",
+        check=NOISE_MODEL,
         status=Status.INFO,
         summary="not declared, so that bound and verdict rest on a test that needs no distribution "
         "of the scores.",
     )
 
 
-def _doubtful(checks: Sequence[Finding], evidence: Any, error: float) -> bool:
-    """Whether scores speak against Gaussian noise, or are too few to speak for it.
+def _doubtful(checks: Sequence[Finding], evidence: Any, terms: Terms) -> bool:
+    """Whether the scores contradict Gaussian noise, or are too few to support it.
 
     At the error of the bound, which is far sooner than they would invalidate one whose noise was
     declared.
@@ -361,52 +319,19 @@ def _doubtful(checks: Sequence[Finding], evidence: Any, error: float) -> bool:
         for item in checks
         if item.consequence is Consequence.INVALIDATES and _IF_GAUSSIAN.concerns(evidence, item)
     ]
-    told = [item.p_value for item in tests if item.p_value is not None]
-    if not told or any(item.status is Status.FAIL for item in tests):
+    p_values = [item.p_value for item in tests if item.p_value is not None]
+    if not p_values or any(item.status is Status.FAIL for item in tests):
         return True
-    return min(told) < error / len(told)
+    return min(p_values) < (1.0 - terms.confidence) / len(p_values)
 
 
-def _run(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
-    """The identity of the run that the data are of, where they say."""
-    return data.metadata.run if isinstance(data, CanaryScores) else data.facts.run
-
-
-def _commitment(data: CanaryScores | Transcript | LinearTranscript) -> str | None:
-    """The digest that was published before the run, where there was one."""
-    if not isinstance(data, Transcript) or data.facts.commitment is None:
-        return None
-    return data.facts.commitment.digest
-
-
-def _free_evidence(
-    data: CanaryScores | Transcript | LinearTranscript, delta: float, confidence: float
-) -> Any | None:
-    """What the method that needs no model of the scores reads from them; None if it cannot."""
-    if isinstance(data, Transcript) and not (data.finite and data.auditable):
-        return None
-    if not isinstance(data, CanaryScores):
-        data = data.scores()
-    return _gathered(OneRun(), data, delta, confidence)
-
-
-def _gathered(
-    method: Auditor[Any], scores: CanaryScores, delta: float, confidence: float
-) -> Any | None:
-    """The evidence of a method; none of too few canaries to guess from."""
+def _gathered(method: Auditor[Any], data: AuditInput, terms: Terms) -> Reading | None:
+    """What a method reads from the scores; None where they are too few to guess from."""
     try:
-        return method.gather(scores, delta=delta, confidence=confidence)
+        evidence = method.gather(data.scores(), delta=terms.delta, confidence=terms.confidence)
     except ScoresError:
         return None
-
-
-def _distribution_free(
-    evidence: Any, claim: PrivacyClaim, confidence: float, error: float
-) -> tuple[float, bool]:
-    """The bound that needs no model of the scores, and whether it contradicts the claim."""
-    method = OneRun()
-    bound = method.epsilon_lower(evidence, delta=claim.delta, confidence=confidence)
-    return bound, method.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=error)
+    return Reading(auditor=method, evidence=evidence)
 
 
 def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Finding:
@@ -419,20 +344,11 @@ def _as_it_concerns(finding: Finding, method: Auditor[Any], evidence: Any) -> Fi
     return replace(finding, status=Status.WARN) if harmless else finding
 
 
-def _default(
-    data: CanaryScores | Transcript | LinearTranscript, claim: PrivacyClaim | None
-) -> Auditor[Any]:
-    replaced = claim is not None and claim.adjacency == "replace" and has_opposites(data)
-    if isinstance(data, Transcript):
-        return SubsampledGaussian(replaced=replaced)
-    return GaussianShift(replaced=replaced)
-
-
-def _check_direction(data: CanaryScores | Transcript) -> None:
+def _check_direction(data: AuditInput) -> None:
     """Refuse scores that point the wrong way: every auditor would call the run harmless."""
-    if isinstance(data, Transcript) and not (data.finite and data.auditable):
+    if not data.scorable:
         return  # what is wrong with such a run is a finding, or the auditor's to say
-    scores = data.scores() if isinstance(data, Transcript) else data
+    scores = data.scores()
     scores.check_unit()
     present, absent = scores.moments()
     gap = present.mean - absent.mean
@@ -452,99 +368,3 @@ def _check_direction(data: CanaryScores | Transcript) -> None:
             f"and {absent.mean:.6g} (absent). A higher score must mean 'more likely present': "
             "negate the scores, or swap the groups."
         )
-
-
-def _decide(
-    auditor: Auditor[Any],
-    evidence: Any,
-    claim: PrivacyClaim | None,
-    bound: float,
-    confidence: float,
-    gate_error: float,
-    findings: tuple[Finding, ...],
-    scope: tuple[Part, ...],
-) -> tuple[Verdict | None, str, float | None]:
-    """The verdict, why, and the power behind it.
-
-    The gate error is shared: half for the verdict's own test and half for the findings, where there
-    are findings that test something.
-    """
-    if claim is None or auditor.assumption is Assumption.ESTIMATE:
-        return None, "", None
-    share = policy.share_of_test(findings, gate_error)
-    breaches = policy.failures(findings, Consequence.BREACH)
-    broken = policy.failures(findings, Consequence.INVALIDATES)
-    if breaches or broken:
-        verdict = policy.verdict_on(breached=bool(breaches), invalid=bool(broken))
-        return verdict, named(findings), None
-    if auditor.rejects(evidence, epsilon=claim.epsilon, delta=claim.delta, error=share):
-        verdict = policy.verdict_on(contradicted=True)
-        gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
-        reason = (
-            f"the run leaks at least epsilon {number(gate)} at confidence {1.0 - share:g}, more "
-            f"than the {claim.epsilon:g} it claims."
-        )
-        return verdict, reason, None
-    nothing = _no_violation(auditor, evidence, claim, bound, confidence, share)
-    ceiling = auditor.ceiling(evidence, delta=claim.delta, confidence=1.0 - share)
-    if ceiling <= claim.epsilon:
-        reason = (
-            f"{nothing}, but from these canaries this method could never report more than "
-            f"{number(ceiling)}."
-        )
-        return Verdict.INCONCLUSIVE, reason, 0.0
-    # At delta 0 there is no Gaussian mechanism to ask the question of.
-    power = None
-    if claim.delta > 0.0:
-        power = auditor.power(
-            evidence,
-            epsilon=claim.epsilon,
-            true_epsilon=policy.ALTERNATIVE * claim.epsilon,
-            delta=claim.delta,
-            error=share,
-        )
-    weak = policy.weakness(findings, scope, power)
-    verdict = policy.verdict_on(strong=weak is None)
-    if weak is None:
-        return verdict, f"{nothing}.", power
-    reason = f"{nothing}, but {_weakness_in_words(weak, claim, power)}."
-    return verdict, reason, None if weak.kind is policy.WeaknessKind.CONTRIBUTION else power
-
-
-def _weakness_in_words(weak: policy.Weakness, claim: PrivacyClaim, power: float | None) -> str:
-    """Why an audit that found nothing does not speak for the claim."""
-    if weak.kind is policy.WeaknessKind.CONTRIBUTION:
-        assert weak.finding is not None
-        return f"{weak.finding.summary[:-1]}: what a record may add beyond that was not seen"
-    if weak.kind is policy.WeaknessKind.STEPS:
-        assert weak.finding is not None
-        taken, accounted = weak.finding.measured, weak.finding.claimed
-        return f"only {taken:,.0f} of {accounted:,.0f} steps were audited"
-    if weak.kind is policy.WeaknessKind.PARTS:
-        names = " and ".join(part.name for part in weak.parts)
-        return f"not tested: {names} ({weak.parts[0].how_to_test})"
-    chance = "an unknown chance" if power is None else f"only a {whole_percent(power)} chance"
-    return (
-        f"this audit had {chance} of noticing a true epsilon of "
-        f"{policy.ALTERNATIVE * claim.epsilon:g}"
-    )
-
-
-def _no_violation(
-    auditor: Auditor[Any],
-    evidence: Any,
-    claim: PrivacyClaim,
-    bound: float,
-    confidence: float,
-    share: float,
-) -> str:
-    """What to say of a claim that stands; also where the bound that is printed lies above it."""
-    if bound <= claim.epsilon:
-        return "no evidence against the claim"
-    gate = auditor.epsilon_lower(evidence, delta=claim.delta, confidence=1.0 - share)
-    return (
-        f"the bound of {number(bound)} is above the claimed {claim.epsilon:g}, but only at "
-        f"confidence {confidence:g}, which a correct run may reach by chance in 1 of "
-        f"{1.0 / (1.0 - confidence):.0f} audits; at confidence {1.0 - share:g}, where the gate "
-        f"decides, it is {number(gate)}"
-    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from askgauss import _validate
-from askgauss._text import one_line
+from askgauss._text import number, one_line, whole_percent
 from askgauss.auditing import audit
 from askgauss.auditors import as_auditor, auditor_types
 from askgauss.auditors.auditor import Auditor
@@ -28,10 +28,7 @@ from askgauss.exceptions import (
 )
 from askgauss.files import codec
 from askgauss.publish.disclosure import tells_of_single
-from askgauss.recording.inputs import check_audit_input
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
-from askgauss.report.result_text import measured
+from askgauss.report.words import measured
 from askgauss.results import (
     PRIVATE_NOTE,
     Assumption,
@@ -39,14 +36,14 @@ from askgauss.results import (
     Consequence,
     Finding,
     Status,
-    number,
-    whole_percent,
 )
-from askgauss.scores import CanaryScores
+from askgauss.scores import check_audit_data
 from askgauss.stats.interpretation import area_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from askgauss.recording.inputs import AuditInput
 
 __all__ = ["Comparison", "ComparisonRow", "compare"]
 
@@ -192,25 +189,9 @@ class Comparison:
         Args:
             ax: Where to draw; a figure of its own if not given.
         """
-        from askgauss.figures import plots
-        from askgauss.figures.numbers import Bound, EpsilonAxis
+        from askgauss.figures.leak_figures import EpsilonAxis
 
-        shown = EpsilonAxis(
-            bounds=tuple(
-                Bound(
-                    name=row.label,
-                    lower=row.bound,
-                    point=row.estimate,
-                    usable=not row.reason.startswith("INVALID"),
-                    reason=row.reason,
-                )
-                for row in self.rows
-            ),
-            claimed=None if self.claim is None else self.claim.epsilon,
-            delta=self.delta,
-            confidence=self.confidence,
-        )
-        return plots.epsilon_axis(shown, ax)
+        return EpsilonAxis.from_comparison(self).plot(ax)
 
     def to_dataframe(self) -> Any:
         """A pandas data frame with a line a method.
@@ -246,7 +227,7 @@ def _latex(text: str) -> str:
 
 
 def compare(
-    data: CanaryScores | Transcript | LinearTranscript,
+    data: AuditInput,
     *,
     claim: PrivacyClaim | None = None,
     delta: float | None = None,
@@ -279,13 +260,13 @@ def compare(
         >>> [row.name for row in table.rows]
         ['gaussian-shift', 'one-run']
     """
-    check_audit_input(data)
+    check_audit_data(data)
     check_claim(claim)
     methods = _methods(auditors)
     level = _delta(claim, delta)
     _validate.within(0.5, 1, confidence=confidence)
     private = tells_of_single(data)
-    if isinstance(data, LinearTranscript):
+    if not data.has_steps:
         data = data.scores()
     checks = diagnose(data, claim=claim)
     rows = [_row(data, method, claim, delta, confidence, checks) for method in methods]
@@ -302,9 +283,9 @@ def compare(
     )
 
 
-def _area(data: CanaryScores | Transcript, confidence: float) -> tuple[float, float, float] | None:
+def _area(data: AuditInput, confidence: float) -> tuple[float, float, float] | None:
     try:
-        scores = data if isinstance(data, CanaryScores) else data.scores()
+        scores = data.scores()
     except AskGaussError:
         return None  # every row says what is wrong with them
     return area_interval(scores.present, scores.absent, confidence=confidence)
@@ -332,7 +313,7 @@ def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
 
 
 def _row(
-    data: CanaryScores | Transcript,
+    data: AuditInput,
     method: Auditor[Any],
     claim: PrivacyClaim | None,
     delta: float | None,

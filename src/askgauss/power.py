@@ -1,11 +1,10 @@
-"""Could this audit have seen it? Power of audits, before a run and after it."""
+"""Power of audits, before a run and after it."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from scipy.special import ndtri
 
 from askgauss import _validate, accounting, policy
 from askgauss._rounding import FEWEST_TOLD
+from askgauss._text import number
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import (
@@ -24,8 +24,7 @@ from askgauss.auditors.gaussian_scores import (
 from askgauss.auditors.mechanism_shift import pair_of_mechanism
 from askgauss.auditors.subsampled_gaussian import StepEvidence, Stratum, SubsampledGaussian
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.figures.resized import resized
-from askgauss.results import AuditResult, Verdict, number
+from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
 from askgauss.simulation.dpsgd_runs import simulate_scores
 from askgauss.stats.search import close_bracket
@@ -34,13 +33,13 @@ from askgauss.stats.shift import SlopeTest
 __all__ = [
     "LARGEST_NEEDED",
     "LARGEST_SIMULATED",
-    "Plan",
+    "AuditPlan",
     "needed_canaries",
-    "smallest_leak",
+    "resized",
     "solve",
 ]
 
-# Audits simulated for the power of a method that has no law of its own.
+# Audits simulated for the power of a method that has no formula for it.
 _AUDITS = 200
 # Audits whose own power is averaged.
 _PRINTED = 24
@@ -57,11 +56,13 @@ LARGEST_SIMULATED = 20_000
 _GATHERED = 4
 # Chances closer to 0 or 1 are taken for this, which has a probit.
 _NEVER = 1e-12
+# Fields that hold the observations canaries are compared with.
+_HELD_OUT = ("absent", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """An audit before it is run: how large, and what it would notice.
+class AuditPlan:
+    """An audit before it is run: how large, and what it would detect.
 
     Attributes:
         epsilon: The claim.
@@ -70,9 +71,9 @@ class Plan:
         absent: Number of absent canaries.
         steps: Number of steps.
         sampling_rate: Sampling rate.
-        alternative: The true epsilon to be noticed.
+        alternative: The true epsilon to be detected.
         confidence: Confidence of the test of the claim.
-        power: Probability that it is noticed.
+        power: Probability that it is detected.
         auditor: The method.
     """
 
@@ -116,7 +117,7 @@ def solve(
     power: float | None = policy.ENOUGH_POWER,
     auditor: Auditor[Any] | str | None = None,
     gate_error: float = 0.001,
-) -> Plan:
+) -> AuditPlan:
     """The one number that is left open, such that the others hold.
 
     Args:
@@ -126,7 +127,7 @@ def solve(
         absent: Number of absent canaries; None to find the fewest.
         steps: Number of steps; None to find the fewest.
         sampling_rate: Sampling rate.
-        alternative: A true epsilon above the claim; None to find the smallest that is noticed.
+        alternative: A true epsilon above the claim; None to find the smallest that is detected.
         confidence: Confidence of the test; if not given, that at which the verdict of
             `askgauss.audit` tests: half of its gate error is for the checks.
         power: Probability that the alternative contradicts the claim; None to compute it.
@@ -180,7 +181,7 @@ def solve(
         if not epsilon < alternative:
             raise _validate.fail("alternative", alternative, f"above the claim of {epsilon:g}")
         _validate.within(0, _LARGEST_RATIO * epsilon, closed="right", alternative=alternative)
-    draft = Plan(
+    draft = AuditPlan(
         epsilon=float(epsilon),
         delta=float(delta),
         present=present or 0,
@@ -206,35 +207,10 @@ def solve(
     return replace(complete, power=_power(complete))
 
 
-def smallest_leak(result: AuditResult, *, power: float = policy.ENOUGH_POWER) -> float | None:
-    """The smallest true epsilon that this audit would have called a VIOLATION, with this power.
-
-    Args:
-        result: An audit with a claim.
-        power: How likely.
-
-    Returns:
-        That epsilon; None where the audit has no claim, ended in VIOLATION or INVALID, or has a
-        power that is unknown or slow to compute.
-    """
-    claim, auditor = result.claim, result.auditor
-    silent = result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE)
-    if claim is None or not silent or result.power is None:
-        return None
-    found: float | None = auditor.smallest_leak(
-        result.evidence,
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        error=policy.share_of_test(result.findings, result.gate_error),
-        power=power,
-    )
-    return found if found is not None and math.isfinite(found) else None
-
-
 def needed_canaries(
     result: AuditResult, *, power: float = policy.ENOUGH_POWER
 ) -> tuple[int, int] | None:
-    """The fewest canaries with which an audit like this one notices 1.25 times the claim.
+    """The fewest canaries with which an audit like this one detects 1.25 times the claim.
 
     The smaller group grows first, then both alike, within the room that the model has. For methods
     that model the scores the evidence at hand is scaled; for the others it is gathered anew from a
@@ -242,16 +218,16 @@ def needed_canaries(
 
     Args:
         result: An audit with a claim.
-        power: How likely it should notice.
+        power: Probability of detecting it.
 
     Returns:
         Numbers of present and of absent canaries; those of the audit where they are enough. None
-        where no number of them is, or where the method does not say how likely it notices.
+        where no number of them is, or where the power of the method is unknown.
     """
     claim = result.claim
     if claim is None or result.power is None or min(result.present, result.absent) < 1:
         return None
-    run = result.metadata.get("run", {})
+    run = None if result.summary is None else result.summary.run
     like = _Like(
         auditor=result.auditor,
         evidence=result.evidence,
@@ -261,12 +237,12 @@ def needed_canaries(
         delta=claim.delta,
         error=policy.share_of_test(result.findings, result.gate_error),
         confidence=result.confidence,
-        room=run.get("places"),
-        fair_coins=run.get("fair_coins"),
+        room=None if run is None else run.places,
+        fair_coins=None if run is None else run.fair_coins,
     )
     try:
         return _needed(like, power)
-    except TypeError:  # evidence of somebody else's that cannot be told from another in time
+    except TypeError:  # evidence of another package that cannot be hashed
         return _needed.__wrapped__(like, power)
 
 
@@ -287,7 +263,7 @@ class _Like:
 
     @property
     def scaled(self) -> bool:
-        """Whether the evidence at hand tells that of another size."""
+        """Whether the evidence at hand can be scaled to another size."""
         return isinstance(self.evidence, (PairEvidence, StepEvidence, EllipsoidEvidence))
 
     def numbers(self, least: int) -> tuple[int, int]:
@@ -296,7 +272,7 @@ class _Like:
         return present, absent if self.room is None else max(min(absent, self.room - present), 2)
 
     def chance(self, least: int, audits: int) -> float:
-        """How likely such an audit notices 1.25 times the claim; the least of so many audits."""
+        """Power against 1.25 times the claim; the least of so many simulated audits."""
         present, absent = self.numbers(least)
         if self.scaled:
             factors = present / self.present, absent / self.absent
@@ -318,9 +294,9 @@ class _Like:
         return 0.0 if found is None else float(found)
 
     def _simulated(self, present: int, absent: int, audits: int) -> Iterator[Any]:
-        """What audits of so many canaries gather, from sound runs and from leaking ones in turn.
+        """What audits of so many canaries gather, alternately from correct and from leaking runs.
 
-        Methods choose where to cut from the scores, and so notice more in one run than in the next.
+        Methods choose where to cut from the scores, and so detect more in one run than in the next.
         """
         carrier = ScoreMetadata(
             steps=getattr(self.evidence, "steps", None),
@@ -338,6 +314,40 @@ class _Like:
             order = generator.permutation(member.size)
             data = CanaryScores(score=score[order], member=member[order], metadata=carrier)
             yield self.auditor.gather(data, delta=self.delta, confidence=self.confidence)
+
+
+def resized(value: Any, factor: float, others: float | None = None) -> Any:
+    """The evidence of so many times the observations, with the same means and variances.
+
+    Args:
+        value: The evidence.
+        factor: How many times the observations of present canaries.
+        others: How many times those they are compared with; as many if not given.
+    """
+    others = factor if others is None else others
+    if isinstance(value, GroupMoments):
+        count = max(round(value.count * factor), 2)
+        return replace(value, count=count, sum_of_squares=value.variance * (count - 1))
+    if isinstance(value, SlopeTest):
+        count = max(round(value.count * others), 3)
+        return replace(
+            value,
+            count=count,
+            spread=value.spread * factor,
+            residual=value.residual * (count - 2) / max(value.count - 2, 1),
+        )
+    if isinstance(value, tuple):
+        return tuple(resized(item, factor, others) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {}
+        for field in fields(value):
+            here = others if field.name in _HELD_OUT else factor
+            changes[field.name] = resized(getattr(value, field.name), here, others)
+        for name in ("plantings", "opportunities"):
+            if name in changes:
+                changes[name] = max(round(changes[name] * factor), 1)
+        return replace(value, **changes)
+    return value
 
 
 @functools.lru_cache(maxsize=64)
@@ -366,7 +376,7 @@ def _needed(like: _Like, power: float) -> tuple[int, int] | None:
     return like.numbers(high)
 
 
-def _power(plan: Plan) -> float:
+def _power(plan: AuditPlan) -> float:
     """Probability that the alternative contradicts the claim."""
     evidence = _expected_evidence(plan)
     error = 1.0 - plan.confidence
@@ -388,7 +398,7 @@ def _power(plan: Plan) -> float:
         sampling_rate=plan.sampling_rate,
         steps=plan.steps,
     )
-    noticed = 0
+    detected = 0
     printed: list[float] = []
     for generator in np.random.default_rng(0).spawn(_AUDITS):
         scores = simulate_scores(
@@ -400,7 +410,7 @@ def _power(plan: Plan) -> float:
             seed=generator,
         )
         gathered = plan.auditor.gather(scores, delta=plan.delta, confidence=0.95)
-        # What such audits would print is known better than how many of them notice.
+        # What such audits would print is known better than how many of them detect it.
         own = plan.auditor.power(
             gathered,
             epsilon=plan.epsilon,
@@ -413,13 +423,13 @@ def _power(plan: Plan) -> float:
             if len(printed) == _PRINTED:
                 return float(np.mean(printed))
             continue
-        noticed += plan.auditor.rejects(
+        detected += plan.auditor.rejects(
             gathered, epsilon=plan.epsilon, delta=plan.delta, error=error
         )
-    return noticed / _AUDITS
+    return detected / _AUDITS
 
 
-def _expected_evidence(plan: Plan) -> Any:
+def _expected_evidence(plan: AuditPlan) -> Any:
     """Evidence of such an audit, as far as a method's own power needs it: counts."""
     present, absent, steps, rate = plan.present, plan.absent, plan.steps, plan.sampling_rate
     if isinstance(plan.auditor, (GaussianShift, GaussianRectangle)):
@@ -455,14 +465,14 @@ def _expected_evidence(plan: Plan) -> Any:
 
 
 def _least_leak(chance: Callable[[float], float], claim: float, power: float) -> float:
-    """The smallest epsilon above the claim that is noticed with this power, to a thousandth."""
+    """The smallest epsilon above the claim that is detected with this power, to a thousandth."""
 
     def margin(ratio: float) -> float:
         # In probits power is nearly a straight line, so few steps find where it is enough.
         found = min(max(chance(claim * ratio), _NEVER), 1.0 - _NEVER)
         return float(ndtri(found) - ndtri(power)) + _NEVER
 
-    # In units of the claim, and from the noticed end, so that what is returned is noticed.
+    # In units of the claim, and from the detected end, so that what is returned is detected.
     low, high = 1.0, policy.ALTERNATIVE
     at_low = margin(low)
     if at_low > 0.0:
@@ -477,7 +487,7 @@ def _least_leak(chance: Callable[[float], float], claim: float, power: float) ->
     return claim * close_bracket(margin, high, at_high, low, at_low, 5e-4)
 
 
-def _fewest(draft: Plan, name: str) -> int:
+def _fewest(draft: AuditPlan, name: str) -> int:
     """The smallest whole number that gives the power, where more of it gives more."""
     simulated = _expected_evidence(replace(draft, present=2, absent=2, steps=1)) is None
     most = _MOST_SIMULATED if simulated else (_MOST_STEPS if name == "steps" else _MOST)

@@ -67,7 +67,7 @@ class PrivacyAudit:
             The result, for further assertions.
         """
         from askgauss.auditing import audit
-        from askgauss.gate import decide
+        from askgauss.policy import gate
         from askgauss.recording.inputs import load_audit_input
 
         held_to, confidence, gate_error = self._terms(claim)
@@ -82,9 +82,9 @@ class PrivacyAudit:
             ("privacy_verdict", verdict),
             ("privacy_epsilon_lower", f"{result.epsilon_lower:g}"),
         ]
-        decision = decide(result, lenient=self._lenient)
-        if not decision.passes:
-            pytest.fail(_explanation(result, decision.why), pytrace=False)
+        opened = gate(result, lenient=self._lenient)
+        if not opened.passes:
+            pytest.fail(_explanation(result, opened.why), pytrace=False)
         return result
 
     def _terms(self, claim: PrivacyClaim | None) -> tuple[PrivacyClaim, float, float]:
@@ -168,7 +168,7 @@ class PrivacyReplay:
 
 def _explanation(result: AuditResult | ReplayReport, why: str = "") -> str:
     """The result and its worst findings, with nothing in it that could command a terminal."""
-    from askgauss.cli.terminal import printable
+    from askgauss._text import printable
 
     return printable(f"{result}\n{why}".rstrip())
 
@@ -292,7 +292,7 @@ class _Summary:
         """One line for each audit."""
         if not self._audits and not self._failure:
             return
-        from askgauss.cli.terminal import one_line
+        from askgauss._text import one_line
 
         terminalreporter.section("privacy audits")
         for name, result in self._audits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import csv
 import math
 import os
@@ -20,7 +21,7 @@ from askgauss.files import atomic, codec, schema
 from askgauss.selection import fingerprint, stream
 from askgauss.stats.sampled_sum import StepWeights
 
-__all__ = ["CanaryScores", "GroupMoments", "ScoreMetadata"]
+__all__ = ["AuditData", "CanaryScores", "GroupMoments", "ScoreMetadata", "check_audit_data"]
 
 _KIND = "askgauss-scores"
 _SCHEMA = 2
@@ -123,8 +124,65 @@ class GroupMoments:
         return math.sqrt(self.variance)
 
 
+class AuditData(abc.ABC):
+    """What an audit reads: scores, or the transcript of a run. The defaults are a transcript's."""
+
+    __slots__ = ()
+
+    member: NDArray[np.bool_]
+
+    @abc.abstractmethod
+    def scores(self) -> CanaryScores:
+        """One score a canary."""
+
+    @property
+    @abc.abstractmethod
+    def scorable(self) -> bool:
+        """Whether there are finite scores of at least two canaries of each group."""
+
+    @property
+    @abc.abstractmethod
+    def run_id(self) -> str | None:
+        """The identity of the run, where the data say."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether every step can be read by itself, not only the sum over the run."""
+        return False
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the noise is declared to be Gaussian."""
+        return True
+
+    @property
+    def membership(self) -> Membership | None:
+        """How it was decided which canaries were inserted, where that matters."""
+        return None
+
+    @property
+    def committed(self) -> str | None:
+        """The digest that was published before the run, where there was one."""
+        return None
+
+    @property
+    def watched_end(self) -> tuple[int, int | None] | None:
+        """Steps that a monitored run took, and was to take; None where nobody watched it."""
+        return None
+
+
+def check_audit_data(data: object) -> None:
+    """Refuse whatever is not what an audit reads, and say how to make it."""
+    if not isinstance(data, AuditData):
+        raise InvalidArgumentError(
+            "Expected data to be CanaryScores, a Transcript or a LinearTranscript, got "
+            f"{type(data).__name__}. Make scores with CanaryScores.from_groups(present=..., "
+            "absent=...), or read a file with load_audit_input()."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CanaryScores:
+class CanaryScores(AuditData):
     """One score a canary, and whether that canary was present in the training run.
 
     A higher score must mean "more likely present". Arrays are kept read-only.
@@ -323,6 +381,25 @@ class CanaryScores:
             relative_shift=None if shift is None else shift[kept],
             metadata=replace(self.metadata, fair_coins=True),
         )
+
+    def scores(self) -> CanaryScores:
+        """These scores."""
+        return self
+
+    @property
+    def scorable(self) -> bool:
+        """True: other scores cannot be made."""
+        return True
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run, where the scores say."""
+        return self.metadata.run
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the noise is declared to be Gaussian."""
+        return self.metadata.gaussian
 
     @property
     def present(self) -> NDArray[np.float64]:

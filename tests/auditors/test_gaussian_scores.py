@@ -190,7 +190,7 @@ class TestExactLaw:
         randomised = ag.CanaryScores.from_groups(**groups, membership="randomised")
         undeclared = ag.audit(randomised, delta=1e-5)
         assert undeclared.assumption is ag.Assumption.INDEPENDENT_CANARIES
-        assert undeclared.epsilon_lower < undeclared.if_gaussian == unknown
+        assert undeclared.epsilon_lower < undeclared.if_gaussian.epsilon_lower == unknown
 
     def test_full_sampling_is_exactly_gaussian_privacy(self):
         generator = np.random.default_rng(0)

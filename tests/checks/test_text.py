@@ -6,7 +6,7 @@ import pytest
 
 import askgauss as ag
 from askgauss.checks import diagnose
-from askgauss.report.findings_text import describe
+from askgauss.report.words import describe
 from askgauss.results import Finding, Status
 from askgauss.simulation import simulate_dpsgd
 

@@ -24,6 +24,7 @@ from askgauss.checks.correlated_noise import linear_checks
 from askgauss.checks.findings import SUSPICIOUS, apply_gate, judged
 from askgauss.checks.score_shape import score_checks
 from askgauss.checks.transcript_checks import transcript_checks
+from askgauss.figures.summary import RunSummary, tables_of
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.recording.commitment import commit
 from askgauss.recording.facts import (
@@ -436,7 +437,8 @@ RESULTS = (
 @pytest.mark.parametrize("sample", RESULTS, ids=lambda sample: sample.__name__)
 def test_every_output_agrees_with_its_verdict_and_carries_the_scope(sample):
     result = sample()
-    noted = replace(result, metadata={**result.metadata, "run": {"notes": ["taken on trust."]}})
+    told = replace(tables_of(result), run=RunSummary(notes=("taken on trust.",)))
+    noted = replace(result, summary=told)
     outputs = {
         "text": str(noted),
         "markdown": report.markdown(noted),
@@ -460,6 +462,6 @@ def test_every_output_agrees_with_its_verdict_and_carries_the_scope(sample):
     ("share", "words"), [(0.999, "99% of"), (2.76, "276% of"), (24643.84, "times the")]
 )
 def test_a_bound_far_above_its_claim_is_a_number_of_times(share, words):
-    from askgauss.report.result_text import of_the_claim
+    from askgauss._text import of_the_claim
 
     assert words in of_the_claim(8.0 * share, 8.0)

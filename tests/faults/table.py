@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 import askgauss
+from askgauss._text import number
 from askgauss.auditing import audit
 from askgauss.auditors import GaussianEllipsoid
 from askgauss.exceptions import AskGaussError
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
-from askgauss.results import number
 from askgauss.simulation import FAULTS, INVISIBLE, TREE_FAULTS, Fault, TreeFault
 from tests.calibration import gate
 from tests.faults import runs

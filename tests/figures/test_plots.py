@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import matplotlib
 import numpy as np
@@ -9,36 +10,23 @@ from matplotlib.figure import Figure
 
 import askgauss as ag
 from askgauss.exceptions import NotDefinedError
-from askgauss.figures import numbers as figure_numbers
-from askgauss.figures import plots
+from askgauss.figures.course_figures import with_course
+from askgauss.figures.leak_figures import EpsilonAxis
+from askgauss.figures.noise_figures import NoiseByStep, NoiseByTensor
+from askgauss.figures.style import ACCENTS, AuditFigure
 from askgauss.monitor.simulate_run import Fault
+from tests.figures.kinds import KINDS
 from tests.monitor.runs import watched as rehearsed
 from tests.report import samples
 
 matplotlib.use("Agg")
 
-NUMBERS = {
-    "bound_by_step": figure_numbers.course,
-    "convergence": figure_numbers.convergence,
-    "epsilon_axis": figure_numbers.epsilon_axis,
-    "epsilon_by_canaries": figure_numbers.epsilon_by_canaries,
-    "epsilon_by_steps": figure_numbers.epsilon_by_steps,
-    "evidence_by_step": figure_numbers.course,
-    "gram": figure_numbers.gram,
-    "noise_by_step": figure_numbers.noise_by_step,
-    "noise_by_tensor": figure_numbers.noise_by_tensor,
-    "noise_shape": figure_numbers.noise_shape,
-    "pit": figure_numbers.pit_curves,
-    "score_density": figure_numbers.score_density,
-    "scores": figure_numbers.score_curves,
-    "tradeoff": figure_numbers.tradeoff_curves,
-}
 
-
+@pytest.fixture(scope="module")
 def watched():
     """A run with everything there is to draw."""
     monitor = rehearsed(np.random.default_rng(0), steps=40, fault=Fault(noise=0.9, start=20))
-    return figure_numbers.with_course(samples.violation(), monitor.feed("failed"))
+    return with_course(samples.violation(), monitor.feed("failed"))
 
 
 def drawn(ax) -> int:
@@ -48,29 +36,28 @@ def drawn(ax) -> int:
     return int((pixels != 255).any(axis=-1).sum())
 
 
-def test_every_figure_is_a_function_and_listed():
-    assert sorted(NUMBERS) == plots.__all__
+def test_every_figure_is_in_the_report():
+    kinds = {AuditFigure}
+    while more := {kind for known in kinds for kind in known.__subclasses__()} - kinds:
+        kinds |= more
+    whole = {kind.__name__ for kind in kinds if not inspect.isabstract(kind)}
+    assert whole == set(KINDS)
 
 
-@pytest.mark.parametrize("name", plots.__all__)
-def test_a_figure_goes_into_the_axes_it_is_given(name):
+@pytest.mark.parametrize("name", KINDS)
+def test_a_figure_goes_into_the_axes_it_is_given(name, watched):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = Figure(figsize=(5, 4), dpi=60)
-    FigureCanvasAgg(figure)
-    ax = figure.add_subplot()
-    result = watched()
-    assert getattr(plots, name)(result, ax) is ax
+    canvas = Figure(figsize=(5, 4), dpi=60)
+    FigureCanvasAgg(canvas)
+    ax = canvas.add_subplot()
+    figure = KINDS[name].from_result(watched)
+    assert figure.plot(ax) is ax
     assert drawn(ax) > 1000
     assert ax.get_xlabel()
-
-
-@pytest.mark.parametrize("name", plots.__all__)
-def test_a_figure_can_be_drawn_from_its_numbers(name):
-    ax = Figure().add_subplot()
-    numbers = NUMBERS[name](watched())
-    assert dataclasses.is_dataclass(numbers)
-    assert getattr(plots, name)(numbers, ax) is ax
+    assert figure.caption.endswith(".")
+    assert figure.label.endswith(".")
+    assert figure.verdict is watched.verdict
 
 
 def test_a_figure_makes_its_own_axes():
@@ -85,7 +72,7 @@ def test_a_figure_makes_its_own_axes():
 
 def test_the_axis_has_the_numbers_where_they_belong():
     result = samples.violation()
-    ax = plots.epsilon_axis(result, Figure().add_subplot())
+    ax = EpsilonAxis.from_result(result).plot(Figure().add_subplot())
     points = {float(line.get_xdata()[0]) for line in ax.lines}
     assert {result.epsilon_lower, result.epsilon_point, result.claim.epsilon} <= points
     assert ax.get_xlim()[1] > max(result.epsilon_point, result.claim.epsilon)
@@ -94,14 +81,14 @@ def test_the_axis_has_the_numbers_where_they_belong():
 @pytest.mark.parametrize("lower", [0.0, 1e-12, 1e6, float("inf")])
 def test_any_epsilon_has_a_place_on_the_axis(lower):
     result = dataclasses.replace(samples.no_claim(), epsilon_lower=lower, epsilon_point=lower)
-    ax = plots.epsilon_axis(result, Figure().add_subplot())
+    ax = EpsilonAxis.from_result(result).plot(Figure().add_subplot())
     assert 0.0 < ax.get_xlim()[1] < np.inf
 
 
-@pytest.mark.parametrize("name", ["gram", "noise_by_step", "noise_by_tensor"])
+@pytest.mark.parametrize("name", ["GramMatrix", "NoiseByStep", "NoiseByTensor"])
 def test_what_is_not_there_is_not_drawn(name):
     with pytest.raises(NotDefinedError, match="needs a transcript"):
-        getattr(plots, name)(samples.consistent(), Figure().add_subplot())
+        KINDS[name].from_result(samples.consistent())
 
 
 def test_names_of_tensors_are_not_formulas():
@@ -109,7 +96,7 @@ def test_names_of_tensors_are_not_formulas():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    ax = plots.noise_by_tensor(samples.hostile(), figure.add_subplot())
+    ax = NoiseByTensor.from_result(samples.hostile()).plot(figure.add_subplot())
     figure.canvas.draw()
     labels = [item.get_text() for item in ax.get_yticklabels()]
     assert "$\\frac{" in labels
@@ -118,7 +105,7 @@ def test_names_of_tensors_are_not_formulas():
 
 def test_the_claim_is_drawn_where_it_is():
     result = samples.violation()
-    ax = plots.noise_by_step(result, Figure().add_subplot())
+    ax = NoiseByStep.from_result(result).plot(Figure().add_subplot())
     claimed = [line for line in ax.lines if line.get_label() == "claimed"]
     assert set(claimed[0].get_ydata()) == {2.5}
     measured = next(line for line in ax.lines if line.get_label() == "measured")
@@ -126,7 +113,5 @@ def test_the_claim_is_drawn_where_it_is():
 
 
 def test_one_colour_a_verdict():
-    from askgauss.figures.style import ACCENTS
-
     assert set(ACCENTS) == {*ag.Verdict, None}
     assert len(set(ACCENTS.values())) == len(ACCENTS)

@@ -29,7 +29,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.figures.numbers import course
+from askgauss.figures.course_figures import BoundByStep
 from askgauss.integrations.jax import Audit, claim_of
 from askgauss.monitor.feed import read_feed
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson
@@ -271,7 +271,7 @@ def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
     assert audit.monitor.steps == 42
     audit.result(state, claim=claim)
     assert audit.monitor.steps == 42
-    assert course(result).step[-1] == 42
+    assert BoundByStep.from_result(result).step[-1] == 42
     # At the planned end a watched run has the bound of one that nobody watched; at no other.
     unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=claim)
     assert result.epsilon_lower == unwatched.epsilon_lower

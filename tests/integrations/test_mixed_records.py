@@ -174,7 +174,7 @@ def test_mixed_records_lead_and_break_the_part():
     assert "forward pass" in found.summary
     assert "GroupNorm" in found.remedy
     assert {part.name: part.status for part in result.scope}["per-sample gradient"] == "broken"
-    assert result.metadata["run"]["source"] == "transcript"
+    assert result.summary.run.source == "transcript"
 
 
 def smoothed(run, output, target):

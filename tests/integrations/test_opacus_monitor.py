@@ -46,7 +46,7 @@ def test_a_sound_run_is_quiet_and_its_course_is_kept(tmp_path):
 
 
 def test_true_watches_and_the_result_shows_the_course():
-    from askgauss.figures.numbers import course
+    from askgauss.figures.course_figures import BoundByStep
 
     run = make_run()
     with attached(run, True) as audit:
@@ -54,9 +54,9 @@ def test_true_watches_and_the_result_shows_the_course():
     assert audit.monitor.alarm is None
     assert {"noise", "contribution", "repeated noise"} <= audit.monitor.evidence.keys()
     result = audit.result(claim=claim(steps=48))
-    assert course(result).claimed == 20.0
+    assert BoundByStep.from_result(result).claimed == 20.0
     # A point has thirty plantings.
-    assert 8 < course(result).step[-1] <= audit.steps == 48
+    assert 8 < BoundByStep.from_result(result).step[-1] <= audit.steps == 48
     assert 'id="course"' in result.to_html()
 
 

@@ -647,28 +647,30 @@ def _recorder_of(monitor):
 
 
 def test_a_result_shows_the_course_and_survives_its_json():
-    from askgauss.figures.numbers import Missing, course, with_course
+    from askgauss.figures.course_figures import BoundByStep, with_course
+    from askgauss.figures.style import NothingToDrawError
 
     monitor = quiet()
     recorder = loop(monitor, 20)
     result = ag.audit(recorder.transcript(), claim=claim(steps=20))
-    assert isinstance(course(result), Missing)
+    with pytest.raises(NothingToDrawError, match="nobody watched"):
+        BoundByStep.from_result(result)
     assert 'id="course"' not in result.to_html()
     shown = with_course(result, monitor.feed("finished"))
     assert shown.verdict is result.verdict
     assert shown.findings == result.findings
     again = ag.AuditResult.from_json(shown.to_json())
-    assert again.metadata == shown.metadata
+    assert again.to_dict() == shown.to_dict()
     assert 'id="course"' in again.to_html()
     assert "There was no alarm." in shown.to_html()
-    assert course(again).step == monitor.course().step
-    broken = dict(shown.metadata["watched"], error=7.0)
+    assert BoundByStep.from_result(again).step == monitor.course().step
+    broken = replace(shown, watched=replace(shown.watched, error=7.0))
     with pytest.raises(FileFormatError, match="error"):
-        course(replace(shown, metadata={"watched": broken}))
+        ag.AuditResult.from_json(broken.to_json())
 
 
 def test_an_alarm_is_among_the_findings_and_in_the_report():
-    from askgauss.figures.numbers import course, with_course
+    from askgauss.figures.course_figures import BoundByStep, with_course
 
     monitor = quiet()
     recorder = loop(monitor, 3, noise=SIGMA / 2)
@@ -677,7 +679,7 @@ def test_an_alarm_is_among_the_findings_and_in_the_report():
     )
     assert result.findings[-1].check == "monitor"
     assert "Step 1: noise" in result.findings[-1].summary
-    assert course(result).alarm_step == 1
+    assert BoundByStep.from_result(result).alarm_step == 1
     page = result.to_html()
     assert "alarm at step 1" in page
     assert "Step 1: noise" in page

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss._text import one_line
-from askgauss.figures.summary import Summary
-from askgauss.report import report_text
-from askgauss.results import number
+from askgauss._text import number, one_line
+from askgauss.report import words
 from askgauss.sampling import CyclicPoisson, Poisson
 from askgauss.simulation import simulate_scores
 
@@ -30,7 +28,7 @@ from askgauss.simulation import simulate_scores
     ],
 )
 def test_numbers_in_tables(given, shown):
-    assert report_text.value(given) == shown
+    assert words.value(given) == shown
 
 
 @pytest.mark.parametrize(
@@ -46,22 +44,22 @@ def test_numbers_in_tables(given, shown):
     ],
 )
 def test_intervals_have_the_digits_their_width_needs(given, shown):
-    assert report_text.interval(given) == shown
+    assert words.interval(given) == shown
 
 
 def test_shares_are_rounded_to_the_side_that_promises_nothing():
-    assert report_text.percent(None, up=True) == "–"
-    assert report_text.percent(0.0, up=False) == "0 %"
-    assert report_text.percent(1.0, up=True) == "100 %"
-    assert report_text.percent(0.5937, up=False) == "59.3 %"
-    assert report_text.percent(0.5937, up=True) == "59.4 %"
-    assert report_text.percent(0.9996646, up=True) == "99.9665 %"
+    assert words.percent(None, up=True) == "–"
+    assert words.percent(0.0, up=False) == "0 %"
+    assert words.percent(1.0, up=True) == "100 %"
+    assert words.percent(0.5937, up=False) == "59.3 %"
+    assert words.percent(0.5937, up=True) == "59.4 %"
+    assert words.percent(0.9996646, up=True) == "99.9665 %"
     generator = random.Random(0)
     for _ in range(2000):
         given = generator.choice([generator.random(), 10.0 ** generator.uniform(-9, 0)])
         given = generator.choice([given, 1.0 - given])
-        most = float(report_text.percent(given, up=True).removesuffix(" %"))
-        least = float(report_text.percent(given, up=False).removesuffix(" %"))
+        most = float(words.percent(given, up=True).removesuffix(" %"))
+        least = float(words.percent(given, up=False).removesuffix(" %"))
         assert least - 1e-9 <= 100.0 * given <= most + 1e-9
         assert most - least <= 0.11
 
@@ -105,7 +103,7 @@ def stated(scheme):
         recorder.observe(planted + draw.normal(0.0, 1.6, 100), background=0.0)
     claim = ag.PrivacyClaim(epsilon=8.0, delta=1e-5, sampling=scheme)
     result = ag.audit(recorder.transcript(), claim=claim)
-    return " ".join(report_text.statement(result, Summary.from_metadata(result.metadata).run))
+    return " ".join(words.statement(result, result.summary.run))
 
 
 @pytest.mark.parametrize("scheme", [Poisson(rate=0.2), CyclicPoisson(rate=0.4, cycle=2)])

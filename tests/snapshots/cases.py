@@ -15,8 +15,8 @@ import numpy as np
 import askgauss as ag
 from askgauss.auditors import auditor_types
 from askgauss.federated import FEDERATED_FAULTS, simulate_federated
-from askgauss.gate import decide
 from askgauss.mechanisms import tree
+from askgauss.policy import gate
 from askgauss.results import AuditResult
 from askgauss.sampling import EveryStep
 from askgauss.simulation import FAULTS, TREE_FAULTS
@@ -77,7 +77,7 @@ class Case:
             documents["html"] = result.to_html()
         fields = _plain(result)
         if isinstance(result, AuditResult):
-            fields["exit_code"] = decide(result).exit_code
+            fields["exit_code"] = gate(result).exit_code
         return fields, documents
 
 

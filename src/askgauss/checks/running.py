@@ -9,11 +9,10 @@ from askgauss.checks.resumed_runs import with_resumes
 from askgauss.checks.score_shape import score_checks
 from askgauss.checks.transcript_checks import transcript_checks
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.inputs import check_audit_input
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Finding
-from askgauss.scores import CanaryScores
+from askgauss.scores import CanaryScores, check_audit_data
 
 __all__ = ["diagnose"]
 
@@ -41,7 +40,7 @@ def diagnose(
         >>> any(finding.status.value == "fail" for finding in diagnose(run))
         False
     """
-    check_audit_input(data)
+    check_audit_data(data)
     _validate.within(0, 0.5, gate_error=gate_error)
     findings: list[Finding] = []
     if isinstance(data, Transcript):

@@ -6,9 +6,9 @@ through, checks are assigned to parts in `_KINDS`, and every output reads `Audit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from askgauss.results import Finding, Part, Status
 
@@ -18,7 +18,6 @@ __all__ = [
     "INPUT_SPACE",
     "OUTSIDE",
     "THROUGH_AGGREGATOR",
-    "exercised_in",
     "scope_of",
 ]
 
@@ -45,8 +44,6 @@ _ONLY_SCORES = "audit the transcript, not the scores alone"
 # or rate, shows four times in five. An audit whose own test has power measures them to about 5 %,
 # and the check, which shares its error with many others, then sees a fault of a quarter.
 _WITH_POWER = 1.0 / 3.0
-# Where a run was recorded step by step.
-_RECORDED = ("transcript", "correlated noise")
 # A part in words has room for the smallest faults of so many of its checks.
 _MOST_FAULTS = 2
 
@@ -246,20 +243,6 @@ _KINDS = (
         how_to_test="give the audit the model: CanaryAudit(optimizer, model=model)",
     ),
 )
-
-
-def exercised_in(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Parts of the training the canaries went through, by the facts of a result; scores say none.
-
-    Args:
-        metadata: Facts about the run, as a result keeps them.
-    """
-    run = metadata.get("run")
-    if not isinstance(run, Mapping) or run.get("source") not in _RECORDED:
-        return ()
-    listed = run.get("exercised")
-    # Whatever else they met: what was recorded came after the noise.
-    return ("noise", *(map(str, listed) if isinstance(listed, (list, tuple)) else ()))
 
 
 def scope_of(findings: Iterable[Finding], exercised: Sequence[str]) -> tuple[Part, ...]:

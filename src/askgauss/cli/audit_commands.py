@@ -169,7 +169,7 @@ def diagnose(
     from askgauss.checks import diagnose as run_checks
     from askgauss.files import codec
     from askgauss.publish.disclosure import published, tells_of_single
-    from askgauss.report.findings_text import describe
+    from askgauss.report.words import describe
     from askgauss.results import PRIVATE_NOTE
 
     private = tells_of_single(given.data)

@@ -67,13 +67,13 @@ class ExitCode:
 
     @classmethod
     def of(cls, result: AuditResult, *, lenient: bool = False) -> int:
-        """The code of a result by the policy of `askgauss.gate`; why, where no verdict says so."""
-        from askgauss.gate import decide
+        """The code of a result by the rule of `askgauss.policy`; why, where no verdict says so."""
+        from askgauss.policy import gate
 
-        decision = decide(result, lenient=lenient)
-        if decision.why:
-            note(decision.why, always=True)
-        return decision.exit_code
+        opened = gate(result, lenient=lenient)
+        if opened.why:
+            note(opened.why, always=True)
+        return opened.exit_code
 
     @classmethod
     def of_replay(cls, report: ReplayReport) -> int:

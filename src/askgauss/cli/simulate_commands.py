@@ -236,8 +236,8 @@ def run_faults(
     Exits with 1 if the finding that belongs to a fault does not name it: a slight fault needs many
     canaries. The verdict may still be consistent, where a fault costs accuracy and not privacy.
     """
+    from askgauss._text import number
     from askgauss.auditing import audit
-    from askgauss.results import number
     from askgauss.simulation.faults import Fault
 
     everything = _all_faults()

@@ -15,14 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from askgauss import policy
-from askgauss._text import one_line
+from askgauss._text import number, one_line
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.gate import decide
-from askgauss.report.advice import advice
 from askgauss.report.markdown import escaped
-from askgauss.report.result_text import measured, scope_line
-from askgauss.results import AuditResult, Finding, Status, Verdict, number
+from askgauss.report.words import advice, measured, scope_line
+from askgauss.results import AuditResult, Finding, Status, Verdict
 
 __all__ = ["FILES", "evidence_pack"]
 
@@ -59,8 +57,8 @@ def evidence_pack(
 
     Raises:
         InvalidArgumentError: There is nothing to bind the statement to, a digest is none, the
-            checks of the audit were not run, or the result tells of single canaries and must not be
-            published.
+            checks of the audit were not run, or the result reveals individual canaries and must
+            not be published.
 
     Examples:
         >>> import numpy as np, askgauss as ag
@@ -126,9 +124,9 @@ def _statement(
     result: AuditResult, subjects: dict[str, str], digest: str, lenient: bool
 ) -> dict[str, Any]:
     """An in-toto statement; WARNED where an inconclusive or non-default audit was let through."""
-    decision = decide(result, lenient=lenient)
-    outcome = _OUTCOMES[decision.passes]
-    if decision.passes and (result.verdict is not Verdict.CONSISTENT or _not_tested(result)):
+    opened = policy.gate(result, lenient=lenient).passes
+    outcome = _OUTCOMES[opened]
+    if opened and (result.verdict is not Verdict.CONSISTENT or _not_tested(result)):
         outcome = "WARNED"
     verdict = "privacy claim"
     passed = [verdict] if outcome == "PASSED" else []

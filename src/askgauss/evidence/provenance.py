@@ -148,7 +148,7 @@ def _environment() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of a CI job, or of the working folder; empty where neither tells."""
+    """The commit of a CI job, or of the working folder; empty where neither is known."""
     for name in _COMMIT_VARIABLES:
         if _is_commit(os.environ.get(name, "")):
             return os.environ[name]

@@ -64,10 +64,8 @@ class Standard:
 def _default_names(result: AuditResult) -> list[str]:
     """The methods that the default audit may end with, of data of this kind."""
     shift, steps = GaussianShift().name, SubsampledGaussian().name
-    if not result.law_declared:
+    if not result.noise_declared:
         return [shift, ClopperPearson().name]
-    run = result.metadata.get("run")
-    source = run.get("source") if isinstance(run, dict) else None
-    if source is None:
+    if result.summary is None:
         return [steps, shift]
-    return [steps] if source == "transcript" else [shift]
+    return [steps] if result.summary.run.source == "transcript" else [shift]

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from askgauss._text import confidence_in_words, number
 from askgauss._version import __version__
-from askgauss.auditing import audit, audited, derived
+from askgauss.auditing import audit, audited, with_findings
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
 from askgauss.replay.joining import joined_findings
 from askgauss.replay.replay_report import ReplayReport
-from askgauss.results import AuditResult, Finding, Status, confidence_in_words, number
+from askgauss.results import AuditResult, Finding, Status
 from askgauss.scores import CanaryScores
 
 __all__ = ["Verification", "VerifiedPart", "verify"]
@@ -142,7 +143,7 @@ def _part(name: str, holds: bool | None, good: str, bad: str = "") -> VerifiedPa
 
 def _taken_on_trust(result: AuditResult) -> tuple[VerifiedPart, ...]:
     """What a result says that no transcript holds."""
-    if _WATCHED not in result.metadata and all(x.check != _MONITOR for x in result.findings):
+    if result.watched is None and all(x.check != _MONITOR for x in result.findings):
         return ()
     said = "what it saw while the run trained is the word of whoever made the result."
     return (_part("monitor", None, said),)
@@ -185,7 +186,7 @@ def _computed_again(
         own = wanted
         if _plain_of(result, _OPTIONS) != _plain_of(wanted, _OPTIONS):
             options = Standard(
-                auditor=result.auditor if result.law_declared else None,
+                auditor=result.auditor if result.noise_declared else None,
                 confidence=result.confidence,
                 gate_error=result.gate_error,
             )
@@ -224,10 +225,7 @@ def _audited(
     )
     # Findings of a replay are checked by themselves: here, what follows from them.
     joined = tuple(item for item in result.findings if _of_a_replay(item))
-    if joined:
-        free = again.distribution_free_evidence
-        again = derived(replace(again, findings=(*again.findings, *joined)), lambda: free)
-    return again
+    return with_findings(again, joined) if joined else again
 
 
 def _standard(result: AuditResult, wanted: AuditResult, standard: Standard) -> VerifiedPart:

@@ -1,13 +1,17 @@
-"""How figures look: few colours, no frames, text that says what it is."""
+"""What every figure of an audit is, and how figures look.
+
+A figure is one class: `from_result` computes its numbers, which are its attributes, `plot` draws
+them, and `caption` says what they mean. matplotlib is imported when the first one is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from askgauss._text import one_line
 from askgauss.exceptions import MissingExtraError, NotDefinedError
-from askgauss.figures.numbers import Missing
 from askgauss.results import AuditResult, Verdict
 
 if TYPE_CHECKING:
@@ -22,20 +26,19 @@ __all__ = [
     "MUTED",
     "OTHER",
     "PAPER",
-    "accent",
+    "WIDTH",
+    "AuditFigure",
+    "NothingToDrawError",
     "axes",
     "count_ticks",
     "few_ticks",
     "label",
     "legend",
-    "numbers",
     "plain_ticks",
     "power_ticks",
     "rate_ticks",
     "tidy",
 ]
-
-Figure = TypeVar("Figure")
 
 INK = "#1b1f24"
 MUTED = "#5c6570"
@@ -50,24 +53,70 @@ ACCENTS = {
     Verdict.INVALID: "#7a3fa8",
     None: "#2459a8",
 }
+WIDTH = 4.6
+"""Inches across a figure of the report."""
 _LONGEST = 40
 
 
-def accent(source: Any) -> str:
-    """The one colour of a verdict."""
-    return ACCENTS[source.verdict] if isinstance(source, AuditResult) else ACCENTS[None]
+class NothingToDrawError(NotDefinedError):
+    """The result does not have what a figure shows.
 
-
-def numbers(source: Any, compute: Callable[[AuditResult], Figure | Missing]) -> Figure:
-    """The numbers of a figure: given as they are, or computed from a result.
-
-    Raises:
-        NotDefinedError: The result does not have what the figure shows.
+    Attributes:
+        reason: What it would need.
     """
-    found = compute(source) if isinstance(source, AuditResult) else source
-    if isinstance(found, Missing):
-        raise NotDefinedError(f"There is nothing to draw: {found.reason}")
-    return found
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"There is nothing to draw: {reason}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AuditFigure(abc.ABC):
+    """The numbers of one figure, and how they are drawn.
+
+    Attributes:
+        verdict: The verdict of the result, whose colour the measured numbers have.
+        title: What the report calls it.
+        kind: Its class in the style sheet of the report.
+    """
+
+    title: ClassVar[str]
+    kind: ClassVar[str] = ""
+
+    verdict: Verdict | None = None
+
+    @classmethod
+    @abc.abstractmethod
+    def from_result(cls, result: AuditResult) -> Self:
+        """Compute the numbers.
+
+        Raises:
+            NothingToDrawError: The result does not have what the figure shows.
+        """
+
+    @property
+    @abc.abstractmethod
+    def label(self) -> str:
+        """What the figure shows, for readers who cannot see it."""
+
+    @property
+    @abc.abstractmethod
+    def caption(self) -> str:
+        """What the figure shows, in a sentence or two."""
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Inches across and up in the report."""
+        return (3.9, 3.7) if self.kind == "square" else (WIDTH, 2.9)
+
+    @abc.abstractmethod
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw into these axes, or into new ones, and return them."""
+
+    @property
+    def accent(self) -> str:
+        """The colour of the verdict."""
+        return ACCENTS[self.verdict]
 
 
 def axes(given: Axes | None, width: float = 5.8, height: float = 3.4) -> Axes:

@@ -1,7 +1,8 @@
 """What a report needs of the data and a result does not keep, in a few small tables.
 
-The tables have the same size for ten canaries and for ten million. They are kept with the result as
-plain JSON, their numbers as lines of text, so that a result read back draws the same pictures.
+The tables have the same size for ten canaries and for ten million. Files keep their numbers as
+lines of text with five digits, and so does memory, so that a result read back draws the same
+pictures.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import platform
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,11 @@ from scipy.special import chdtri, ndtr
 from askgauss._rounding import scale_on_grid
 from askgauss.checks.resumed_runs import resumed_at
 from askgauss.exceptions import FileFormatError
-from askgauss.figures.shape_table import SHAPE_BINS, ShapeSummary, shape_table, spread
 from askgauss.files import codec
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript
 from askgauss.recording.transcript import Transcript
+from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "TensorSummary",
     "hexagon_centres",
     "summarise",
+    "tables_of",
 ]
 
 Array = NDArray[np.float64]
@@ -48,6 +50,8 @@ HEXAGONS = 30, 10
 STEPS = 200
 TENSORS = 24
 GRAM = 64
+SHAPE_BINS = 48
+SHAPE_REACH = 6.0
 _NOTES = 20
 _TEXT = 300
 
@@ -58,6 +62,9 @@ _DENSITY_BLOCK = 1 << 14
 _GRAM_STEPS = 2048
 _FEWEST_STEPS = 10
 _FEWEST_OBSERVATIONS = 20
+# Values of the noise whose shape is counted.
+_SHAPE_ROWS, _SHAPE_COLUMNS = 2048, 512
+_FEWEST_SHAPED = 1000
 # Pointwise intervals of the noise scale.
 _INTERVAL_ERROR = 0.01
 
@@ -69,14 +76,14 @@ class RunSummary:
     Attributes:
         source: Whether a transcript was audited, one of correlated noise, or scores alone.
         steps: Steps recorded, or summed into a score.
-        sampling_rate: Probability that a present canary is planted in a step.
+        sampling_rate: Probability that an inserted canary is included in a batch.
         sampling: Who decided that.
         scheme: How records are drawn, in words, where that is not plain Poisson sampling.
         poisson: Whether inclusions are independent.
         clip_norm: Norm of a contribution, in the units of the scores.
         noise_multiplier: The noise multiplier the run says it used.
         background: Whether the other records' clean sum was subtracted.
-        fair_coins: Whether every canary was made present by a fair coin of its own.
+        fair_coins: Whether every canary was inserted independently with probability one half.
         accounted_steps: Steps the run's accountant counted.
         accounted_sampling_rate: Sampling rate the run's accountant used.
         unnoised_steps: Optimizer steps taken without noise.
@@ -84,8 +91,6 @@ class RunSummary:
         places: How many canaries the model has room for, where that is known.
         exercised: Parts of the training pipeline the canaries went through.
         precision: Number formats met.
-        seed: Root of the canaries' random choices in results of old; it opens what noise hides, and
-            is kept no more.
         notes: Anything a reader should know.
     """
 
@@ -106,8 +111,13 @@ class RunSummary:
     places: int | None = None
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
-    seed: int | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """Parts of the training that canaries went through; none where only scores are left."""
+        # Whatever else they met: what was recorded came after the noise.
+        return () if self.source == "scores" else ("noise", *self.exercised)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -196,6 +206,20 @@ class GramSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapeSummary:
+    """Values of the noise in standard deviations of their tensor, counted.
+
+    Attributes:
+        counts: How many lie in each bin, from minus to plus `SHAPE_REACH`; those further out are
+            counted in the outermost bins.
+        outside: How many those are.
+    """
+
+    counts: Array
+    outside: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
     """Everything a report reads from the data."""
 
@@ -207,13 +231,32 @@ class Summary:
     shape: ShapeSummary | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Summary) and self.to_metadata() == other.to_metadata()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def rounded(self) -> Summary:
+        """Every table with numbers of five digits, as files have them."""
+        changes: dict[str, Any] = {}
+        for name in _TABLES:
+            if (part := getattr(self, name)) is None:
+                continue
+            arrays = {
+                field.name: _numbers(_line(value), name)
+                for field in fields(part)
+                if isinstance(value := getattr(part, field.name), np.ndarray)
+            }
+            changes[name] = replace(part, **arrays)
+        return replace(self, **changes)
+
     def to_metadata(self) -> dict[str, Any]:
-        """As a result's metadata keeps it."""
+        """As the file of a result keeps it."""
         return {
             "run": codec.to_plain(self.run),
             "figures": {
                 name: _to_plain(part)
-                for name in ("scores", "noise", "tensors", "gram", "shape")
+                for name in _TABLES
                 if (part := getattr(self, name)) is not None
             },
             "environment": dict(self.environment),
@@ -232,12 +275,8 @@ class Summary:
         )
         summary = cls(
             run=codec.from_plain(RunSummary, metadata.get("run", {}), "run"),
-            scores=_from_plain(ScoreSummary, figures.get("scores")),
-            noise=_from_plain(NoiseSummary, figures.get("noise")),
-            tensors=_from_plain(TensorSummary, figures.get("tensors")),
-            gram=_from_plain(GramSummary, figures.get("gram")),
-            shape=_from_plain(ShapeSummary, figures.get("shape")),
             environment=tuple(environment.items()),
+            **{name: _from_plain(kind, figures.get(name)) for name, kind in _TABLES.items()},
         )
         summary._check()
         return summary
@@ -277,6 +316,15 @@ class Summary:
                 raise FileFormatError("Expected numbers of values in the shape of the noise.")
 
 
+_TABLES: dict[str, type[Any]] = {
+    "scores": ScoreSummary,
+    "noise": NoiseSummary,
+    "tensors": TensorSummary,
+    "gram": GramSummary,
+    "shape": ShapeSummary,
+}
+
+
 def _expect(table: Array, *sizes: int, finite: bool = True) -> None:
     if table.size not in sizes or (finite and not np.isfinite(table).all()):
         wanted = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -284,6 +332,11 @@ def _expect(table: Array, *sizes: int, finite: bool = True) -> None:
             f"Expected a table of {wanted} finite numbers for the report, got {table.size} "
             "numbers or some that are not finite. The file was edited: audit again."
         )
+
+
+def tables_of(result: AuditResult) -> Summary:
+    """The tables of a result; empty ones where the audit ran without its checks."""
+    return Summary(run=RunSummary()) if result.summary is None else result.summary
 
 
 def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
@@ -310,14 +363,14 @@ def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
         ("scipy", scipy.__version__),
         ("platform", f"{platform.system()} {platform.machine()}"),
     )
+    scores = _scores(data.scores()) if data.scorable else None
     if isinstance(data, CanaryScores):
-        return Summary(run=_run_of_scores(data), scores=_scores(data), environment=environment)
-    scores = _scores(data.scores()) if data.finite and data.auditable else None
+        return Summary(run=_run_of_scores(data), scores=scores, environment=environment)
     if isinstance(data, LinearTranscript):
         return Summary(
             run=_run_of_linear(data),
             scores=scores,
-            shape=shape_table(data) if data.finite else None,
+            shape=_shape(data) if data.finite else None,
             environment=environment,
         )
     return Summary(
@@ -326,7 +379,7 @@ def summarise(data: CanaryScores | Transcript | LinearTranscript) -> Summary:
         noise=_noise(data) if data.finite else None,
         tensors=_tensors(data) if data.finite else None,
         gram=_gram(data) if data.finite else None,
-        shape=shape_table(data) if data.finite else None,
+        shape=_shape(data) if data.finite else None,
         environment=environment,
     )
 
@@ -575,8 +628,8 @@ def _gram(transcript: Transcript) -> GramSummary | None:
     steps, kept = transcript.kept_values.shape
     if steps < _FEWEST_STEPS or kept < 2:
         return None
-    rows = spread(steps, _GRAM_STEPS)
-    columns = spread(kept, GRAM)
+    rows = _spread(steps, _GRAM_STEPS)
+    columns = _spread(kept, GRAM)
     values = transcript.kept_values[rows][:, columns]
     values = values - transcript.kept_planted[rows][:, columns]
     norms = np.sqrt((values**2).sum(axis=0))
@@ -589,6 +642,49 @@ def _gram(transcript: Transcript) -> GramSummary | None:
     )
 
 
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """So many indices at most, spread evenly."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def _shape(transcript: Transcript | LinearTranscript) -> ShapeSummary | None:
+    """How often the noise was how large; None where it cannot be separated from other records."""
+    if transcript.facts.background != "known":
+        return None
+    if isinstance(transcript, LinearTranscript):
+        # Of correlated noise only pieces that are independent have one scale.
+        values = transcript.kept_values if transcript.plan.independent else np.zeros((0, 0))
+        rows = _spread(len(values), _SHAPE_ROWS) if len(values) else np.zeros(0, dtype=np.int64)
+        return _counted([_standard(row) for row in values[rows]])
+    rows = _spread(transcript.number_of_steps, _SHAPE_ROWS)
+    absent = np.flatnonzero(~transcript.member[transcript.kept])
+    watched = _spread(transcript.watch_values.shape[1], _SHAPE_COLUMNS)
+    columns = np.concatenate(
+        [transcript.kept_values[rows][:, absent], transcript.watch_values[rows][:, watched]], axis=1
+    )
+    columns /= transcript.schedule[rows][:, None]
+    tensor = np.concatenate(
+        [transcript.tensor[transcript.kept][absent], transcript.watch_tensor[watched]]
+    )
+    return _counted([_standard(columns[:, tensor == item]) for item in np.unique(tensor)])
+
+
+def _standard(values: Array) -> Array:
+    scale = float(np.sqrt((values**2).mean())) if values.size else 0.0
+    return np.asarray(values.ravel() / scale) if 0.0 < scale < np.inf else np.zeros(0)
+
+
+def _counted(parts: list[Array]) -> ShapeSummary | None:
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    if values.size < _FEWEST_SHAPED:
+        return None
+    reach = SHAPE_REACH
+    counts, _ = np.histogram(np.clip(values, -reach, reach), SHAPE_BINS, (-reach, reach))
+    return ShapeSummary(
+        counts=counts.astype(np.float64), outside=int(np.count_nonzero(np.abs(values) > reach))
+    )
+
+
 # --- plain ---------------------------------------------------------------------------------------
 
 
@@ -598,10 +694,14 @@ def _to_plain(part: Any) -> dict[str, Any]:
     for field in fields(part):
         value = getattr(part, field.name)
         if isinstance(value, np.ndarray):
-            plain[field.name] = " ".join(f"{item:.5g}" for item in value.tolist())
+            plain[field.name] = _line(value)
         else:
             plain[field.name] = codec.to_plain(value)
     return plain
+
+
+def _line(values: Array) -> str:
+    return " ".join(f"{item:.5g}" for item in values.tolist())
 
 
 def _from_plain(kind: type[Any], value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from askgauss import _validate, policy
+from askgauss._text import number
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
@@ -18,7 +19,7 @@ from askgauss.mechanism_audit.independence import same_coins
 from askgauss.mechanism_audit.mechanism_result import MechanismResult
 from askgauss.mechanism_audit.output_scores import Classifier, Score, classifier_named
 from askgauss.mechanism_audit.outputs import Mechanism, Outputs, Sampler, check_pair
-from askgauss.results import Verdict, number
+from askgauss.results import Verdict
 from askgauss.stats import betting
 
 __all__ = ["audit_mechanism"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from askgauss import _validate, policy
+from askgauss._text import number, of_the_claim
 from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.files import atomic, codec
 from askgauss.mechanism_audit.bets_placed import Evidence
-from askgauss.report.result_text import of_the_claim
-from askgauss.results import Assumption, Verdict, check_agreement, number
+from askgauss.results import Assumption, Verdict
 
 __all__ = ["MechanismResult"]
 
@@ -143,6 +143,7 @@ class MechanismResult:
 
 def _check(result: MechanismResult) -> None:
     """Refuse a result that no audit has, or that its own bets and claim contradict."""
+    from askgauss.evidence.result_file import check_agreement
     from askgauss.mechanism_audit.mechanism_auditing import concluded
 
     try:

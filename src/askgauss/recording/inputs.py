@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 
 import numpy as np
 
-from askgauss.exceptions import FileFormatError, InvalidArgumentError
+from askgauss.exceptions import FileFormatError
 from askgauss.files.atomic import DOCUMENT_BYTES, Source, read_arrays, read_kind, read_stream
 from askgauss.files.checkpoint import OPACUS_KIND, OPACUS_SCHEMA, TRANSCRIPT
 from askgauss.recording.linear_transcript import LinearTranscript
@@ -28,23 +28,11 @@ from askgauss.scores import CanaryScores
 __all__ = [
     "AuditInput",
     "FolderChoice",
-    "check_audit_input",
     "choose_in_folder",
     "load_audit_input",
 ]
 
 AuditInput: TypeAlias = CanaryScores | Transcript | LinearTranscript
-
-
-def check_audit_input(data: object) -> None:
-    """Refuse whatever is not what an audit reads, and say how to make it."""
-    if not isinstance(data, AuditInput):
-        raise InvalidArgumentError(
-            "Expected data to be CanaryScores, a Transcript or a LinearTranscript, got "
-            f"{type(data).__name__}. Make scores with CanaryScores.from_groups(present=..., "
-            "absent=...), or read a file with load_audit_input()."
-        )
-
 
 _READERS: dict[str, type[CanaryScores] | type[Transcript] | type[LinearTranscript]] = {
     "askgauss-scores": CanaryScores,

@@ -30,7 +30,7 @@ from askgauss.files.sums import (
 )
 from askgauss.mechanisms.plans import Plan, read_plan
 from askgauss.recording.facts import ReuseFacts, RoundFacts
-from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.scores import AuditData, CanaryScores, ScoreMetadata
 
 __all__ = ["LinearFacts", "LinearTranscript", "PieceSums"]
 
@@ -142,7 +142,7 @@ class PieceSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinearTranscript:
+class LinearTranscript(AuditData):
     """Everything an audit reads from a run with correlated noise.
 
     The arrays are made read-only, those given to it too. What is smaller than 1e-140 is zero here:
@@ -214,6 +214,16 @@ class LinearTranscript:
         entered = self.member[self.information > 0.0]
         present = int(np.count_nonzero(entered))
         return min(present, entered.size - present) >= 2
+
+    @property
+    def scorable(self) -> bool:
+        """Whether there are finite scores of at least two canaries of each group."""
+        return self.finite and self.auditable
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run."""
+        return self.facts.run
 
     @property
     def leaf_freedom(self) -> int:

@@ -22,7 +22,7 @@ from askgauss.files.sums import check_agreement, check_part, check_squares, chec
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.sampling import assumed_poisson
 from askgauss.sampling.inclusion import broken_counts, broken_rule
-from askgauss.scores import CanaryScores, ScoreMetadata
+from askgauss.scores import AuditData, CanaryScores, ScoreMetadata
 
 __all__ = ["SILENCE", "CanarySums", "StepSums", "Transcript"]
 
@@ -135,7 +135,7 @@ _LATER = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transcript:
+class Transcript(AuditData):
     """Everything an audit reads from a DP-SGD run; memory grows with canaries plus steps.
 
     The arrays are made read-only, those given to it too.
@@ -208,6 +208,33 @@ class Transcript:
         """Whether there are enough canaries of both kinds to compare their scores."""
         present = int(np.count_nonzero(self.member))
         return min(present, self.member.size - present) >= 2
+
+    @property
+    def scorable(self) -> bool:
+        """Whether there are finite scores of at least two canaries of each group."""
+        return self.finite and self.auditable
+
+    @property
+    def has_steps(self) -> bool:
+        """Every step was recorded."""
+        return True
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run."""
+        return self.facts.run
+
+    @property
+    def committed(self) -> str | None:
+        """The digest that was published before the run, where there was one."""
+        return None if self.facts.commitment is None else self.facts.commitment.digest
+
+    @property
+    def watched_end(self) -> tuple[int, int | None] | None:
+        """Steps that a monitored run took, and was to take; None where nobody watched it."""
+        if not self.facts.watched:
+            return None
+        return self.number_of_steps * self.facts.turns, self.facts.planned_steps
 
     def __repr__(self) -> str:
         present = int(np.count_nonzero(self.member))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from askgauss._text import one_line
-from askgauss.auditing import derived
+from askgauss.auditing import with_findings
 from askgauss.replay.replay_report import ADJACENCIES, Adjacency, Difference, ReplayReport
 from askgauss.results import AuditResult, Finding, Verdict
 
@@ -24,9 +24,7 @@ def join(result: AuditResult, report: ReplayReport) -> AuditResult:
         report: The replay of its training. What is a leak is decided by the adjacency of the
             result's claim, where it has one.
     """
-    told = joined_findings(report, result)
-    joined = replace(result, findings=(*result.findings, *told))
-    return derived(joined, lambda: result.distribution_free_evidence)
+    return with_findings(result, joined_findings(report, result))
 
 
 def joined_findings(report: ReplayReport, result: AuditResult) -> tuple[Finding, ...]:

@@ -6,17 +6,14 @@ import contextlib
 import io
 import re
 import threading
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from askgauss.figures import style
-from askgauss.figures.numbers import Missing
-from askgauss.results import AuditResult
+from askgauss.figures.style import AuditFigure
 
-__all__ = ["WIDTH", "Drawer"]
+__all__ = ["svg"]
 
-WIDTH = 4.6
 # The colours figures are drawn in, and the names the style sheet knows them by.
 _COLORS = {
     style.INK: "ink",
@@ -29,34 +26,13 @@ _COLORS = {
 }
 
 
-class Drawer:
-    """Draws figures as SVG whose ids meet neither each other's nor those of another report."""
+def svg(figure: AuditFigure, prefix: str) -> Any:
+    """A figure as inline SVG that takes its colours and its type from the page.
 
-    def __init__(self, result: AuditResult) -> None:
-        self._prefix = f"g{zlib.crc32(repr(result).encode('utf-8', 'replace')):08x}"
-
-    def draw(
-        self,
-        plot: Callable[..., Any],
-        numbers: Any,
-        *,
-        title: str,
-        caption: str,
-        label: str,
-        kind: str = "",
-        size: tuple[float, float] = (WIDTH, 2.9),
-    ) -> dict[str, Any]:
-        """The figure for the template, or the line that says why there is none."""
-        shown = {"title": title, "caption": caption, "kind": kind, "svg": "", "missing": ""}
-        if isinstance(numbers, Missing):
-            return shown | {"missing": numbers.reason}
-        return shown | {"svg": _svg(plot, numbers, f"{self._prefix}-{plot.__name__}", label, size)}
-
-
-def _svg(
-    plot: Callable[..., Any], numbers: Any, prefix: str, label: str, size: tuple[float, float]
-) -> Any:
-    """A figure as inline SVG that takes its colours and its type from the page."""
+    Args:
+        figure: The figure.
+        prefix: What its ids begin with, so that they meet no other figure's nor another report's.
+    """
     from markupsafe import Markup, escape
     from matplotlib.figure import Figure
 
@@ -69,16 +45,16 @@ def _svg(
         "path.simplify": True,
     }
     with _drawing(options):
-        figure = Figure(figsize=size, layout="constrained")
-        plot(numbers, figure.add_subplot())
-        figure.patch.set_alpha(0.0)
-        for ax in figure.axes:
+        canvas = Figure(figsize=figure.size, layout="constrained")
+        figure.plot(canvas.add_subplot())
+        canvas.patch.set_alpha(0.0)
+        for ax in canvas.axes:
             ax.patch.set_alpha(0.0)
         stream = io.StringIO()
-        figure.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
+        canvas.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
     drawn = _compact(stream.getvalue(), prefix)
     head, rest = drawn.split(">", 1)
-    spoken = escape(label)
+    spoken = escape(figure.label)
     return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
 
 

@@ -5,24 +5,41 @@ from __future__ import annotations
 import functools
 import json
 import math
+import zlib
+from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from askgauss import policy
-from askgauss._text import one_line, printable
-from askgauss.figures import numbers as figure_numbers
-from askgauss.figures import plots
-from askgauss.figures.numbers import Comparable, Missing
-from askgauss.figures.summary import Summary
+from askgauss._text import confidence_in_words, one_line, printable
+from askgauss.figures.course_figures import BoundByStep, EvidenceByStep
+from askgauss.figures.leak_figures import (
+    EpsilonAxis,
+    EpsilonByCanaries,
+    EpsilonBySteps,
+    Meaning,
+    TradeOffCurves,
+)
+from askgauss.figures.noise_figures import GramMatrix, NoiseByStep, NoiseByTensor, NoiseShape
+from askgauss.figures.score_figures import (
+    Convergence,
+    GaussianDistance,
+    ScoreDensity,
+    ScoreHistogram,
+)
+from askgauss.figures.style import AuditFigure, NothingToDrawError
+from askgauss.figures.summary import Summary, tables_of
 from askgauss.files import codec
-from askgauss.report import report_text
-from askgauss.report.drawing import WIDTH, Drawer
-from askgauss.results import AuditResult, Status, Verdict, confidence_in_words, number
+from askgauss.report import words
+from askgauss.report.drawing import svg
+from askgauss.results import AuditResult, Status, Verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["card", "render"]
+    from askgauss.comparison import Comparison
+
+__all__ = ["SECTIONS", "Section", "card", "render"]
 
 _SCHEMA = 1
 _COMPARED = 9
@@ -31,7 +48,57 @@ _EVIDENCE = 6000
 _SHAPES = {"noise shape", "noise extremes", "values without noise", "noise precision"}
 
 
-def render(result: AuditResult, comparison: Comparable | None = None) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of the report, with its figures."""
+
+    name: str
+    title: str
+    lead: str
+    figures: tuple[type[AuditFigure], ...]
+
+
+SECTIONS = (
+    Section(
+        name="scores",
+        title="The scores",
+        lead="One number a canary: what the run released about it, summed. The audit reads the "
+        "distance between the two groups against the width of the noise.",
+        figures=(ScoreHistogram, GaussianDistance),
+    ),
+    Section(
+        name="leak",
+        title="The leak",
+        lead="Every attack errs in two ways. The lower the curve, the less it must err, and the "
+        "more the run leaks.",
+        figures=(TradeOffCurves, EpsilonByCanaries),
+    ),
+    Section(
+        name="canaries",
+        title="Independent and alike",
+        lead="The bound takes canaries for independent and identically distributed. Both would "
+        "show here if they were not.",
+        figures=(GramMatrix, ScoreDensity),
+    ),
+    Section(
+        name="noise",
+        title="The noise",
+        lead="What was released where nothing was planted is noise alone, so its scale can be "
+        "measured step by step and tensor by tensor, and its shape be looked at.",
+        figures=(NoiseByStep, NoiseByTensor, NoiseShape),
+    ),
+    Section(
+        name="steps",
+        title="Over the steps",
+        lead="Privacy is spent step by step, and the sum of many steps is close to Gaussian "
+        "whatever a step is.",
+        figures=(EpsilonBySteps, Convergence),
+    ),
+)
+"""Every section with figures of any result; a watched run has one more."""
+
+
+def render(result: AuditResult, comparison: Comparison | None = None) -> str:
     """One self-contained HTML page: no script, nothing fetched, light, dark and on paper.
 
     Args:
@@ -40,13 +107,45 @@ def render(result: AuditResult, comparison: Comparable | None = None) -> str:
 
     Returns:
         The page.
-
-    Raises:
-        FileFormatError: The tables in the result's metadata are corrupt.
     """
-    summary = Summary.from_metadata(result.metadata)
-    page = _header(result, comparison) | _body(result, summary)
+    made = {kind: _made(kind, result) for section in _sections(result) for kind in section.figures}
+    page = _header(result, comparison) | _body(result, made)
     return _templates().get_template("template.html").render(page=page, style=_style_sheet())
+
+
+def _made(kind: type[AuditFigure], result: AuditResult) -> AuditFigure | str:
+    """A figure with its numbers, or why there is none."""
+    try:
+        return kind.from_result(result)
+    except NothingToDrawError as missing:
+        return missing.reason
+
+
+def _sections(result: AuditResult) -> list[Section]:
+    """Where the noise is not what the bound takes it for, it is what to look at first."""
+    failed = {item.check for item in result.findings if item.status is Status.FAIL}
+    sections = list(SECTIONS)
+    if failed & _SHAPES:
+        sections.sort(key=lambda item: item.name != "noise")
+    return [*sections, *_course_section(result)]
+
+
+def _course_section(result: AuditResult) -> list[Section]:
+    """How a run that was watched went; nothing where nobody watched."""
+    course = _made(BoundByStep, result)
+    if not isinstance(course, BoundByStep):
+        return []
+    told = one_line(course.alarm, 600) or "There was no alarm."
+    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
+    return [
+        Section(
+            name="course",
+            title="While it trained",
+            lead=f"A monitor watched every step. {told}"
+            + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
+            figures=(BoundByStep, EvidenceByStep),
+        )
+    ]
 
 
 def card(result: AuditResult) -> str:
@@ -92,7 +191,22 @@ def _style_sheet() -> Any:
 # --- the page ------------------------------------------------------------------------------------
 
 
-def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any]:
+def _shown(
+    result: AuditResult, kind: type[AuditFigure], figure: AuditFigure | str
+) -> dict[str, Any]:
+    """A figure for the template, or the line that says why there is none."""
+    if isinstance(figure, str):
+        return {"title": kind.title, "svg": "", "missing": figure}
+    prefix = f"g{zlib.crc32(repr(result).encode('utf-8', 'replace')):08x}-{kind.__name__}"
+    return {
+        "title": kind.title,
+        "caption": figure.caption,
+        "kind": kind.kind,
+        "svg": svg(figure, prefix),
+    }
+
+
+def _header(result: AuditResult, comparison: Comparison | None) -> dict[str, Any]:
     """What the report and the notebook card share."""
     claim = result.claim
     facts = [
@@ -103,19 +217,17 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
         },
         {
             "name": "measured",
-            "value": report_text.bound(result.epsilon_lower)
-            if figure_numbers.usable(result)
-            else "nothing",
+            "value": words.bound(result.epsilon_lower) if result.usable else "nothing",
             "note": f"with confidence {confidence_in_words(result.confidence)}"
-            if figure_numbers.usable(result)
-            else report_text.not_usable(result),
+            if result.usable
+            else words.not_usable(result),
         },
     ]
     if result.distribution_free is not None:
         facts.append(
             {
                 "name": "without assumptions",
-                "value": report_text.bound(result.distribution_free),
+                "value": words.bound(result.distribution_free.epsilon_lower),
                 "note": f"with confidence {confidence_in_words(result.confidence)}",
             }
         )
@@ -127,52 +239,44 @@ def _header(result: AuditResult, comparison: Comparable | None) -> dict[str, Any
                 "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
             }
         )
-    numbers = figure_numbers.epsilon_axis(result, comparison)
-    shown = f"claimed {number(numbers.claimed)}, " if numbers.claimed is not None else ""
-    if figure_numbers.usable(result):
-        caption = "Epsilon lies somewhere on the bar, which begins at the bound"
-        caption += "; the ring is an estimate." if result.epsilon_point is not None else "."
-    elif result.carries_bound:
-        caption = "The bound is drawn for the record only: an assumption it rests on failed."
-    else:
-        caption = "There is no bound."
-    if len(numbers.bounds) > 1:
-        caption += " The first method decided; the others are shown for comparison only."
-    figure = Drawer(result).draw(
-        plots.epsilon_axis,
-        numbers,
-        kind="axis",
-        title="",
-        caption=caption,
-        label=f"Epsilon on one axis: {shown}measured at least {number(result.epsilon_lower)}.",
-        size=(4.3, 0.85 + (0.46 if len(numbers.bounds) < 3 else 0.36) * len(numbers.bounds)),
-    )
     return {
         "verdict": "NONE" if result.verdict is None else result.verdict.value,
-        "headline": report_text.headline(result),
-        "reason": report_text.reason(result),
+        "headline": words.headline(result),
+        "reason": words.reason(result),
         "facts": facts,
-        "advice": report_text.advice_rows(result),
+        "advice": words.advice_rows(result),
         "scope": [
-            {"name": name, "words": one_line(words, 600)}
-            for name, words in (*result.scope_rows(), *(("note", note) for note in result.notes))
+            {"name": name, "words": one_line(said, 600)}
+            for name, said in (
+                *words.scope_rows(result),
+                *(("note", note) for note in result.notes),
+            )
         ],
-        "axis": figure,
+        "axis": _shown(result, EpsilonAxis, EpsilonAxis.from_result(result, comparison)),
         "version": one_line(result.version, 40),
     }
 
 
-def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
-    curves = figure_numbers.tradeoff_curves(result)
+def _body(result: AuditResult, made: dict[type[AuditFigure], AuditFigure | str]) -> dict[str, Any]:
+    curves, summary = made[TradeOffCurves], tables_of(result)
+    assert isinstance(curves, TradeOffCurves)
     meaning = curves.meaning
     failed = sum(item.status is Status.FAIL for item in result.findings)
     tested = sum(item.p_value is not None for item in result.findings)
     return {
         "compared": _compared(result),
-        "parts": report_text.part_rows(result),
-        "sections": _by_interest(result, _sections(result, summary, curves))
-        + _course_section(result),
-        "meaning": report_text.meaning_rows(meaning),
+        "parts": words.part_rows(result),
+        "sections": [
+            {
+                "id": section.name,
+                "name": section.name,
+                "title": section.title,
+                "lead": section.lead,
+                "figures": [_shown(result, kind, made[kind]) for kind in section.figures],
+            }
+            for section in _sections(result)
+        ],
+        "meaning": words.meaning_rows(meaning),
         "meaning_note": _meaning_note(result, meaning),
         "findings_lead": (
             f"{len(result.findings)} checks, {failed} failed. The {tested} that test something "
@@ -182,16 +286,16 @@ def _body(result: AuditResult, summary: Summary) -> dict[str, Any]:
         ),
         "findings": [
             {
-                "status": report_text.status(item),
+                "status": words.status(item),
                 "name": one_line(item.check, 80),
                 "summary": one_line(item.summary, 600),
                 "remedy": one_line(item.remedy, 600),
-                "consequence": report_text.consequence(item),
-                "p_value": report_text.p_value(item),
+                "consequence": words.consequence(item),
+                "p_value": words.p_value(item),
             }
-            for item in report_text.ordered(result.findings)
+            for item in words.ordered(result.findings)
         ],
-        "statement": [one_line(item) for item in report_text.statement(result, summary.run)],
+        "statement": [one_line(item) for item in words.statement(result, summary.run)],
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
@@ -201,10 +305,10 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "name": "epsilon",
-            "measured": report_text.bound(result.epsilon_lower).removeprefix("ε "),
+            "measured": words.bound(result.epsilon_lower).removeprefix("ε "),
             "interval": "",
             "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
-            "status": report_text.StatusWord(
+            "status": words.StatusWord(
                 "–" if result.verdict is None else result.verdict.value.lower(),
                 "",
                 "fail" if result.verdict is not None else "skip",
@@ -213,23 +317,23 @@ def _compared(result: AuditResult) -> list[dict[str, Any]]:
     ]
     found = [
         item
-        for item in report_text.ordered(result.findings)
+        for item in words.ordered(result.findings)
         if item.measured is not None and item.claimed is not None
     ]
     for item in found[: _COMPARED - 1]:
         rows.append(
             {
                 "name": one_line(item.check, 60),
-                "measured": report_text.value(item.measured),
-                "interval": report_text.interval(item.interval),
-                "claimed": report_text.value(item.claimed),
-                "status": report_text.status(item),
+                "measured": words.value(item.measured),
+                "interval": words.interval(item.interval),
+                "claimed": words.value(item.claimed),
+                "status": words.status(item),
             }
         )
     return rows
 
 
-def _meaning_note(result: AuditResult, meaning: figure_numbers.Meaning) -> str:
+def _meaning_note(result: AuditResult, meaning: Meaning) -> str:
     note = f"Belief: but for events of probability {result.delta:g}."
     if result.claim is None:
         return note
@@ -282,216 +386,3 @@ def _evidence(result: AuditResult) -> str:
     lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
-
-
-def _sections(
-    result: AuditResult, summary: Summary, curves: figure_numbers.TradeOffCurves
-) -> list[dict[str, Any]]:
-    drawer = Drawer(result)
-    score_curves, density = (
-        figure_numbers.score_curves(result),
-        figure_numbers.score_density(result),
-    )
-    noise, tensors = figure_numbers.noise_by_step(result), figure_numbers.noise_by_tensor(result)
-    shape, gram = figure_numbers.noise_shape(result), figure_numbers.gram(result)
-    law = getattr(score_curves, "present_law", None) is not None
-    outside = getattr(score_curves, "outside", 0)
-    return [
-        {
-            "id": "scores",
-            "name": "scores",
-            "title": "The scores",
-            "lead": "One number a canary: what the run released about it, summed. The audit reads "
-            "the distance between the two groups against the width of the noise.",
-            "figures": [
-                drawer.draw(
-                    plots.scores,
-                    score_curves,
-                    title="Present and absent scores",
-                    caption="Lines are the fitted Gaussians"
-                    + ("; dashes the law of the mechanism as it is described." if law else ".")
-                    + (f" {outside:,} scores lie outside, in the last bins." if outside else ""),
-                    label="Histograms of the scores of present and absent canaries with fits.",
-                ),
-                drawer.draw(
-                    plots.pit,
-                    figure_numbers.pit_curves(result),
-                    title="Distance from the fitted Gaussian",
-                    caption="Gaussian scores stay inside their band everywhere, in 95 % of runs.",
-                    label="Empirical minus fitted distribution of the scores, with a band.",
-                ),
-            ],
-        },
-        {
-            "id": "leak",
-            "name": "leak",
-            "title": "The leak",
-            "lead": "Every attack errs in two ways. The lower the curve, the less it must err, and "
-            "the more the run leaks.",
-            "figures": [
-                drawer.draw(
-                    plots.tradeoff,
-                    curves,
-                    title="Trade-off curve",
-                    caption=curves.missing
-                    or "The measured curve goes through the bounds at many deltas.",
-                    label="False negative rate against false positive rate: claim and bound.",
-                    kind="square",
-                    size=(3.9, 3.7),
-                ),
-                drawer.draw(
-                    plots.epsilon_by_canaries,
-                    figure_numbers.epsilon_by_canaries(result),
-                    title="With more or fewer canaries",
-                    caption="What the same run would have shown; the dot is this audit.",
-                    label="The bound on epsilon by number of canaries.",
-                ),
-            ],
-        },
-        {
-            "id": "canaries",
-            "name": "canaries",
-            "title": "Independent and alike",
-            "lead": "The bound takes canaries for independent and identically distributed. Both "
-            "would show here if they were not.",
-            "figures": [
-                drawer.draw(
-                    plots.gram,
-                    gram,
-                    title="Gram matrix",
-                    caption="Cosines between what was released about pairs of canaries. "
-                    + (
-                        ""
-                        if isinstance(gram, Missing)
-                        else f"What chance gives is left blank: it may give {gram.chance:.2f} over "
-                        f"{gram.steps:,} steps. The largest here is {gram.largest:.2f}."
-                    ),
-                    label="Gram matrix of the canaries: off the diagonal only chance is expected.",
-                    kind="square",
-                    size=(3.9, 3.7),
-                ),
-                drawer.draw(
-                    plots.score_density,
-                    density,
-                    title="Standardised score by canary",
-                    caption="Bands or trends would mean that canaries are not all alike.",
-                    label="Density of standardised scores by canary index.",
-                ),
-            ],
-        },
-        {
-            "id": "noise",
-            "name": "noise",
-            "title": "The noise",
-            "lead": "What was released where nothing was planted is noise alone, so its scale can "
-            "be measured step by step and tensor by tensor, and its shape be looked at.",
-            "figures": [
-                drawer.draw(
-                    plots.noise_by_step,
-                    noise,
-                    title="Noise by step",
-                    caption="In clip norms, with pointwise 99 % intervals.",
-                    label="Scale of the noise by step, measured and claimed.",
-                ),
-                drawer.draw(
-                    plots.noise_by_tensor,
-                    tensors,
-                    title="Noise by tensor",
-                    caption="In clip norms, with 99 % intervals."
-                    + (
-                        ""
-                        if isinstance(tensors, Missing) or tensors.of == len(tensors.names)
-                        else f" The {len(tensors.names)} of {tensors.of} furthest from the rest."
-                    ),
-                    label="Scale of the noise by tensor, measured and claimed.",
-                    size=(
-                        WIDTH,
-                        2.2
-                        if isinstance(tensors, Missing)
-                        else max(2.0, 0.8 + 0.22 * len(tensors.names)),
-                    ),
-                ),
-                drawer.draw(
-                    plots.noise_shape,
-                    shape,
-                    title="Shape of the noise",
-                    caption="On a log axis, where tails show. "
-                    + (
-                        ""
-                        if isinstance(shape, Missing)
-                        else f"{shape.values:,} values, {shape.outside:,} of them further out than "
-                        "this reaches."
-                    ),
-                    label="How often the noise was how large, beside Gaussian noise.",
-                ),
-            ],
-        },
-        {
-            "id": "steps",
-            "name": "steps",
-            "title": "Over the steps",
-            "lead": "Privacy is spent step by step, and the sum of many steps is close to Gaussian "
-            "whatever a step is.",
-            "figures": [
-                drawer.draw(
-                    plots.epsilon_by_steps,
-                    figure_numbers.epsilon_by_steps(result),
-                    title="After more or fewer steps",
-                    caption="What the same kind of run would have shown; the dot is this audit.",
-                    label="The bound on epsilon by number of steps.",
-                ),
-                drawer.draw(
-                    plots.convergence,
-                    figure_numbers.convergence(result),
-                    title="Convergence to the Gaussian",
-                    caption="Distance between the law of a present score and a Gaussian.",
-                    label="Kolmogorov distance from the Gaussian by number of steps.",
-                ),
-            ],
-        },
-    ]
-
-
-def _by_interest(result: AuditResult, sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where the noise is not what the bound takes it for, it is what to look at first."""
-    failed = {item.check for item in result.findings if item.status is Status.FAIL}
-    return (
-        sorted(sections, key=lambda item: item["id"] != "noise") if failed & _SHAPES else sections
-    )
-
-
-def _course_section(result: AuditResult) -> list[dict[str, Any]]:
-    """How a run that was watched went; nothing where nobody watched."""
-    course = figure_numbers.course(result)
-    if isinstance(course, Missing):
-        return []
-    drawer = Drawer(result)
-    told = one_line(course.alarm, 600) or "There was no alarm."
-    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
-    return [
-        {
-            "id": "course",
-            "name": "course",
-            "title": "While it trained",
-            "lead": f"A monitor watched every step. {told}"
-            + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
-            "figures": [
-                drawer.draw(
-                    plots.bound_by_step,
-                    course,
-                    title="Bound over the steps",
-                    caption="Each value speaks of the steps up to it, and all of them hold "
-                    "together.",
-                    label="The bound on epsilon by step of the run, with the claim.",
-                ),
-                drawer.draw(
-                    plots.evidence_by_step,
-                    course,
-                    title="Evidence against the claim",
-                    caption=f"Of correct runs one in ten to the {course.alarm_at:.3g} ever reaches "
-                    "the line.",
-                    label="Evidence against the claim by step, and where it alarms.",
-                ),
-            ],
-        }
-    ]

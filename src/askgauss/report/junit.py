@@ -5,8 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from askgauss._text import one_line, printable
-from askgauss.report import report_text
-from askgauss.report.result_text import scope_line
+from askgauss.report import words
 from askgauss.results import AuditResult, Consequence, Finding, Status, Verdict
 
 __all__ = ["junit"]
@@ -26,21 +25,21 @@ def junit(result: AuditResult) -> str:
     """
     suite = ET.Element("testsuite", name=f"askgauss {result.auditor.name}")
     facts = ET.SubElement(suite, "properties")
-    for name, words in (
-        ("verdict", report_text.headline(result)),
-        ("scope", scope_line(result)),
+    for name, said in (
+        ("verdict", words.headline(result)),
+        ("scope", words.scope_line(result)),
         ("next step", result.next_step),
         *(("note", note) for note in result.notes),
         *(() if result.provenance is None else (("source", str(result.provenance)),)),
     ):
-        ET.SubElement(facts, "property", name=name, value=one_line(words))
+        ET.SubElement(facts, "property", name=name, value=one_line(said))
     verdict = ET.SubElement(suite, "testcase", classname="askgauss", name="verdict")
     if result.verdict is Verdict.VIOLATION:
-        _problem(verdict, "failure", result.verdict.value, report_text.reason(result), str(result))
+        _problem(verdict, "failure", result.verdict.value, words.reason(result), str(result))
     elif result.verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE):
-        _problem(verdict, "error", result.verdict.value, report_text.reason(result), str(result))
+        _problem(verdict, "error", result.verdict.value, words.reason(result), str(result))
     elif result.verdict is None:
-        ET.SubElement(verdict, "skipped", message=one_line(report_text.reason(result)))
+        ET.SubElement(verdict, "skipped", message=one_line(words.reason(result)))
     ET.SubElement(verdict, "system-out").text = _lines(str(result))
     for finding in result.findings:
         _case(suite, finding)

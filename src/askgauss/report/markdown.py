@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from askgauss._text import one_line
-from askgauss.report import report_text
-from askgauss.report.result_text import measured, method_of
+from askgauss.report import words
 from askgauss.results import AuditResult, Status
 
 __all__ = ["escaped", "markdown"]
@@ -29,33 +28,25 @@ def markdown(result: AuditResult) -> str:
     claim = result.claim
     rows = [
         ("claimed", "none" if claim is None else str(claim)),
-        ("measured", measured(result)),
-        ("method", method_of(result)),
+        ("measured", words.measured(result)),
+        ("method", words.method(result)),
         ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
     ]
-    if result.sight:
-        rows.append(("would see", result.sight))
-    rows += result.scope_rows()
-    rows += [("note", note) for note in result.notes]
-    if result.provenance is not None:
-        rows.append(("source", str(result.provenance)))
-    rows.append(("next", result.next_step))
+    rows += words.closing_rows(result)
     lines = [
-        f"### askgauss: {report_text.headline(result)}",
+        f"### askgauss: {words.headline(result)}",
         "",
-        escaped(report_text.reason(result)),
+        escaped(words.reason(result)),
         "",
     ]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {escaped(item)} |" for name, item in rows]
-    shown = [item for item in report_text.ordered(result.findings) if item.status in _SHOWN]
+    shown = [item for item in words.ordered(result.findings) if item.status in _SHOWN]
     if shown:
         lines += ["", "| finding | measured | claimed | what to do |", "|---|---:|---:|---|"]
     for item in shown:
-        said = (
-            f"**{escaped(item.check)}** ({report_text.status(item).word}): {escaped(item.summary)}"
-        )
-        figures = f"{report_text.value(item.measured)} | {report_text.value(item.claimed)}"
+        said = f"**{escaped(item.check)}** ({words.status(item).word}): {escaped(item.summary)}"
+        figures = f"{words.value(item.measured)} | {words.value(item.claimed)}"
         lines.append(f"| {said} | {figures} | {escaped(item.remedy)} |")
     quiet = len(result.findings) - len(shown)
     if quiet:

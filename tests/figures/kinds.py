@@ -1,0 +1,17 @@
+"""Every kind of figure by its name."""
+
+from __future__ import annotations
+
+from askgauss.figures.course_figures import BoundByStep, EvidenceByStep
+from askgauss.figures.leak_figures import EpsilonAxis
+from askgauss.report.html import SECTIONS
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        EpsilonAxis,
+        BoundByStep,
+        EvidenceByStep,
+        *(kind for section in SECTIONS for kind in section.figures),
+    )
+}
