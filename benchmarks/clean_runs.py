@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askgauss as ag
-from askgauss.integrations.opacus import CanaryAudit, ranks
+from askgauss.integrations.opacus import CanaryAudit, Observation, ranks
 from askgauss.results import Status, Verdict
 from benchmarks.loops import Leak, Run, outcome
 
@@ -149,7 +149,13 @@ def one_run(kind: Kind, seed: int, rank: int = 0) -> tuple[set[str], Verdict | N
     scheduler = SCHEDULES[kind.schedule](optimizer)
     # None of the seeds that are tried on the noise: one that is guessed is a fault.
     torch.manual_seed(_UNLIKELY + 1000 * seed + rank)
-    audit = CanaryAudit(optimizer, data_loader=loader, model=model, seed=seed, witness=0.25)
+    audit = CanaryAudit(
+        optimizer,
+        data_loader=loader,
+        model=model,
+        seed=seed,
+        observation=Observation(exact_share=0.25),
+    )
     # The digests of so many runs are no news.
     with contextlib.redirect_stderr(io.StringIO()), audit:
         for _ in range(3):

@@ -14,7 +14,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 
 CANARIES = 5000
 MANY_CANARIES = 200_000
@@ -97,10 +97,12 @@ def _compared(
 ) -> Iterator[tuple[str, str]]:
     """The audit as it is without options, its cheapest form, and what a look at a step costs."""
     common: dict[str, Any] = {"data_loader": training.loader, "seed": 0}
-    default = CanaryAudit(training.optimizer, **common)
-    narrow = CanaryAudit(training.optimizer, canaries=CANARIES, inject="sum", witness=0.0, **common)
-    blind = CanaryAudit(training.optimizer, witness=0.0, **common)
-    looking = CanaryAudit(training.optimizer, witness=1.0, **common)
+    default, blinded = CanaryAudit(training.optimizer, **common), Observation(exact_share=0.0)
+    narrow = CanaryAudit(
+        training.optimizer, canaries=CANARIES, inject="sum", observation=blinded, **common
+    )
+    blind = CanaryAudit(training.optimizer, observation=blinded, **common)
+    looking = CanaryAudit(training.optimizer, observation=Observation(exact_share=1.0), **common)
     audits = [default, narrow, blind, looking]
     plain, ratios, shares = _in_turn(training, audits, rounds=rounds, block=block)
     share = default.transcript().facts.witness.share

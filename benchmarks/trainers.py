@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from askgauss.integrations import lightning
 from askgauss.integrations import transformers as hugging_face
+from askgauss.integrations.opacus import Observation
 
 STEPS, ROUNDS, BATCH = 20, 2, 128
 PRIVATE: dict[str, Any] = {
@@ -188,7 +189,9 @@ def _compared(
         for _ in range(ROUNDS):
             # The first steps of a training warm up.
             plain += train([], folder)[2:]
-            audited += train([callback(inject="sum", witness=0.0, **AUDIT)], folder)[2:]
+            audited += train(
+                [callback(inject="sum", observation=Observation(exact_share=0.0), **AUDIT)], folder
+            )[2:]
     base = statistics.median(plain)
     yield f"{name}, plain", f"{1e3 * base:.1f} ms a step"
     yield f"{name}, callback, 5,000 canaries", f"{statistics.median(audited) / base:.3f} x plain"

@@ -6,15 +6,18 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.loader_watch import LoaderWatch
-from askgauss.sampling import Poisson
+from askgauss.integrations.opacus.run_description import TrainingRun
 from tests.integrations.runs import RECORDS, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -379,10 +382,10 @@ def test_per_sample_gradients_are_believed():
                 item.grad_sample = torch.randn_like(item.grad_sample)
             run.optimizer.step()
 
-    facts = audited(loop, witness=1.0)[1].transcript().facts.witness
+    facts = audited(loop, observation=Observation(exact_share=1.0))[1].transcript().facts.witness
     assert facts is not None
     assert facts.steps == RECORDS // 16
-    assert not failed(audited(loop, witness=1.0)[1].result(delta=1e-5))
+    assert not failed(audited(loop, observation=Observation(exact_share=1.0))[1].result(delta=1e-5))
 
 
 def test_what_is_done_to_the_weights_afterwards_is_not_seen():
@@ -422,24 +425,24 @@ def test_as_many_changed_rows_of_other_records_are_not_detected():
 )
 def test_when_batches_are_compared_with_the_scheme(processes, batches, compared):
     run = make_run()
-    watch = LoaderWatch(
-        run.loader,
-        Poisson(rate=0.125),
-        processes,
-        optimizer=run.optimizer,
-        parameters=list(run.model.parameters()),
+    described = TrainingRun.of(
+        run.optimizer,
+        data_loader=run.loader,
+        model=run.model,
+        accountant=None,
+        sampling_rate=None,
+        sampling=None,
     )
-    watch.listen()
-    try:
+    watch = LoaderWatch(replace(described, world=processes))
+    with Attachment() as attachment:
+        watch.attach(attachment)
         for features, target in run.loader:
             run.optimizer.zero_grad()
             run.criterion(run.model(features), target).backward()
-            watch.trained.before_noise()
-            watch.trained.planted()
-            watch.step(batches)
-    finally:
-        watch.deafen()
-    assert (watch.drawn is not None) is compared
+            watch.sum_ready()
+            watch.before_noise(None)
+            watch.released(SimpleNamespace(batches=batches), None)
+    assert (watch.facts(None)["batches"] is not None) is compared
 
 
 @pytest.mark.parametrize(("rows", "whole"), [(1 << 11, True), (1 << 12, False)])

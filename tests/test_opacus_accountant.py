@@ -10,6 +10,7 @@ pytest.importorskip("opacus")
 
 from opacus.accountants import RDPAccountant
 
+from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.integrations.opacus.run_description import find_accountant
 
@@ -23,13 +24,13 @@ def test_steps_from_before_and_after_are_left_out():
     accountant = RDPAccountant()
     ledger = Ledger(accountant)
     stepped(accountant, 5)
-    ledger.open()
-    stepped(accountant, 3)
-    ledger.close()
+    with Attachment() as attachment:
+        ledger.attach(attachment)
+        ledger.sum_ready()
+        stepped(accountant, 3)
     stepped(accountant, 2)
-    assert ledger.entries() == {(1.5, 0.1): 3}
-    assert ledger.total == 10
-    assert ledger.went_on
+    assert ledger.state().entries == ((1.5, 0.1, 3),)
+    assert ledger.state().total == 10
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["of the class", "of the object"])
@@ -40,11 +41,11 @@ def test_reads_of_epsilon_are_noted_until_the_method_is_put_back(replaced):
         accountant.get_epsilon = lambda delta: 7.0
     before = dict(vars(accountant))
     ledger = Ledger(accountant)
-    ledger.listen()
-    epsilon = accountant.get_epsilon(delta=1e-5)
-    ledger.deafen()
+    with Attachment() as attachment:
+        ledger.attach(attachment)
+        epsilon = accountant.get_epsilon(delta=1e-5)
     accountant.get_epsilon(delta=1e-6)
-    assert ledger.reads == ((1e-5, epsilon, 4),)
+    assert ledger.state().reads == ((1e-5, epsilon, 4),)
     assert vars(accountant) == before
 
 

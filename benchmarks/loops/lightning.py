@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from askgauss.integrations.lightning import AuditCallback
+from askgauss.integrations.opacus import Observation
 from askgauss.results import AuditResult
 from askgauss.sampling import Shuffled
 from benchmarks.loops import Leak, Run, declared, poisson_claim, repeated_claim, unlikely
@@ -221,7 +222,7 @@ def train(setting: Setting, seed: int, folder: str, module: type[Private] = Priv
             absent=400,
             seed=seed,
             report=False,
-            witness=0.25,
+            observation=Observation(exact_share=0.25),
             sampling=scheme,
         )
         model = module(setting)

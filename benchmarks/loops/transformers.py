@@ -16,6 +16,7 @@ from opacus.data_loader import DPDataLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from askgauss.integrations.opacus import Observation
 from askgauss.integrations.transformers import AuditCallback
 from askgauss.results import AuditResult
 from askgauss.sampling import Shuffled
@@ -258,7 +259,7 @@ def train(
             absent=400,
             seed=seed,
             report=False,
-            witness=0.25,
+            observation=Observation(exact_share=0.25),
             sampling=None if setting.poisson else Shuffled(batches=RECORDS // BATCH),
         )
         options: dict[str, Any] = {"save_strategy": "no", "lr_scheduler_type": "constant"}

@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 import askgauss as ag
 from askgauss.files import lock as locks
 from askgauss.integrations import opacus
-from askgauss.integrations.opacus import clip_counting, ghost_checks
+from askgauss.integrations.opacus import canary_audit, clip_counting, ghost_recomputation
 from askgauss.integrations.opacus.clip_counting import AdaptiveGhostTensor
 from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
 from askgauss.recording.recorder import Recorder
@@ -85,14 +85,14 @@ def _audit_of(kind: str, run: Run, folder: Path, canaries: Any) -> opacus.Canary
             run.optimizer,
             canaries=canaries,
             model=run.model,
-            criterion=nn.CrossEntropyLoss(),
+            observation=opacus.Observation(criterion=nn.CrossEntropyLoss()),
             data_loader=run.loader,
         )
     options: dict[str, Any] = {"data_loader": run.loader, "canaries": 40, "seed": 0}
     if kind == "files":
         options |= {
             "checkpoint": folder / "audit.npz",
-            "store": folder / "steps",
+            "observation": opacus.Observation(store=folder / "steps"),
             "monitor": ag.Monitor(folder=folder),
         }
     return opacus.CanaryAudit(run.optimizer, model=run.model, **options)
@@ -129,9 +129,9 @@ def state_of(run: Run) -> dict[str, Any]:
         "model hooks on": getattr(run.model, "hooks_enabled", None),
         "accountant": sorted(vars(run.engine.accountant)),
         "listener": getattr(run.loader.dataset, "on_batch", None),
-        "attached": run.optimizer in opacus._attached,
+        "attached": run.optimizer in canary_audit._attached,
         "ghost": DPTensorFastGradientClipping.backward,
-        "ghost listeners": len(ghost_checks._listeners),
+        "ghost listeners": len(ghost_recomputation._listeners),
         "adaptive": getattr(AdaptiveGhostTensor, "_update_clip_and_noise", None),
         "adaptive listeners": len(clip_counting._listeners),
         "ghost optimizer": DPOptimizerFastGradientClipping.accumulate,
@@ -145,7 +145,7 @@ def counted() -> Iterator[list[str]]:
     kept = {
         (owner, name): getattr(owner, name)
         for owner, name in (
-            (CanaryCoordinates, "plant"),
+            (CanaryCoordinates, "insert"),
             (CanaryCoordinates, "fill_rows"),
             (Recorder, "sample"),
             (Recorder, "observe"),
@@ -217,7 +217,7 @@ def sweep(kind: str, phase: str, stride: int = 1) -> tuple[int, dict[str, list[s
         if left:
             failed[f"{struck} (line {line})"] = left
             # What was left behind is not to be found again.
-            opacus._attached.clear()
+            canary_audit._attached.clear()
             run, canaries = run_of(kind)
         line += stride
 

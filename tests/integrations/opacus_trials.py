@@ -62,12 +62,12 @@ class Trial:
     def offered(self) -> bool:
         """Whether this release of Opacus has it."""
         if self.clipping == "adaptive" and self.mode == "ghost":
-            return versions.AdaptiveGhostEngine is not versions.Missing
+            return versions.AdaptiveGhostEngine is not versions.MissingClass
         if self.clipping == "adaptive":
-            return versions.AdaClipDPOptimizer is not versions.Missing
+            return versions.AdaClipDPOptimizer is not versions.MissingClass
         if self.mode == "ghost":
             # The first release left both passes of the loss to the loop.
-            return versions.DPLossFastGradientClipping is not versions.Missing
+            return versions.DPLossFastGradientClipping is not versions.MissingClass
         return True
 
 

@@ -49,6 +49,11 @@ class Run:
         return torch.cat([item.detach().reshape(-1) for item in self.model.parameters()])
 
 
+def observer(audit: Any, kind: type[Any]) -> Any:
+    """The observer of a kind that an audit has."""
+    return next(item for item in audit._observers if isinstance(item, kind))
+
+
 def make_run(
     *,
     mode: str = "hooks",

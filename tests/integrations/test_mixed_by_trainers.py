@@ -68,8 +68,8 @@ def test_lightning(tmp_path, kind, where):
 def test_a_correct_module_is_looked_at_and_trains_as_without(tmp_path, monkeypatch):
     looked, result = trained(Private, tmp_path)
     assert mixing(result).status is Status.PASS
-    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch._FIRST", 0)
-    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch.MixingWatch._is_due", False)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixed_records._FIRST", 0)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixed_records.MixingWatch._is_due", False)
     plain, result = trained(Private, tmp_path)
     assert mixing(result).status is Status.NOT_RUN
     for one, other in zip(looked.parameters(), plain.parameters(), strict=True):

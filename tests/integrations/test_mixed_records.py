@@ -10,8 +10,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset, default_collate
 
 import askgauss as ag
-from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus import handed_batches as heard
+from askgauss.integrations.opacus import CanaryAudit, batch_stream
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
 
@@ -279,18 +278,18 @@ def test_a_look_changes_nothing_in_the_training(mode, model, monkeypatch):
         return run.weights(), torch.get_rng_state(), *kept
 
     looked = trained()
-    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch._FIRST", 0)
-    monkeypatch.setattr("askgauss.integrations.opacus.mixing_watch.MixingWatch._is_due", False)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixed_records._FIRST", 0)
+    monkeypatch.setattr("askgauss.integrations.opacus.mixed_records.MixingWatch._is_due", False)
     plain = trained()
     assert len(looked) == len(plain)
     assert all(torch.equal(one, other) for one, other in zip(looked, plain, strict=True))
 
 
 def test_torch_is_as_it_was_afterwards():
-    backward, fetch = torch.autograd.backward, heard._fetchers.fetch
+    backward, fetch = torch.autograd.backward, batch_stream._fetchers.fetch
     run = make_run()
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, present=20, absent=40):
         assert torch.autograd.backward is not backward
         run.train()
     assert torch.autograd.backward is backward
-    assert heard._fetchers.fetch is fetch
+    assert batch_stream._fetchers.fetch is fetch

@@ -25,11 +25,13 @@ from askgauss.exceptions import (
     ScoresError,
     UnsupportedError,
 )
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.step_store import StepStore
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, PARAMETERS, RECORDS, SIZES, make_run
+
+KNOWN, UNKNOWN = Observation(background="known"), Observation(background="unknown")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -482,7 +484,8 @@ def test_a_layer_frozen_in_the_middle_is_left_out_and_the_training_goes_on(
     with CanaryAudit(looked.optimizer, canaries=nobody, data_loader=looked.loader, inject=inject):
         train(looked)
     assert torch.equal(plain.weights(), looked.weights())
-    options = {"present": 40, "absent": 100, "seed": 0, "model": planted.model, "witness": 1.0}
+    options = {"present": 40, "absent": 100, "seed": 0, "model": planted.model}
+    options["observation"] = Observation(exact_share=1.0)
     with CanaryAudit(
         planted.optimizer, data_loader=planted.loader, inject=inject, **options
     ) as audit:
@@ -588,7 +591,7 @@ def test_rate_is_found_behind_split_batches():
     with BatchMemoryManager(
         data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer
     ) as loader:
-        audit = CanaryAudit(run.optimizer, data_loader=loader, background="known", seed=0)
+        audit = CanaryAudit(run.optimizer, data_loader=loader, observation=KNOWN, seed=0)
     with audit:
         run.train(physical=3)
     facts = audit.transcript().facts
@@ -598,7 +601,7 @@ def test_rate_is_found_behind_split_batches():
 def test_shuffled_batches_forbid_the_known_background():
     run = make_run(poisson_sampling=False)
     with pytest.raises(UnsupportedError, match="poisson_sampling=True"):
-        CanaryAudit(run.optimizer, data_loader=run.loader, background="known")
+        CanaryAudit(run.optimizer, data_loader=run.loader, observation=KNOWN)
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
         run.train()
     facts = audit.transcript().facts
@@ -687,7 +690,7 @@ def test_unknown_background_records_the_raw_sums():
     run = make_run(noise_multiplier=0.0)
     spy = Spy(run.optimizer)
     with CanaryAudit(
-        run.optimizer, canaries=canaries, data_loader=run.loader, background="unknown"
+        run.optimizer, canaries=canaries, data_loader=run.loader, observation=UNKNOWN
     ) as audit:
         run.train()
     transcript = audit.transcript()
@@ -699,13 +702,14 @@ def test_unknown_background_records_the_raw_sums():
 def test_bad_arguments_name_the_way_out():
     run = make_run()
     optimizer, ghost = run.optimizer, make_run(mode="ghost").optimizer
+    seen = Observation(background="seen")
     cases = [
         (optimizer.original_optimizer, {}, InvalidArgumentError, "make_private"),
         (optimizer, {"canaries": 10_000}, InvalidArgumentError, "fewer canaries"),
         (optimizer, {"canaries": 2}, InvalidArgumentError, "canaries"),
         (optimizer, {"canaries": dirac(), "seed": 1}, InvalidArgumentError, "bring their own"),
         (optimizer, {"inject": "loss"}, InvalidArgumentError, "sum, sample"),
-        (optimizer, {"background": "seen"}, InvalidArgumentError, "auto, known, unknown"),
+        (optimizer, {"observation": seen}, InvalidArgumentError, "auto, known, unknown"),
         (optimizer, {"accountant": 3}, InvalidArgumentError, "PrivacyEngine"),
         (
             optimizer,
@@ -756,7 +760,7 @@ def test_accumulated_batches_are_scaled_back(inject):
         run.optimizer,
         canaries=dirac(absent=50),
         sampling_rate=0.5,
-        background="known",
+        observation=KNOWN,
         inject=inject,
     ) as audit:
         batches = iter(run.loader)
@@ -798,7 +802,7 @@ def test_state_round_trip_and_foreign_checkpoints(tmp_path):
     for restored in (by_state, by_file):
         assert restored.steps == 8
         assert restored.transcript().facts.accounted_steps == 8
-    for options in ({"seed": 1}, {"seed": 0, "background": "unknown"}, {"seed": 0, "canaries": 9}):
+    for options in ({"seed": 1}, {"seed": 0, "observation": UNKNOWN}, {"seed": 0, "canaries": 9}):
         with pytest.raises(RecordingError, match="checkpoint of this run"):
             CanaryAudit(
                 run.optimizer, data_loader=run.loader, checkpoint=tmp_path / "audit.npz", **options
@@ -844,7 +848,10 @@ def test_saving_in_the_middle_of_a_step_loses_nothing(tmp_path):
 def test_every_step_may_be_stored(tmp_path):
     run = make_run()
     audit = CanaryAudit(
-        run.optimizer, canaries=dirac(), data_loader=run.loader, store=tmp_path / "steps"
+        run.optimizer,
+        canaries=dirac(),
+        data_loader=run.loader,
+        observation=Observation(store=tmp_path / "steps"),
     )
     with audit:
         run.train()
@@ -931,7 +938,11 @@ def test_known_background_at_least_doubles_the_bound_where_gradients_are_large()
     canaries = ag.DiracCanaries(present=150, absent=400, tensors=(512, 8, 80, 10), seed=0)
     for background in ("known", "unknown"):
         _, audit, run = digits_run(
-            1.0, 0, {"canaries": canaries, "background": background}, epochs=25, width=8
+            1.0,
+            0,
+            {"canaries": canaries, "observation": Observation(background=background)},
+            epochs=25,
+            width=8,
         )
         result = audit.result(delta=1e-5, auditor=ag.GaussianShift())
         bounds[background], weights[background] = result.epsilon_lower, run.weights()

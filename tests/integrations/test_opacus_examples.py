@@ -23,7 +23,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.transcript import check_transcript_arrays
 from askgauss.results import Status
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
@@ -52,12 +52,12 @@ def examples(present=12, absent=20, seed=5):
     )
 
 
-def audited(canaries, run, **options):
+def audited(canaries, run, every=1, **options):
     return CanaryAudit(
         run.optimizer,
         canaries=canaries,
         model=run.model,
-        criterion=run.criterion,
+        observation=Observation(criterion=run.criterion, every=every),
         data_loader=run.loader,
         **options,
     )
@@ -392,7 +392,7 @@ def test_bad_arguments_name_the_way_out():
     good = {
         "canaries": canaries,
         "model": run.model,
-        "criterion": run.criterion,
+        "observation": Observation(criterion=run.criterion),
         "data_loader": run.loader,
     }
     for optimizer, change, error, message in (
@@ -400,19 +400,29 @@ def test_bad_arguments_name_the_way_out():
         (run, {"data_loader": plain.loader}, InvalidArgumentError, "dataset"),
         (run, {"model": None}, InvalidArgumentError, "model"),
         (run, {"model": plain.model}, InvalidArgumentError, "parameters"),
-        (run, {"criterion": None}, InvalidArgumentError, "criterion"),
+        (run, {"observation": None}, InvalidArgumentError, "criterion"),
         (
             run,
-            {"criterion": lambda output, label: output @ torch.ones(99)},
+            {"observation": Observation(criterion=lambda output, label: output @ torch.ones(99))},
             UnsupportedError,
             "gradients cannot be taken",
         ),
         (run, {"canaries": examples(seed=6)}, InvalidArgumentError, "others"),
-        (run, {"background": "known"}, UnsupportedError, "DiracCanaries"),
+        (run, {"observation": Observation(background="known")}, UnsupportedError, "DiracCanaries"),
         (run, {"inject": "sample"}, InvalidArgumentError, "inject"),
         (run, {"seed": 1}, InvalidArgumentError, "seed"),
-        (run, {"every": 0}, InvalidArgumentError, "every"),
-        (plain, {"canaries": 20, "every": 2, "model": plain.model}, InvalidArgumentError, "every"),
+        (
+            run,
+            {"observation": replace(good["observation"], every=0)},
+            InvalidArgumentError,
+            "every",
+        ),
+        (
+            plain,
+            {"canaries": 20, "observation": Observation(every=2), "model": plain.model},
+            InvalidArgumentError,
+            "every",
+        ),
         (layers, {"model": layers.model}, UnsupportedError, "BlockCanaries"),
     ):
         with pytest.raises(error, match=message):

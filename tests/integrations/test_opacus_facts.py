@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import askgauss as ag
 from askgauss.canaries import ExampleCanaries
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.ledger import Ledger
 from askgauss.results import Status
 from tests.faults.twins import Noise75, NoNoise
-from tests.integrations.runs import FEATURES, make_run
+from tests.integrations.runs import FEATURES, make_run, observer
 from tests.seeds import unlikely
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -56,7 +57,7 @@ def test_the_claim_is_held_against_the_accountant():
 
 def test_a_loose_accountant_is_no_breach():
     run, audit = trained()
-    audit._ledger.epsilon = lambda delta, claimed: 1.2 * run.engine.get_epsilon(delta)
+    observer(audit, Ledger).epsilon = lambda delta, claimed: 1.2 * run.engine.get_epsilon(delta)
     claim = ag.PrivacyClaim(epsilon=run.engine.get_epsilon(1e-5), delta=1e-5)
     found = finding(audit.result(claim=claim), "accounted epsilon")
     assert found.status is Status.WARN
@@ -263,7 +264,7 @@ def token_run(make, present=40, seed=0, optimizer=None, epochs=8):
         run.optimizer,
         canaries=canaries,
         model=run.model,
-        criterion=run.criterion,
+        observation=Observation(criterion=run.criterion),
         data_loader=run.loader,
     )
     with audit:
@@ -302,7 +303,8 @@ def test_examples_leave_layers_of_all_kinds_as_they_were(make):
         torch.manual_seed(7)
         if attach:
             with CanaryAudit(
-                run.optimizer, canaries=canaries, model=run.model, criterion=run.criterion,
+                run.optimizer, canaries=canaries, model=run.model,
+                observation=Observation(criterion=run.criterion),
                 data_loader=run.loader,
             ):  # fmt: skip
                 run.train(2)
@@ -336,7 +338,7 @@ def test_noise_watched_with_examples_is_the_noise(tmp_path):
         run.optimizer,
         canaries=copy.copy(audit.canaries),
         model=run.model,
-        criterion=run.criterion,
+        observation=Observation(criterion=run.criterion),
         data_loader=run.loader,
         checkpoint=tmp_path / "audit.npz",
     )
@@ -345,7 +347,9 @@ def test_noise_watched_with_examples_is_the_noise(tmp_path):
 
 def test_without_a_look_at_the_noise_nothing_is_said_of_it():
     run = make_run(data=TensorDataset(torch.randn(128, FEATURES), torch.arange(128) % 4))
-    with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0, background="unknown") as audit:
+    with CanaryAudit(
+        run.optimizer, data_loader=run.loader, seed=0, observation=Observation(background="unknown")
+    ) as audit:
         run.train(3)
     transcript = audit.transcript()
     claim = ag.PrivacyClaim(epsilon=50.0, delta=1e-5)
@@ -375,9 +379,9 @@ def test_an_accountant_is_asked_for_no_more_than_the_claim_needs(monkeypatch):
     assert ledger.epsilon(1e-5, claimed=true) == true
     assert asked == [0.01, 0.1, pytest.approx(0.05 * true), 0.01]
     # What was read with the audit attached is known.
-    ledger.listen()
-    accountant.get_epsilon(delta=1e-6)
-    ledger.deafen()
+    with Attachment() as attachment:
+        ledger.attach(attachment)
+        accountant.get_epsilon(delta=1e-6)
     del asked[:]
     assert ledger.epsilon(1e-6, claimed=true) == pytest.approx(exact(accountant, 1e-6))
     assert asked == []

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomS
 
 import askgauss as ag
 from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus.loader_watch import LoaderWatch
 from askgauss.results import Status, Verdict
 from askgauss.sampling import CyclicPoisson
-from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run
+from tests.integrations.runs import CLASSES, FEATURES, RECORDS, make_run, observer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -82,8 +83,9 @@ def test_every_batch_is_read_from_the_loader(physical, workers):
     )
     drawn = []
     with CanaryAudit(run.optimizer, data_loader=run.loader, seed=0) as audit:
-        add = audit._loader._add
-        audit._loader._add = lambda batch: (drawn.append(len(batch)), add(batch))
+        watch = observer(audit, LoaderWatch)
+        add = watch._add
+        watch._add = lambda batch: (drawn.append(len(batch)), add(batch))
         run.train(3, physical)
     assert type(sampler) is own
     facts = audit.transcript().facts

@@ -15,7 +15,7 @@ import torch
 
 import askgauss as ag
 from askgauss.exceptions import RecordingError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.results import Status
 from tests.integrations.pair_worker import EVERY, REFUSED, STEPS
 from tests.integrations.runs import make_run
@@ -148,7 +148,7 @@ def test_two_live_copies_are_refused(tmp_path):
 
 def test_a_store_has_one_writer(tmp_path):
     first, second = make_run(), make_run()
-    place = {"store": tmp_path / "steps", "seed": 0}
+    place = {"observation": Observation(store=tmp_path / "steps"), "seed": 0}
     live = CanaryAudit(first.optimizer, data_loader=first.loader, **place)
     with live, pytest.raises(RecordingError, match="belong to no live run"):
         CanaryAudit(second.optimizer, data_loader=second.loader, **place)
@@ -328,7 +328,11 @@ def test_an_audit_that_is_entered_again_notices_what_went_on_meanwhile(tmp_path)
 
 def test_a_store_is_entered_again(tmp_path):
     run = make_run()
-    place = {"store": tmp_path / "steps", "checkpoint": tmp_path / "audit.npz", "seed": 0}
+    place = {
+        "observation": Observation(store=tmp_path / "steps"),
+        "checkpoint": tmp_path / "audit.npz",
+        "seed": 0,
+    }
     audit = CanaryAudit(run.optimizer, data_loader=run.loader, **place)
     for _ in range(2):
         with audit:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.torch_seeds import probe_first_noise
+from askgauss.integrations.opacus.torch_seeds import FirstNoise, probe_first_noise
 from askgauss.results import Status
-from tests.integrations.runs import make_run
+from tests.integrations.runs import make_run, observer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -68,8 +68,9 @@ def test_the_probe_is_kept_over_a_restart(tmp_path):
     other = make_run(seed=7)
     with CanaryAudit(other.optimizer, seed=0) as resumed:
         resumed.load_state_dict(again)
-        assert resumed._seeds == audit._seeds
-    assert resumed._seeds.found == "torch.manual_seed(5), as Opacus draws it"
+        found = observer(resumed, FirstNoise).state()
+        assert found == observer(audit, FirstNoise).state()
+    assert found.found == "torch.manual_seed(5), as Opacus draws it"
 
 
 @pytest.mark.parametrize("shapes", [(3, 20, 5), (4097,), (70,), (16,), (10_000, 4)])

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 import askgauss as ag
 from askgauss.checks.step_invariants import recording
 from askgauss.exceptions import AskGaussWarning, FileFormatError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.facts import SettingCourse, SettingFacts
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import SIZES, make_run
@@ -48,7 +48,7 @@ def audited(run, **loop):
         canaries=canaries,
         data_loader=run.loader,
         model=run.model,
-        witness=loop.pop("witness", 0.02),
+        observation=Observation(exact_share=loop.pop("exact_share", 0.02)),
         inject=loop.pop("inject", "auto"),
     ) as audit:
         train(run, audit, **loop)
@@ -261,7 +261,7 @@ class Looser(DPOptimizer):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_coarse_gradients_are_clean_and_their_cost_is_said(mode, dtype):
     run = make_run(mode=mode, max_grad_norm=0.05)
-    audit = audited(run, dtype=dtype, witness=1.0, epochs=2)
+    audit = audited(run, dtype=dtype, exact_share=1.0, epochs=2)
     facts = audit.transcript().facts.witness
     name = str(dtype).removeprefix("torch.")
     assert facts.precision == name
@@ -277,7 +277,7 @@ def test_coarse_gradients_are_clean_and_their_cost_is_said(mode, dtype):
 def test_a_loose_clip_norm_is_found_in_coarse_gradients_too():
     run = make_run(max_grad_norm=0.05)
     run.optimizer.__class__ = Looser
-    audit = audited(run, dtype=torch.bfloat16, witness=1.0, epochs=2)
+    audit = audited(run, dtype=torch.bfloat16, exact_share=1.0, epochs=2)
     found = finding(audit.result(claim=LOOSE), "record contributions")
     assert found.status is Status.FAIL
     assert audit.transcript().facts.witness.largest == pytest.approx(1.05, abs=0.012)
@@ -365,7 +365,7 @@ def test_what_goes_wrong_in_a_step_ends_the_recording_and_not_the_training(monke
         def full(*_, **__):
             raise OSError("no space left on device")
 
-        monkeypatch.setattr(audit._recorder, "observe", full)
+        monkeypatch.setattr(audit._steps.recorder, "observe", full)
         with pytest.warns(AskGaussWarning, match="no space left"):
             train(run, epochs=1)
     assert torch.equal(plain.weights(), run.weights())

@@ -16,12 +16,12 @@ from torch.utils.data import TensorDataset
 import askgauss as ag
 from askgauss.exceptions import FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.shadow import acts_elementwise
+from askgauss.integrations.opacus.shadow import Shadow, acts_elementwise
 from askgauss.recording.facts import WeightFacts
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Status, Verdict
-from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run
+from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run, observer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -95,7 +95,7 @@ def test_the_shadow_ends_where_the_whole_optimizer_does():
     )
     with audit:
         run.train(2)
-        shadow = audit._shadow
+        shadow = observer(audit, Shadow)
         ends = torch.cat([part.small.detach() for part in shadow._parts])
         real = shadow._places.read(shadow._parameters)
         torch.testing.assert_close(ends, real, rtol=1e-6, atol=1e-8)

@@ -12,12 +12,14 @@ from torch import nn
 
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.facts import StepFacts
 from askgauss.recording.facts.run_facts import RunFacts
 from askgauss.recording.facts.steps import due, resolve
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import SIZES, make_run
+
+EVERY_STEP, NO_STEP = Observation(exact_share=1.0), Observation(exact_share=0.0)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -27,7 +29,7 @@ CHECKS = ("record contributions", "sum of records", "ghost norms", "noise covera
 
 def audited(run, epochs=1, physical=None, **options):
     options.setdefault("canaries", ag.DiracCanaries(present=8, absent=40, tensors=SIZES, seed=3))
-    options.setdefault("witness", 1.0)
+    options.setdefault("observation", EVERY_STEP)
     with CanaryAudit(run.optimizer, data_loader=run.loader, model=run.model, **options) as audit:
         run.train(epochs, physical)
     return audit
@@ -182,7 +184,7 @@ def test_a_clipper_replaced_after_the_audit_began_is_named():
     run = make_run(max_grad_norm=0.05)
     options = {"canaries": ag.DiracCanaries(present=8, absent=40, tensors=SIZES, seed=3)}
     with CanaryAudit(
-        run.optimizer, data_loader=run.loader, inject="sum", witness=1.0, **options
+        run.optimizer, data_loader=run.loader, inject="sum", observation=EVERY_STEP, **options
     ) as audit:
         run.optimizer.clip_and_accumulate = lambda: RawSum.clip_and_accumulate(run.optimizer)
         run.train()
@@ -231,7 +233,7 @@ def test_a_divisor_that_follows_the_batch_is_named():
 
     run = make_run()
     run.optimizer.__class__ = ByBatch
-    result = audited(run, witness=0.0).result(claim=LOOSE)
+    result = audited(run, observation=NO_STEP).result(claim=LOOSE)
     assert failed(result) == {"divisor"}
     found = finding(result, "divisor")
     assert found.measured > 1.2
@@ -274,10 +276,10 @@ def test_a_share_of_the_steps_is_looked_at():
     assert looks == [due(5, step, 0.1) for step in range(1, 401)]
     assert not any(due(5, step, 0.0) for step in range(1, 50))
     run = make_run()
-    facts = audited(run, 4, witness=0.0).transcript().facts.witness
+    facts = audited(run, 4, observation=NO_STEP).transcript().facts.witness
     assert (facts.steps, facts.records, facts.divided) == (0, 0, 32)
     with pytest.raises(InvalidArgumentError, match="witness"):
-        CanaryAudit(run.optimizer, data_loader=run.loader, witness=1.5)
+        CanaryAudit(run.optimizer, data_loader=run.loader, observation=Observation(exact_share=1.5))
 
 
 def test_sums_are_told_apart_by_least_squares():
@@ -303,7 +305,7 @@ def test_a_resumed_run_keeps_what_was_found(tmp_path):
         run.optimizer,
         canaries=first.canaries,
         data_loader=run.loader,
-        witness=1.0,
+        observation=EVERY_STEP,
         checkpoint=tmp_path / "audit.npz",
     )
     with again:

@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import askgauss as ag
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.recording.facts import RowFacts
 from askgauss.recording.facts.rows import rows_over_ranks
 from askgauss.results import Status, Verdict
@@ -524,11 +524,11 @@ def test_what_is_wrong_before_the_first_step_is_said_there(tmp_path):
     run = make_run(data=DATA)
     with pytest.raises(InvalidArgumentError, match="that the optimizer trains"):
         CanaryAudit(run.optimizer, data_loader=run.loader, model=nn.Linear(2, 2))
-    for name in ("checkpoint", "store"):
-        with pytest.raises(InvalidArgumentError, match=f"{name}="):
-            CanaryAudit(
-                run.optimizer, data_loader=run.loader, **{name: tmp_path / "none" / "a.npz"}
-            )
+    missing = tmp_path / "none" / "a.npz"
+    with pytest.raises(InvalidArgumentError, match="checkpoint="):
+        CanaryAudit(run.optimizer, run.loader, checkpoint=missing)
+    with pytest.raises(InvalidArgumentError, match="store="):
+        CanaryAudit(run.optimizer, run.loader, observation=Observation(store=missing))
     with pytest.warns(AskGaussWarning, match="Poisson"):
         CanaryAudit(run.optimizer, data_loader=DataLoader(DATA, batch_size=16, shuffle=True))
     with pytest.warns(AskGaussWarning, match="20 steps"):

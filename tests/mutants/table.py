@@ -695,7 +695,7 @@ _RECORDING = (
 _OPACUS = (
     _mutant(
         "rows-at-the-clip-norm",
-        "integrations/opacus/canary_rows.py",
+        "integrations/opacus/canary_insertion.py",
         "coordinates.fill_rows(ours, chunk, _FAR_ABOVE * clip_norm)",
         "coordinates.fill_rows(ours, chunk, clip_norm)",
         "Canaries meet the clipper at the clip norm, where a clipper that does nothing passes.",
@@ -704,7 +704,7 @@ _OPACUS = (
     ),
     _mutant(
         "sum-left-in-the-noise",
-        "integrations/opacus/private_step.py",
+        "integrations/opacus/canary_insertion.py",
         "noise = values - step.clean.cpu().numpy()",
         "noise = values - 0.0 * step.clean.cpu().numpy()",
         "The other records' sum is left in what is called noise.",
@@ -713,10 +713,9 @@ _OPACUS = (
     _mutant(
         "clean-sum-read-after-planting",
         "integrations/opacus/private_step.py",
-        "        self._loader.trained.planted()\n        self._begin(clean, missing)",
-        "        self._loader.trained.planted()\n"
-        "        clean = self._places.read(sums) if self._places is not None else clean\n"
-        "        self._begin(clean, missing)",
+        "        self._begin(clean, missing)\n",
+        "        clean = mode.places.read(sums) if mode.places is not None else clean\n"
+        "        self._begin(clean, missing)\n",
         "The sum before the noise is read with the canaries in it: they vanish.",
         "integrations/test_opacus.py",
     ),
@@ -731,35 +730,35 @@ _OPACUS = (
     _mutant(
         "rate-of-one-batch",
         "integrations/opacus/private_step.py",
-        "self._sampling.rate * (max(accumulated) if self._sampling.by_batch else 1)",
-        "self._sampling.rate",
+        "sampling.rate * (max(accumulated) if sampling.by_batch else 1)",
+        "sampling.rate",
         "Canaries of a step of several batches are planted at the rate of one.",
         "integrations/test_opacus.py",
     ),
     _mutant(
         "step-without-noise-uncounted",
         "integrations/opacus/private_step.py",
-        "self._unnoised += 1",
-        "self._unnoised += 0",
+        "self.unnoised += 1",
+        "self.unnoised += 0",
         "A step that went by without noise is not counted.",
         "integrations/test_opacus.py",
     ),
     _mutant(
         "wrapped-method-lost",
-        "integrations/patched_method.py",
+        "integrations/attachment.py",
         "                setattr(self._owner, self._name, self._previous)\n",
         "                delattr(self._owner, self._name)\n",
         "A method that somebody had replaced before the audit is gone after it.",
-        "test_stand_in.py",
+        "test_patched_method.py",
         "integrations/test_opacus.py",
     ),
     _mutant(
         "stand-in-goes-on",
-        "integrations/patched_method.py",
+        "integrations/attachment.py",
         "        self._active = False\n        now =",
         "        self._active = True\n        now =",
         "An audit that is over still plants where its hook was wrapped by another.",
-        "test_stand_in.py",
+        "test_patched_method.py",
         "integrations/test_opacus.py",
     ),
     _mutant(
@@ -773,7 +772,7 @@ _OPACUS = (
     ),
     _mutant(
         "clip-factor-at-least-one",
-        "integrations/opacus/clip_checks.py",
+        "integrations/opacus/exact_steps.py",
         "(whole + _TINY)).clamp(max=1.0)",
         "(whole + _TINY)).clamp(min=1.0)",
         "Clipping is checked against records that are stretched to the clip norm.",

@@ -3,12 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Protocol, overload
 
-from askgauss.integrations.patched_method import StandIn
+from askgauss.exceptions import AskGaussError, AskGaussWarning, PrivacyAlarm
 
-__all__ = ["Attachment", "Leaving"]
+__all__ = ["CAUGHT", "Attachment", "Guard", "Leaving", "PatchedMethod"]
+
+# What can go wrong in our own code, in torch, or on a disk; interrupts and alarms are passed on.
+CAUGHT = (
+    AskGaussError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class PatchedMethod:
+    """Replaces a method of one object; a wrapper that is added meanwhile stays and passes on.
+
+    Args:
+        owner: The object.
+        name: The method.
+        call: Called instead, with the original method and its arguments.
+    """
+
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner, self._name, self._call = owner, name, call
+        self._previous = vars(owner).get(name)
+        self.original: Callable[..., Any] = getattr(owner, name)
+        self._active = False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What the owner's callers reach."""
+        if not self._active:
+            return self.original(*arguments, **options)
+        return self._call(self.original, *arguments, **options)
+
+    def put(self) -> None:
+        """Replace the method."""
+        self._active = True
+        setattr(self._owner, self._name, self.__call__)
+
+    def remove(self) -> bool:
+        """Restore the method, unless it is restored; whether nothing had wrapped it since."""
+        self._active = False
+        now = vars(self._owner).get(self._name)
+        if now == self.__call__:
+            if self._previous is None:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._previous)
+            return True
+        return now is self._previous
 
 
 class Attachment(contextlib.ExitStack):
@@ -33,10 +87,10 @@ class Attachment(contextlib.ExitStack):
         self.undo(hook.remove)
         hook.handle = register(hook)
 
-    def stand_in(self, stand_in: StandIn) -> None:
-        """Let something stand in for a method."""
-        self.undo(stand_in.remove)
-        stand_in.put()
+    def patch(self, method: PatchedMethod) -> None:
+        """Replace a method."""
+        self.undo(method.remove)
+        method.put()
 
 
 class _Hook:
@@ -71,9 +125,53 @@ class Leaving:
     @overload
     def __get__(self, owner: _Attached, kind: type) -> Callable[..., None]: ...
     def __get__(self, owner: _Attached | None, kind: type) -> Callable[..., Any]:
-        # Whoever asks the class, as ExitStack does, hands the object over later.
+        # ExitStack looks it up on the class, and passes the object later.
         return _leave if owner is None else owner._attachment.__exit__
 
 
 def _leave(owner: _Attached, *reason: Any) -> Any:
     return owner._attachment.__exit__(*reason)
+
+
+class Guard:
+    """A context around everything that an audit does inside a training step.
+
+    What goes wrong in the audit ends the recording, and never the training.
+
+    Args:
+        active: Whether to catch. Where several ranks call each other, an error has to reach all of
+            them: a rank that stopped answering would leave the others waiting.
+
+    Attributes:
+        reason: Why the recording ended; empty while it continues.
+    """
+
+    def __init__(self, *, active: bool = True) -> None:
+        self._active = active
+        self.reason = ""
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        caught = isinstance(error, CAUGHT) and not isinstance(error, PrivacyAlarm)
+        if not caught or not self._active:
+            return False
+        said = str(error)
+        self.end(said if isinstance(error, AskGaussError) else f"{type(error).__name__}: {said}")
+        return True
+
+    def end(self, reason: str) -> None:
+        """End the recording."""
+        if not self.reason:
+            self.reason = reason
+            warnings.warn(
+                f"The audit ended its recording, and the training goes on: {reason}",
+                AskGaussWarning,
+                stacklevel=3,
+            )

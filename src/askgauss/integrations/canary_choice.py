@@ -49,13 +49,13 @@ def choose_canaries(
         given: Canaries, their number, or None.
         sizes: Sizes of the model's tensors.
         records: About how many records the run trains on.
-        rows: Whether each planted canary is a whole row of per-example gradients.
+        rows: Whether each included canary is a whole row of per-example gradients.
         spread: Whether canaries have to reach into several tensors.
         seed: The seed the user gave.
         draw_seed: Where a seed comes from otherwise.
         present: How many are present, where their user says so.
         absent: How many are absent, where their user says so.
-        sampling_rate: Probability that a present one is planted in a step.
+        sampling_rate: Probability that an inserted one is included in a step.
         noise_multiplier: The noise of a step, in clip norms.
         planned_steps: How many steps the run will take.
     """
@@ -130,8 +130,8 @@ def default_numbers(
     """How many present and how many absent canaries.
 
     A present canary is one more record whose clipped gradient is a single direction: no more than
-    a twentieth of the records are. Over a run of epsilon 8, planting moves a coordinate about one
-    and a half standard deviations of what the noise does to it; planted in a sixteenth of the
+    a twentieth of the records are. Over a run of epsilon 8, a canary moves a coordinate about one
+    and a half standard deviations of what the noise does to it; in a sixteenth of the
     places, canaries move the weights as 8 % more noise would. Beyond a thousand the bound hardly
     gains. Where the planned steps need more of them for a verdict, more are present, up to a
     quarter of the records and a sixth of the places. Absent canaries change nothing; they fill up
@@ -140,9 +140,9 @@ def default_numbers(
     Args:
         places: How many canaries there is room for.
         records: About how many records the run trains on.
-        rows: Whether each planted canary costs a whole row of per-example gradients. A twentieth of
-            the records is then a twentieth more rows to clip; of an unknown number it is few.
-        sampling_rate: Probability that a present one is planted in a step.
+        rows: Whether each included canary costs a whole row of per-example gradients. A twentieth
+            of the records is then a twentieth more rows to clip; of an unknown number it is few.
+        sampling_rate: Probability that an inserted one is included in a step.
         noise_multiplier: The noise of a step, in clip norms.
         planned_steps: How many steps the run will take; from 100 to 350 where nobody says.
 

@@ -49,9 +49,8 @@ except ImportError as error:
         "'askgauss[keras]', and set KERAS_BACKEND=jax before Keras is imported."
     ) from error
 
-from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.attachment import Attachment, PatchedMethod
 from askgauss.integrations.jax import Audit, AuditState
-from askgauss.integrations.patched_method import StandIn
 
 __all__ = ["AuditCallback"]
 
@@ -136,8 +135,8 @@ class AuditCallback(keras.callbacks.Callback, AuditedRun[()]):  # type: ignore[m
         self._look()
         # A step that was traced before knows nothing of the canaries' variables.
         attachment.undo(functools.partial(setattr, model, "train_function", None))
-        attachment.stand_in(StandIn(model, "train_step", self._audited))
-        attachment.stand_in(StandIn(model, "make_train_function", self._made))
+        attachment.patch(PatchedMethod(model, "train_step", self._audited))
+        attachment.patch(PatchedMethod(model, "make_train_function", self._made))
         model.train_function = None
 
     def _made(self, make: Any, *arguments: Any, **options: Any) -> Any:

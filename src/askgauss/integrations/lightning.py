@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from askgauss.exceptions import MissingExtraError
-from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -44,7 +44,7 @@ _TRIED = ((2, 6), (2, 6))
 class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[misc]
     """Audits the Opacus optimizer of a Lightning trainer.
 
-    Canaries are planted from the first step of `fit` to its last. Their state is part of the
+    Canaries are inserted from the first step of `fit` to its last. Their state is part of the
     trainer's own checkpoints, so that a run resumed with ``ckpt_path`` goes on being audited. At
     the end, or when an exception ends the training, ``transcript.npz``, ``result.json`` and
     ``report.html`` are written, and the trainer's loggers get bound, findings and report.
@@ -75,7 +75,7 @@ class AuditCallback(TrainerAudit, pytorch_lightning.Callback):  # type: ignore[m
         """Attach."""
         planned = trainer.estimated_stepping_batches
         self._begin(
-            Training(
+            TrainerView(
                 optimizers=trainer.optimizers,
                 data_loader=trainer.train_dataloader,
                 model=pl_module,

@@ -134,7 +134,7 @@ def training(
 
 
 def _couple_loader(replay: Replay, loader: Any) -> None:
-    """Put the replay's batches and coins of its own for each record into a loader."""
+    """Put the replay's batches, and a random stream for each record, into a loader."""
     sampler, records = getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)
     if sampler is None or not (hasattr(records, "__getitem__") and hasattr(records, "__len__")):
         raise UnsupportedError(
@@ -192,7 +192,7 @@ class _CoupledBatches:
 
 
 class _CoupledRecords:
-    """A dataset whose every record has coins of its own, whoever is fetched before it."""
+    """A dataset in which every record has a random stream, whatever is fetched before it."""
 
     def __init__(self, replay: Replay, data: Any) -> None:
         self._replay, self._data = replay, data
@@ -251,7 +251,7 @@ class _Follower:
             self._clip_norm = float(clip_norm or 0.0)
         inner.register_step_pre_hook(self._before_step)
         inner.register_step_post_hook(self._after_step)
-        self._coins = _ModelCoins(replay, model)
+        self._randomness = _ModelRandomness(replay, model)
         self._seeds()
         self._record_state()
         replay.at_end(self._record_state)
@@ -270,7 +270,7 @@ class _Follower:
         self._seeds()
         sums = [getattr(item, "summed_grad", None) for item in self._parameters()]
         self._clean = [_numbers(item) for item in sums if item is not None]
-        self._doubt = self._coins.doubt()
+        self._doubt = self._randomness.doubt()
         # Adaptive clipping has another norm by the time the step begins.
         self._clipped_at = float(optimizer.max_grad_norm)
         counted = getattr(optimizer, "unclipped_num", None)
@@ -343,7 +343,7 @@ class _Follower:
                 total=gradients,
                 noise=None,
                 clip_norm=self._clip_norm,
-                coupled=self._coins.position(),
+                coupled=self._randomness.position(),
                 given=gradients,
                 rounding=rounding,
             )
@@ -393,7 +393,7 @@ def _check_private(optimizer: Any, clip_norm: float | None) -> None:
         )
 
 
-class _ModelCoins:
+class _ModelRandomness:
     """Randomness inside the model: dropout is coupled, anything else is noticed."""
 
     def __init__(self, replay: Replay, model: nn.Module) -> None:

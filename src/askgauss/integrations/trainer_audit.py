@@ -15,7 +15,7 @@ from askgauss import _validate
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, RecordingError
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.integrations.opacus.opacus_versions import DPOptimizer
 from askgauss.integrations.opacus.run_description import unwrapped
 from askgauss.loggers import Logger, log_numbers, log_result
@@ -23,11 +23,11 @@ from askgauss.monitor import Monitor
 from askgauss.results import AuditResult
 from askgauss.sampling import Scheme
 
-__all__ = ["TrainerAudit", "Training", "warn_untried"]
+__all__ = ["TrainerAudit", "TrainerView", "warn_untried"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainerView:
     """A training that is about to begin, as its trainer shows it.
 
     Attributes:
@@ -51,6 +51,12 @@ class Training:
     first_rank: bool
 
 
+class _TrainerRun(CanaryAudit):
+    """The audit of a trainer, whose user reaches it through the callback."""
+
+    _declare = "callback.audit.postprocessing()"
+
+
 class TrainerAudit:
     """One audit of the private optimizer of a trainer, from its first step to its report.
 
@@ -65,7 +71,7 @@ class TrainerAudit:
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer if not given.
         sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
         sampling: How the loader draws its batches, where that is not Poisson sampling.
-        witness: Share of the steps that are looked at exactly.
+        observation: How steps are observed; see `CanaryAudit`.
         monitor: Watches every step, and may stop the run: a monitor, or True for one that also
             keeps ``watch.json`` in the folder and tells the loggers.
         folder: Where ``transcript.npz``, ``result.json`` and ``report.html`` go; a folder ``audit``
@@ -88,7 +94,7 @@ class TrainerAudit:
         accountant: Any = None,
         sampling_rate: float | None = None,
         sampling: Scheme | None = None,
-        witness: float = 0.02,
+        observation: Observation | None = None,
         monitor: Monitor | bool | None = None,
         folder: str | os.PathLike[str] | None = None,
         report: bool = True,
@@ -108,7 +114,8 @@ class TrainerAudit:
         self._canaries, self._present, self._absent = canaries, present, absent
         self._inject: Literal["auto", "sum", "sample"] = inject
         self._seed, self._optimizer, self._accountant = seed, optimizer, accountant
-        self._sampling_rate, self._sampling, self._witness = sampling_rate, sampling, witness
+        self._sampling_rate, self._sampling = sampling_rate, sampling
+        self._observation = observation
         self._monitor = monitor
         self._folder = None if folder is None else Path(folder)
         self._report = report
@@ -145,7 +152,7 @@ class TrainerAudit:
             return audit.result(delta=self._delta)
         return audit.result(claim=self._claim)
 
-    def _begin(self, training: Training) -> None:
+    def _begin(self, training: TrainerView) -> None:
         """Attach to the private optimizer, and go on from a checkpoint where one was restored."""
         if self._attached:
             self._leave(RecordingError("The training before did not end."))
@@ -156,7 +163,7 @@ class TrainerAudit:
         optimizer = self._chosen(training.optimizers)
         loader = training.data_loader
         resumed = self._pending is not None
-        audit = CanaryAudit(
+        audit = _TrainerRun(
             optimizer,
             canaries=self._canaries,
             present=self._present,
@@ -169,9 +176,9 @@ class TrainerAudit:
             sampling_rate=self._sampling_rate,
             sampling=self._sampling,
             # What other optimizers train may see records only through what is private, as a
-            # generator does behind a private critic: whether it does cannot be told from here.
+            # generator does behind a private critic: whether it does is not known here.
             model=training.model if len(training.optimizers) == 1 else None,
-            witness=self._witness,
+            observation=self._observation,
             claim=self._claim,
             monitor=self._watching(),
         )
@@ -190,7 +197,6 @@ class TrainerAudit:
         # A trainer's estimate counts batches that are split for memory, and steps before the audit.
         audit._planned_end = None if self._claim is None else self._claim.steps
         audit._ended = self._ended()
-        audit._declare = "callback.audit.postprocessing()"
         self._audit = audit
         audit.__enter__()
         if resumed and training.done != audit.steps:

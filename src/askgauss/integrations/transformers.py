@@ -32,7 +32,7 @@ from askgauss import _validate
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, MissingExtraError
 from askgauss.integrations.opacus.restarts import read_state
-from askgauss.integrations.trainer_audit import TrainerAudit, Training, warn_untried
+from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 
 try:
@@ -54,13 +54,13 @@ _FILE = "askgauss_audit.npz"
 class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore[misc]
     """Audits the Opacus optimizer of a Hugging Face trainer.
 
-    Canaries are planted from the first step of `train` to its last. Their state is written into
+    Canaries are inserted from the first step of `train` to its last. Their state is written into
     each checkpoint folder of the trainer, and taken up again from there when the trainer resumes.
     At the end ``transcript.npz``, ``result.json`` and ``report.html`` are written, and what
     ``report_to`` names gets bound, findings and report.
 
     An exception ends `train` without a word to callbacks: `result` then speaks of the steps until
-    there, and `finish` writes the files. No canary is planted in what is trained afterwards. Its
+    there, and `finish` writes the files. No canary is inserted in what is trained afterwards. Its
     arguments are those of `TrainerAudit`.
     """
 
@@ -85,7 +85,7 @@ class AuditCallback(TrainerAudit, transformers.TrainerCallback):  # type: ignore
                     self._restore(read_state(place / _FILE))
                     break
         self._begin(
-            Training(
+            TrainerView(
                 optimizers=[optimizer],
                 data_loader=train_dataloader,
                 model=model,

@@ -18,137 +18,144 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from askgauss import _validate
+from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries, ExampleCanaries, fresh_seed
 from askgauss.claims import PrivacyClaim
-from askgauss.exceptions import (
-    MissingExtraError,
-    RecordingError,
-    UnsupportedError,
+from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.files import archive, codec
+from askgauss.files.checkpoint import (
+    OPACUS_KIND,
+    OPACUS_SCHEMA,
+    TRANSCRIPT,
+    CheckpointFiles,
+    enclosed,
 )
-from askgauss.files.checkpoint import CheckpointFiles
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recording.commitment import Commitment, commit
+from askgauss.recording.facts.steps import due
+from askgauss.recording.recorder import Recorder
+from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
 
 try:
     import torch
 
-    from askgauss.integrations.opacus.opacus_versions import DPPerLayerOptimizer
+    from askgauss.integrations.opacus.opacus_versions import DPPerLayerOptimizer, untried
 except ImportError as error:
     raise MissingExtraError(
         "askgauss.integrations.opacus needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
-from askgauss.integrations.attachment import Attachment, Leaving
+from askgauss.integrations.attachment import Attachment, Leaving, PatchedMethod
 from askgauss.integrations.canary_choice import choose_canaries
-from askgauss.integrations.guard import Guard
-from askgauss.integrations.opacus import run_description as run
-from askgauss.integrations.opacus.attach_checks import (
-    check_folder,
-    check_model,
-    warn_of_few_canaries,
-    warn_of_loader,
-)
-from askgauss.integrations.opacus.clip_checks import ClipWitness
-from askgauss.integrations.opacus.clip_counting import ClipCountWatch
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.integrations.opacus import run_description as described
+from askgauss.integrations.opacus.canary_insertion import GradientCanaries
 from askgauss.integrations.opacus.example_canaries import ExampleProbe
-from askgauss.integrations.opacus.frozen import FrozenTensors
-from askgauss.integrations.opacus.ledger import Ledger
-from askgauss.integrations.opacus.loader_watch import LoaderWatch
-from askgauss.integrations.opacus.noise_by_parameter import NoiseByParameter
-from askgauss.integrations.opacus.noise_sampling import SampledNoise
-from askgauss.integrations.opacus.noise_watch import NoiseWatch
-from askgauss.integrations.opacus.opacus_transcript import RecordedRun
+from askgauss.integrations.opacus.moments import Observer, StepCount
+from askgauss.integrations.opacus.observers import make_observers
+from askgauss.integrations.opacus.private_step import CanaryMode, NoiseByParameter, PrivateSteps
 from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
-from askgauss.integrations.opacus.restarts import read_progress
-from askgauss.integrations.opacus.settings_watch import SettingsWatch
-from askgauss.integrations.opacus.shadow import Shadow
-from askgauss.integrations.opacus.shards import ShardedCoordinates, is_sharded, shards_of
-from askgauss.integrations.patched_method import StandIn
+from askgauss.integrations.opacus.restarts import OpacusState, read_state
+from askgauss.integrations.opacus.run_description import TrainingRun
 
-__all__ = ["CanaryAudit"]
+__all__ = ["CanaryAudit", "Observation"]
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class CanaryAudit(RecordedRun):
-    """Plants canaries in an Opacus run and records what each step releases about them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """How an audit observes the steps of a run.
+
+    Attributes:
+        background: Whether to subtract the other records' clean sum, which the auditor can see:
+            ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
+            unless the loader is known to draw otherwise.
+        exact_share: Share of the steps, beside the first, that are checked exactly: what each
+            record adds after clipping, that the sum is theirs, that every trained tensor gets
+            noise. For ghost clipping, gradients of two records per batch are computed again. 0 for
+            none.
+        criterion: The loss of the training, for examples.
+        every: With examples, observe one step in so many: each costs a gradient per canary. The
+            bound is on what the observed steps leak together.
+        store: A file to keep every step in as well, for `StepStore`; not with several ranks.
+    """
+
+    background: Literal["auto", "known", "unknown"] = "auto"
+    exact_share: float = 0.02
+    criterion: Any = None
+    every: int = 1
+    store: str | os.PathLike[str] | None = None
+
+
+class CanaryAudit(AuditedRun[()]):
+    """Inserts canaries in an Opacus run and records what each step releases about them.
 
     Use it as a context manager around the training loop. It may be entered again after it was left,
-    and goes on recording. Random choices come from streams of its own: with no canary present,
+    and continues recording. Random choices come from streams of its own: with no canary inserted,
     training ends in the very same weights as without an audit.
 
-    When their number is left to the audit, present canaries are few beside the records and the
-    parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless the
-    planned steps need more for a verdict. Each acts like one more record, and a sixteenth of the
-    parameters moves the weights no more than 8 % more noise would. Absent ones cost the training
-    nothing and fill up to 5,000. These numbers are fixed; for auditors that guess membership give a
-    number, which makes each present by a fair coin.
+    When their number is left to the audit, inserted canaries are few compared with the records and
+    the parameters: a twentieth of the former, a sixteenth of the latter and 1,000 at most, unless
+    the planned steps need more for a verdict. Each acts like one more record, and a sixteenth of
+    the parameters moves the weights no more than 8 % more noise would. Held-out canaries cost the
+    training nothing and fill up to 5,000. These numbers are fixed; for auditors that guess
+    membership give a number, which makes the membership of each random.
 
-    The canaries are planted by coins of their own at the run's sampling rate: the run's sampler is
-    not audited, and neither are the parts before the place they go in at. `ExampleCanaries` go
+    The audit samples the canaries itself, at the run's sampling rate: the run's sampler is not
+    audited, and neither are the parts before the place they are inserted at. `ExampleCanaries` go
     through everything: they are records of the loader's own dataset, and are observed along their
     own gradients, with the background unknown; the noise is read by itself, at coordinates of the
-    model, where Opacus shows the sum before it. They need ``model``, ``criterion`` and
-    ``data_loader``, one process, and a loader without workers::
+    model, where Opacus shows the sum before it. They need ``model``, ``data_loader`` and the loss
+    of the training, one process, and a loader without workers::
 
         data = canaries.dataset(train_set)      # then DataLoader(data, ...) and make_private(...)
-        audit = CanaryAudit(optimizer, canaries=canaries, model=model, criterion=loss,
-                            data_loader=loader)
+        audit = CanaryAudit(optimizer, loader, canaries=canaries, model=model,
+                            observation=Observation(criterion=loss))
 
     Args:
         optimizer: The optimizer `PrivacyEngine.make_private` returned, also inside a wrapper such
             as accelerate's.
-        canaries: How many, half of them present by fair coins; or canaries made by you over the
-            optimizer's parameters; or examples; or None to leave it to the audit.
-        present: How many present canaries, instead of ``canaries``; an inconclusive result says how
-            many would do.
-        absent: How many absent canaries, instead of ``canaries``.
-        planned_steps: How many steps the run will take, so that the audit plants as many canaries
-            as a verdict on them needs; a few hundred are taken for granted. For a monitor it is the
+        data_loader: The training loader, which knows the true sampling rate and whether sampling
+            is Poisson. Recommended.
+        claim: What the run claims, to commit to before the first step together with seed and
+            membership: the digest is printed, and kept in transcript and result.
+        canaries: How many, each inserted with probability one half; or canaries made by you over
+            the optimizer's parameters; or examples; or None to leave it to the audit.
+        present: How many inserted canaries, instead of ``canaries``; an inconclusive result says
+            how many are needed.
+        absent: How many held-out canaries, instead of ``canaries``.
+        planned_steps: How many steps the run will take, so that the audit inserts as many canaries
+            as a verdict on them needs; a few hundred are assumed otherwise. For a monitor it is the
             planned end, where no claim says so.
         inject: ``"sample"`` sends each canary through the optimizer's own clipping, as a gradient
             far above the clip norm. ``"sum"`` adds canaries to the clipped sum, which is cheapest
-            and leaves clipping to the witness. ``"auto"`` is ``"sample"`` wherever the optimizer
-            clips rows, and ``"sum"`` with ghost or adaptive clipping.
+            and leaves clipping to the exact step checks. ``"auto"`` is ``"sample"`` wherever the
+            optimizer clips rows, and ``"sum"`` with ghost or adaptive clipping.
         seed: Root of the audit's random choices; drawn and recorded if not given.
-        data_loader: The training loader, which knows the true sampling rate and whether sampling
-            is Poisson. Recommended.
+        model: The model, for the names of its parameters, and to detect those that could train
+            outside the optimizer; examples need it for their gradients.
         accountant: The run's accountant or PrivacyEngine; found behind the optimizer's hook if not
             given.
-        sampling_rate: The run's sampling rate, where neither loader nor accountant tells.
+        sampling_rate: The run's sampling rate, where neither loader nor accountant has it.
         sampling: How the loader draws its batches, a scheme of `askgauss.sampling`, where that is
-            not Poisson sampling. Canaries are drawn by the same law, the loader's batches are held
-            against it, and what was accounted is compared with it.
-        background: Whether to subtract the other records' clean sum, which the auditor can see:
-            ``"known"`` gives far tighter bounds and needs Poisson sampling; ``"auto"`` is known
-            unless the loader says that sampling is not Poisson.
-        model: The model, for the names of its parameters, and to notice those that could train
-            outside the optimizer; examples need it for their gradients.
-        criterion: The loss of the training, for examples.
-        every: With examples, observe one step in so many: each costs a gradient a canary. The bound
-            is on what the observed steps leak together.
-        witness: Share of the steps, beside the first, that are looked at exactly: what each record
-            adds after clipping, that the sum is theirs, that every trained tensor gets noise. For
-            ghost clipping, gradients of two records a batch are computed again. 0 for none.
-        claim: What the run claims, to commit to before the first step together with seed and coins:
-            the digest is printed, and kept in transcript and result.
-        checkpoint: A file to go on from if it exists; `save` writes it, and so does leaving the
+            not Poisson sampling. Canaries are drawn by the same distribution, the loader's batches
+            are tested against it, and what was accounted is compared with it.
+        observation: How steps are observed: the background, exact step checks, examples, a store.
+        checkpoint: A file to resume from if it exists; `save` writes it, and so does leaving the
             context without an error.
-        store: A file to keep every step in as well, for `StepStore`; not with several ranks.
-        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to hold
-            the run to what its optimizer declares. All ranks see the same sums, so that they alarm
-            in the same step.
+        monitor: Watches every step, and may stop the run: ``Monitor(claim=claim)``, or True to
+            compare the run with what its optimizer declares. All ranks see the same sums, so that
+            they alarm in the same step.
 
     Raises:
         InvalidArgumentError: An argument is wrong, the model is another than the optimizer's, a
@@ -177,6 +184,8 @@ class CanaryAudit(RecordedRun):
     def __init__(
         self,
         optimizer: Any,
+        data_loader: Any = None,
+        claim: PrivacyClaim | None = None,
         *,
         canaries: int | DiracCanaries | BlockCanaries | ExampleCanaries | None = None,
         present: int | None = None,
@@ -184,198 +193,148 @@ class CanaryAudit(RecordedRun):
         planned_steps: int | None = None,
         inject: Literal["auto", "sum", "sample"] = "auto",
         seed: int | None = None,
-        data_loader: Any = None,
+        model: torch.nn.Module | None = None,
         accountant: Any = None,
         sampling_rate: float | None = None,
         sampling: Scheme | None = None,
-        background: Literal["auto", "known", "unknown"] = "auto",
-        model: torch.nn.Module | None = None,
-        criterion: Any = None,
-        every: int = 1,
-        witness: float = 0.02,
-        claim: PrivacyClaim | None = None,
+        observation: Observation | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        store: str | os.PathLike[str] | None = None,
         monitor: Monitor | bool | None = None,
     ) -> None:
+        observation = observation or Observation()
+        background, store = observation.background, observation.store
         _validate.one_of(("auto", "sum", "sample"), inject=inject)
         _validate.one_of(("auto", "known", "unknown"), background=background)
         given: Any = claim
         if not isinstance(given, (PrivacyClaim, type(None))):
             hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
             raise _validate.fail("claim", claim, "to be a claim", hint)
-        self._claim = claim
-        self._commitment: Commitment | None = None
-        optimizer = run.unwrapped(optimizer)
-        run.check_optimizer(optimizer, inject)
-        self._optimizer = optimizer
-        self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._before_restart = read_progress(self._checkpoint)
-        self._inject = self._widest() if inject == "auto" else str(inject)
-        self._rank = int(getattr(optimizer, "rank", 0))
-        self._world = int(getattr(optimizer, "world_size", 1))
-        if store is not None and self._world > 1:
+        optimizer = described.unwrapped(optimizer)
+        described.check_optimizer(optimizer, inject)
+        rank, world = int(getattr(optimizer, "rank", 0)), int(getattr(optimizer, "world_size", 1))
+        if store is not None and world > 1:
             raise UnsupportedError(
                 "A store keeps the steps of one process, and this run has several: leave store= "
                 "out and read the transcript, which every rank has."
             )
-        if self._rank == 0:
-            check_folder("checkpoint", checkpoint)
-            check_folder("store", store)
-        meet(self._rank, self._world)
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        kept: OpacusState | None = None
+        if self._checkpoint is not None and self._checkpoint.exists():
+            kept = OpacusState.of(read_state(self._checkpoint))
+        if rank == 0:
+            described.check_folder("checkpoint", checkpoint)
+            described.check_folder("store", store)
+        meet(rank, world)
+        self._run = run = TrainingRun.of(
+            optimizer,
+            data_loader=data_loader,
+            model=model,
+            accountant=accountant,
+            sampling_rate=sampling_rate,
+            sampling=sampling,
+        )
+        self._claim = claim
+        self._commitment: Commitment | None = None
+        self._planned_end = (claim and claim.steps) or planned_steps
+        self._monitor = monitor_of(monitor)
         self._checkpoints = CheckpointFiles()
-        self._parameters = run.audited_parameters(optimizer)
-        check_model(model, self._parameters)
-        self._outside = run.OutsideParameters(optimizer, model)
-        found, accounted_rate = run.find_accountant(optimizer, accountant)
-        self._ledger = Ledger(found)
-        self._sampling = run.find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
-        warn_of_loader(self._sampling)
-        self._known = False
-        if not isinstance(canaries, ExampleCanaries):
-            self._known = run.background_known(background, self._sampling)
-        self._whole = self._names = run.tensor_names(optimizer, self._parameters, model)
-        self._sharded = is_sharded(self._parameters)
-        sizes = tuple(parameter.numel() for parameter in self._parameters)
-        shards = shards_of(self._parameters, self._names) if self._sharded else []
-        if shards:
-            # What a rank holds of a tensor is a tensor of its own, by name.
-            self._names = tuple(
-                f"{self._whole[item.parameter]} on rank {item.rank}" for item in shards
-            )
-            sizes = tuple(item.size for item in shards)
         self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
+        self._known = False
+        through = _goes_through_clipping(optimizer) if inject == "auto" else inject == "sample"
+        if inject == "auto" and kept is not None:
+            through = kept.inject == "sample"
         if isinstance(canaries, ExampleCanaries):
             _check_for_examples(inject, background, seed)
-            self._inject = "examples"
             self._canaries = canaries
         else:
-            if every != 1:
-                raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
+            if observation.every != 1:
+                hint = "Only examples may skip steps."
+                raise _validate.fail("every", observation.every, "to be 1", hint)
+            self._known = described.background_known(background, run.sampling)
             self._canaries = choose_canaries(
                 canaries,
-                sizes=sizes,
-                records=self._records(),
-                rows=self._inject == "sample",
+                sizes=run.tensor_sizes,
+                records=run.expected_records,
+                rows=through,
                 spread=isinstance(optimizer, DPPerLayerOptimizer),
                 seed=seed,
-                draw_seed=self._draw_seed,
+                draw_seed=functools.partial(_root_seed, run, kept),
                 present=present,
                 absent=absent,
-                sampling_rate=self._sampling.rate,
-                noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                sampling_rate=run.sampling.rate,
+                noise_multiplier=described.gradient_noise_multiplier(optimizer),
                 planned_steps=planned_steps,
             )
             if canaries is not None or present is not None:
-                warn_of_few_canaries(
+                described.warn_of_few_canaries(
                     int(self._canaries.member.sum()),
-                    sampling_rate=self._sampling.rate,
-                    noise_multiplier=run.gradient_noise_multiplier(optimizer),
+                    sampling_rate=run.sampling.rate,
+                    noise_multiplier=described.gradient_noise_multiplier(optimizer),
                     planned_steps=planned_steps,
                 )
-            self._coordinates = (
-                ShardedCoordinates(self._parameters, shards, self._canaries)
-                if shards
-                else CanaryCoordinates(self._parameters, self._canaries)
-            )
-        self._monitor = monitor_of(monitor)
-        self._planned_end = (claim and claim.steps) or planned_steps
-        self._store = store
-        if self._checkpoint is not None and self._rank == 0:
+        if self._checkpoint is not None and rank == 0:
             self._checkpoints.holds.take(self._checkpoint)
-        self._recorder = self._make_recorder(self._sampling.rate)
-        self._probe: ExampleProbe | None = None
+        new_recorder = functools.partial(
+            _new_recorder, run, self._canaries, store=store, monitor=self._monitor
+        )
+        recorder = new_recorder(run.sampling.rate)
+        self._mode: CanaryMode
         if isinstance(self._canaries, ExampleCanaries):
-            self._probe = ExampleProbe(
+            self._mode = ExampleProbe(
+                run,
                 self._canaries,
-                optimizer=optimizer,
-                parameters=self._parameters,
-                model=model,
-                criterion=criterion,
-                data_loader=data_loader,
-                every=every,
-                kept=self._recorder.kept,
+                criterion=observation.criterion,
+                every=observation.every,
+                kept=recorder.kept,
             )
-        self._watch: NoiseWatch | None = None
-        if self._probe is not None and NoiseWatch.fits(self._parameters):
-            self._watch = NoiseWatch(self._parameters, self._canaries.root_seed)
-        self._watched_all = self._watch is not None or self._probe is None
-        self._loader = LoaderWatch(
-            data_loader,
-            self._sampling.against(accounted_rate),
-            self._world,
-            optimizer=optimizer,
-            parameters=self._parameters,
-            model=model,
-            rows_only=self._probe is not None,
-        )
-        self._guard = Guard(active=self._world == 1)
-        self._shadow: Shadow | None = None
-        if (places := self._places) is not None:
-            self._shadow = Shadow(
-                optimizer.original_optimizer, self._parameters, places, self._names, self._guard
+        else:
+            self._mode = GradientCanaries(
+                run,
+                self._canaries,
+                before_clipping=through,
+                known=self._known,
+                stored=store is not None,
             )
-        self._spacing = max(float(torch.finfo(item.dtype).eps) for item in self._parameters)
-        named = run.parameter_names(optimizer, self._parameters, self._whole, model)
-        self._settings = SettingsWatch(optimizer)
-        self._frozen: FrozenTensors | None = None
-        if isinstance(self._canaries, DiracCanaries) and not self._sharded and store is None:
-            self._frozen = FrozenTensors(self._canaries, self._names)
-        self._beside = False
-        self._witness = ClipWitness(
-            optimizer, named, witness, self._canaries.root_seed, self._world, self._guard
+        self._count = StepCount()
+        seed = self._canaries.root_seed
+        self._observers: tuple[Observer, ...] = make_observers(
+            run,
+            self._mode,
+            self._count,
+            exact_share=observation.exact_share,
+            seed=seed,
+            declare=self._declare,
         )
-        self._clip_count = ClipCountWatch(optimizer, self._world)
-        self._sampled = SampledNoise(optimizer, self._parameters)
-        self._weights = ""
-        self._accumulated = set()
-        self._planted = None
-        self._step = None
-        self._arrived = {}
-        self._unnoised = 0
-        self._discarded = 0
-        self._seeds, self._unprobed = None, True
+        exact = 0.0 if described.noise_by_parameter(optimizer) else observation.exact_share
+        self._stored = store is not None
+        self._steps = PrivateSteps(
+            run,
+            self._mode,
+            self._observers,
+            self._count,
+            new_recorder=new_recorder,
+            recorder=recorder,
+            rate_may_change=not self._stored,
+            exchanges=lambda number: due(seed, number, exact),
+            monitor=self._monitor,
+        )
+        # Whether the training is over that the audit was attached for, where nothing else says so.
+        self._ended: Callable[[], bool] | None = None
         self._entered = False
         self._attachment = Attachment()
-        self._add_noise: StandIn | NoiseByParameter | None = None
-        if self._checkpoint is not None and self._checkpoint.exists():
+        self._noise: PatchedMethod | NoiseByParameter | None = None
+        if kept is not None:
+            assert self._checkpoint is not None
             self.load(self._checkpoint)
-        # A file of a live run was refused. Entering holds these, for only leaving gives them back.
-        self._let_go_of_files()
+        # A file of a live run was refused. Entering holds these, for only leaving releases them.
+        self._release_files()
 
-    def _widest(self) -> str:
-        """How canaries go in: through the clipper, wherever rows can be sent through it.
-
-        Adaptive clipping counts the rows that it clips, and would count canaries too.
-        """
-        if self._before_restart is not None:
-            return self._before_restart.inject
-        optimizer = self._optimizer
-        narrow = (
-            run.clips_without_rows(optimizer)
-            or run.adapts_clipping(optimizer)
-            or run.noise_by_parameter(optimizer)
-        )
-        return "sum" if narrow else "sample"
-
-    def _records(self) -> float:
-        """About how many records the run trains on."""
-        lot = self._optimizer.expected_batch_size
-        return math.inf if lot is None else float(lot) * self._world / self._sampling.rate
-
-    def _draw_seed(self) -> int | None:
-        """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
-        if self._before_restart is not None:
-            return self._before_restart.seed
-        if self._world == 1:
-            return None
-        drawn = torch.tensor([fresh_seed()], device=self._parameters[0].device)
-        torch.distributed.broadcast(drawn, src=0)
-        return int(drawn.item())
+    # How the user of this audit declares postprocessing, for what is advised.
+    _declare = "audit.postprocessing()"
 
     @property
     def canaries(self) -> DiracCanaries | BlockCanaries | ExampleCanaries:
-        """Who is planted where."""
+        """The canaries."""
         return self._canaries
 
     @property
@@ -383,30 +342,43 @@ class CanaryAudit(RecordedRun):
         """What watches the steps, if anything does."""
         return self._monitor
 
+    @property
+    def steps(self) -> int:
+        """Number of steps recorded so far."""
+        return self._steps.recorder.steps
+
+    @property
+    def commitment(self) -> str | None:
+        """The digest of seed, membership and claim, fixed before the first step."""
+        return None if self._commitment is None else self._commitment.digest
+
     def __repr__(self) -> str:
         return (
-            f"CanaryAudit({self._canaries.size} canaries, inject={self._inject!r}, "
+            f"CanaryAudit({self._canaries.size} canaries, inject={self._mode.inject!r}, "
             f"steps={self.steps}, {'attached' if self._entered else 'not attached'})"
         )
 
+    # --- entering and leaving ---------------------------------------------------------------------
+
     def __enter__(self) -> CanaryAudit:
-        optimizer = self._optimizer
+        run = self._run
         if self._monitor is not None:
             self._monitor.plan(self._planned_end)
-        if optimizer in _attached:
+        if run.optimizer in _attached:
             raise RecordingError(
                 "Expected an optimizer that no audit is attached to, got one that has an audit. "
                 "Leave the other audit's context first."
             )
-        if self._add_noise is not None:
+        if self._noise is not None:
             raise RecordingError(
                 "Expected the optimizer as the audit left it, got one whose add_noise something "
                 "else has wrapped since. Start a new audit and load this one's state_dict()."
             )
-        meet(self._rank, self._world)
-        facts = f"{self._canaries.fingerprint()} {self._sampling.rate} {self._known} {self.steps}"
-        agree(facts, self._world, self._parameters[0].device)
-        self._ledger.check_total(self.steps, now=False)
+        meet(run.rank, run.world)
+        facts = f"{self._canaries.fingerprint()} {run.sampling.rate} {self._known} {self.steps}"
+        agree(facts, run.world, run.device)
+        for observer in self._observers:
+            observer.resuming(started=False)
         try:
             self._attach(self._attachment)
             return self
@@ -415,89 +387,84 @@ class CanaryAudit(RecordedRun):
             raise
 
     def _attach(self, attachment: Attachment) -> None:
-        """Begin to plant and to watch; each part registers first what ends it."""
-        optimizer = self._optimizer
-        attachment.undo(self._let_go_of_files)
+        """Begin to insert and to observe; each part registers first what ends it."""
+        optimizer = self._run.optimizer
+        attachment.undo(self._release_files)
         self._hold_files()
         self._commit()
-        attachment.undo(self._ledger.close)
-        attachment.undo(self._ledger.deafen)
-        self._ledger.listen()
-        attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._observe)
-        attachment.undo(self._stop_planting)
-        self._add_noise = self._noise_stand_in()
-        self._add_noise.put()
+        self._count.made = max(self._count.recorded, self._count.made)
+        attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._steps.observe)
+        attachment.undo(self._stop_inserting)
+        self._noise = (
+            NoiseByParameter(self._run, self._steps)
+            if described.noise_by_parameter(optimizer)
+            else PatchedMethod(optimizer, "add_noise", self._add_noise)
+        )
+        self._noise.put()
         attachment.undo(functools.partial(_attached.discard, optimizer))
         _attached.add(optimizer)
-        if self._shadow is not None:
-            self._shadow.attach(attachment, lambda: self.steps, elsewhere=self._ledger.went_on)
-        attachment.undo(self._loader.deafen)
-        self._loader.listen()
-        self._witness.attach(attachment, self.steps)
-        attachment.undo(self._clip_count.detach)
-        self._clip_count.attach()
-        if self._probe is not None:
-            attachment.undo(self._probe.stop)
-            self._probe.listen()
-        attachment.undo(functools.partial(setattr, self, "_step", None))
+        for observer in self._observers:
+            observer.attach(attachment)
+        attachment.undo(self._steps.forget)
         attachment.undo(functools.partial(setattr, self, "_entered", False))
         attachment.push(self._close_monitor)
-        attachment.push(self._finish)
+        attachment.push(self._complete)
         self._entered = True
 
-    def _stop_planting(self) -> None:
-        if self._add_noise is not None and self._add_noise.remove():
-            self._add_noise = None
+    def _add_noise(self, add_noise: Callable[[], None]) -> None:
+        """Replaces the optimizer's `add_noise` while attached."""
+        if self._ended is not None and self._ended():
+            error = RecordingError("The training ended without a word.")
+            self._attachment.__exit__(type(error), error, None)
+            add_noise()
+        else:
+            self._steps.add_noise(add_noise)
+
+    def _stop_inserting(self) -> None:
+        if self._noise is not None and self._noise.remove():
+            self._noise = None
 
     def _hold_files(self) -> None:
-        """Keep even other audits of this process out, and notice what went on meanwhile."""
-        if self._rank != 0:
+        """Keep other audits from the files, and detect what was written to them meanwhile."""
+        if self._run.rank != 0:
             return
         if self._checkpoint is not None:
             self._checkpoints.holds.take(self._checkpoint, alone=True)
             self._checkpoints.check(self._checkpoint)
         self._checkpoints.check_last()
-        self._recorder.hold()
+        self._steps.recorder.hold()
 
-    def _let_go_of_files(self) -> None:
-        """Whoever comes next may go on from here; entered again, this audit notices."""
+    def _release_files(self) -> None:
+        """Let another audit continue from the files; entered again, this one detects it."""
         self._checkpoints.holds.let_go()
-        self._recorder.release()
+        self._steps.recorder.release()
 
     def _commit(self) -> None:
-        """Fix seed, coins and claim, and say so, before the first step."""
+        """Fix seed, membership and claim, and print their digest, before the first step."""
         if self._commitment is not None or self.steps:
             return
         self._commitment = commit(
             seed=self._canaries.root_seed,
             member=self._canaries.member,
             claim=self._claim,
-            nonce=shared_nonce(self._world, self._parameters[0].device),
+            nonce=shared_nonce(self._run.world, self._run.device),
         )
-        if self._rank == 0:
+        if self._run.rank == 0:
             what = "seed and coins" if self._claim is None else "seed, coins and claim"
             sys.stderr.write(f"askgauss committed to {what}: sha256 {self._commitment.digest}\n")
 
-    def _own_claim(self) -> PrivacyClaim | None:
-        return self._claim
-
-    @property
-    def commitment(self) -> str | None:
-        """The digest of seed, coins and claim, fixed before the first step."""
-        return None if self._commitment is None else self._commitment.digest
-
     __exit__ = Leaving()
 
-    def _finish(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """The block ended: look once more, and write the checkpoint."""
+    def _complete(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """The block ended: compare once more, and write the checkpoint."""
         self._entered = False
         if kind is not None:
             return
-        if self._shadow is not None:
-            self._shadow.finish()
+        for observer in self._observers:
+            observer.completed()
         if self._checkpoint is not None:
             self.save(self._checkpoint)
-        self._tell_of_weights()
+        self._steps.inform()
 
     def _close_monitor(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._monitor is not None:
@@ -518,9 +485,233 @@ class CanaryAudit(RecordedRun):
 
         The result says how often that was declared.
         """
-        followed = contextlib.nullcontext() if self._shadow is None else self._shadow.declared()
-        with self._settings.declared(), self._outside.declared(), followed:
+        with contextlib.ExitStack() as declared:
+            for observer in self._observers:
+                declared.enter_context(observer.postprocessing())
             yield
+
+    # --- transcript -------------------------------------------------------------------------------
+
+    def transcript(self) -> Transcript:
+        """The transcript of the steps recorded so far.
+
+        Raises:
+            RecordingError: No step was recorded.
+        """
+        run, steps = self._run, self._steps
+        if self.steps == 0:
+            raise RecordingError(
+                f"Expected at least one step with noise, got none ({steps.unnoised} steps of the "
+                "wrapped optimizer went by without). Train inside the with block, with the "
+                f"optimizer that make_private returned. {run.guard.reason}".rstrip()
+            )
+        recorded = steps.recorder.transcript()
+        observed: dict[str, Any] = {}
+        notes = [*run.sampling.notes, *filter(None, [untried()])]
+        for observer in self._observers:
+            observed |= observer.facts(recorded)
+            if observer is not self._mode:
+                notes += observer.notes(recorded)
+        transcript = recorded.with_facts(
+            replace(
+                recorded.facts,
+                **observed,
+                commitment=self._commitment,
+                unnoised_steps=steps.unnoised,
+                loader_poisson=run.sampling.poisson,
+                tensors=run.tensor_names,
+                ended=run.guard.reason,
+                exercised=(
+                    *(() if observed["batches"] is None else ("sampler",)),
+                    *self._mode.exercised,
+                ),
+                precision=tuple(
+                    sorted({str(item.dtype).removeprefix("torch.") for item in run.parameters})
+                ),
+                notes=(*notes, *self._notes(), *self._mode.notes(recorded)),
+            )
+        )
+        for observer in self._observers:
+            transcript = observer.amended(transcript)
+        return transcript
+
+    def _transcript_for(self, claim: PrivacyClaim | None) -> Transcript:
+        """The transcript, with what depends on the claim."""
+        recorded = self.transcript()
+        if claim is None:
+            return recorded
+        observed: dict[str, Any] = {}
+        for observer in self._observers:
+            observed |= observer.facts_for(claim)
+        return recorded.with_facts(replace(recorded.facts, **observed))
+
+    def _own_claim(self) -> PrivacyClaim | None:
+        return self._claim
+
+    def _notes(self) -> list[str]:
+        notes, steps = [], self._steps
+        batches = steps.accumulated
+        if len(batches) > 1 or (self._stored and max(batches) > 1):
+            notes.append(
+                f"steps accumulate {min(batches)} to {max(batches)} batches, "
+                "and canaries are planted at the rate of one batch."
+            )
+        if steps.discarded:
+            notes.append(f"noise was added {steps.discarded} times without a step after it.")
+        if described.adapts_clipping(self._run.optimizer):
+            notes.append(
+                "adaptive clipping spends part of the budget on the clip norm, and adds more noise "
+                "to the gradients than the accountant's multiplier says."
+            )
+        return notes
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to resume after a restart: tensors and plain values.
+
+        Put it in the same file as the state of model and optimizer, so that the two never part.
+        """
+        state = self._arrays()
+        plain = {"state": state.pop("state"), "audit": codec.to_plain(self._state())}
+        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
+
+    def _arrays(self) -> dict[str, Any]:
+        state = self._steps.recorder.state_dict()
+        for observer in self._observers:
+            state |= observer.arrays()
+        return state
+
+    def _state(self) -> OpacusState:
+        return OpacusState(
+            inject=self._mode.inject,
+            known=self._known,
+            seed=self._canaries.root_seed,
+            unnoised=self._steps.unnoised,
+            discarded=self._steps.discarded,
+            accumulated=tuple(sorted(self._steps.accumulated)),
+            commitment=self._commitment,
+            ended=self._run.guard.reason,
+            observers={item.key: item.state() for item in self._observers if item.key},
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where `state_dict` was taken.
+
+        Raises:
+            RecordingError: The state belongs to another run. The audit stays as it was.
+            FileFormatError: The state is not one of an audit, or parts of it are missing.
+        """
+        kept = OpacusState.of(state)
+        arrays = {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+            if name != "audit"
+        }
+        for name, theirs, mine in (
+            ("inject", kept.inject, self._mode.inject),
+            ("known background", kept.known, self._known),
+        ):
+            if theirs != mine:
+                raise RecordingError(
+                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
+                    f"this run has {mine!r}. Resume with the same settings."
+                )
+        states = {
+            item.key: codec.from_plain(item.state_type, kept.observers.get(item.key), item.key)
+            for item in self._observers
+            if item.key
+        }
+        self._mode.check(states[self._mode.key], arrays)
+        included = arrays["drawn"].copy() if "drawn" in arrays else None
+        self._steps.resume(kept.accumulated, included, arrays)
+        self._steps.unnoised, self._steps.discarded = kept.unnoised, kept.discarded
+        for observer in self._observers:
+            observer.load(states.get(observer.key), arrays, self.steps)
+        self._commitment, self._run.guard.reason = kept.commitment, kept.ended
+
+    def save(self, path: str | os.PathLike[str] | None = None, *, hold: bool = True) -> None:
+        """Write a checkpoint, whole or not at all; of several ranks, the first one writes.
+
+        Args:
+            path: Where; the audit's own ``checkpoint`` if not given.
+            hold: Whether to keep other processes from resuming from the file until the context is
+                left. False where the folder is locked already, or moved about.
+
+        Raises:
+            RecordingError: Another copy of the run has the file, or wrote it since.
+        """
+        target = self._checkpoint if path is None else Path(path)
+        if target is None:
+            raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
+        # Where parameters are shared out, the ranks read the weights together.
+        kept = self._state()
+        if self._run.rank != 0:
+            return
+        arrays = self._arrays()
+        plain = {"state": arrays.pop("state"), "audit": codec.to_plain(kept)}
+        if self.steps and not self._entered:
+            # After the run the file can be audited as well: askgauss audit reads this part alone.
+            arrays[TRANSCRIPT] = enclosed(self.transcript())
+        with self._checkpoints.write(target, hold=hold, keep=self._entered):
+            archive.write_arrays(target, OPACUS_KIND, OPACUS_SCHEMA, arrays, plain)
+
+    def load(self, path: str | os.PathLike[str], *, hold: bool = True) -> None:
+        """Resume from a checkpoint that `save` wrote.
+
+        Args:
+            path: Where from.
+            hold: As for `save`; of several ranks, the first one holds it.
+
+        Raises:
+            RecordingError: It belongs to another run, or a live one continues with it.
+            FileFormatError: It is no such checkpoint.
+        """
+        with self._checkpoints.read(path, hold=hold and self._run.rank == 0):
+            self.load_state_dict(read_state(path))
+
+
+def _goes_through_clipping(optimizer: Any) -> bool:
+    """Whether rows can be sent through an optimizer's clipping.
+
+    Adaptive clipping counts the rows that it clips, and would count canaries too.
+    """
+    return not (
+        described.clips_without_rows(optimizer)
+        or described.adapts_clipping(optimizer)
+        or described.noise_by_parameter(optimizer)
+    )
+
+
+def _root_seed(run: TrainingRun, kept: OpacusState | None) -> int | None:
+    """The seed of the checkpoint, or one that all ranks share; None for a fresh one."""
+    if kept is not None:
+        return kept.seed
+    if run.world == 1:
+        return None
+    drawn = torch.tensor([fresh_seed()], device=run.device)
+    torch.distributed.broadcast(drawn, src=0)
+    return int(drawn.item())
+
+
+def _new_recorder(
+    run: TrainingRun,
+    canaries: DiracCanaries | BlockCanaries | ExampleCanaries,
+    rate: float,
+    *,
+    store: str | os.PathLike[str] | None,
+    monitor: Monitor | None,
+) -> Recorder:
+    scheme = run.sampling.scheme
+    return Recorder(
+        canaries,
+        sampling=scheme,
+        sampling_rate=rate if scheme is None else None,
+        clip_norm=float(run.optimizer.max_grad_norm),
+        noise_multiplier=described.gradient_noise_multiplier(run.optimizer),
+        store=store,
+        monitor=monitor,
+    )
 
 
 def _check_for_examples(inject: str, background: str, seed: int | None) -> None:

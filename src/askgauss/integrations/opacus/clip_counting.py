@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.opacus.moments import AddedNoise, Observer, PrivateStep
 from askgauss.integrations.opacus.opacus_versions import (
     AdaClipDPOptimizer,
     AdaptiveGhostTensor,
@@ -15,6 +20,7 @@ from askgauss.integrations.opacus.opacus_versions import (
 )
 from askgauss.recording.facts import ClipCountFacts
 from askgauss.recording.facts.clip_count import noise_of_both
+from askgauss.recording.transcript import Transcript
 
 __all__ = ["ClipCountWatch"]
 
@@ -25,13 +31,16 @@ _listeners: weakref.WeakKeyDictionary[Any, Callable[..., None]] = weakref.WeakKe
 _original: Any = getattr(AdaptiveGhostTensor, "_update_clip_and_noise", None)
 
 
-class ClipCountWatch:
-    """Watches the count where there is one; of any other optimizer nothing is kept.
+class ClipCountWatch(Observer):
+    """Follows the count where there is one; of any other optimizer nothing is kept.
 
     Args:
         optimizer: The private optimizer.
         world: Number of ranks; the noise is read in a single process.
     """
+
+    key = "clip_count"
+    state_type = ClipCountFacts | None
 
     def __init__(self, optimizer: Any, world: int) -> None:
         self._optimizer, self._world = optimizer, world
@@ -39,34 +48,37 @@ class ClipCountWatch:
         self._before: float | None = None
         self._facts = ClipCountFacts()
 
-    @property
-    def facts(self) -> ClipCountFacts | None:
+    def state(self) -> ClipCountFacts | None:
         """What was seen; None where the clip norm was not adapted."""
         return self._facts if self._facts.releases else None
 
-    def load(self, facts: ClipCountFacts | None) -> None:
-        """Go on from the facts of a checkpoint."""
-        self._facts = facts or ClipCountFacts()
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was seen."""
+        return {"clip_count": self.state()}
 
-    def attach(self) -> None:
-        """Begin to listen."""
+    def load(self, state: ClipCountFacts | None, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        self._facts = state or ClipCountFacts()
+
+    def attach(self, attachment: Attachment) -> None:
+        """Begin to follow."""
+        attachment.undo(self._stop)
         if _original is not None:
             _listeners[self._optimizer] = self._ghost_update
-            AdaptiveGhostTensor._update_clip_and_noise = _listened_update
+            AdaptiveGhostTensor._update_clip_and_noise = _observed_update
 
-    def detach(self) -> None:
-        """Listen no more."""
+    def _stop(self) -> None:
         _listeners.pop(self._optimizer, None)
         if _listeners or _original is None:
             return
-        if AdaptiveGhostTensor._update_clip_and_noise is _listened_update:
+        if AdaptiveGhostTensor._update_clip_and_noise is _observed_update:
             AdaptiveGhostTensor._update_clip_and_noise = _original
 
-    def before_noise(self) -> None:
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
         """The count is exact, and about to get its noise."""
         self._before = float(self._optimizer.unclipped_num) if self._counts else None
 
-    def after_noise(self) -> None:
+    def after_noise(self, noise: AddedNoise) -> None:
         """The count has its noise."""
         if self._before is None:
             return
@@ -79,7 +91,7 @@ class ClipCountWatch:
             together=noise_of_both(gradients, deviation),
         )
 
-    def stepped(self) -> None:
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
         """The clip norm has been moved by the count."""
         if self._before is None:
             return
@@ -105,7 +117,7 @@ class ClipCountWatch:
         )
 
     def _ghost_update(self, loss: Any, norms: Any, norm: float, following: float) -> None:
-        """Ghost clipping has chosen its next clip norm, and told its count by that."""
+        """Ghost clipping has chosen its next clip norm, which reveals its count."""
         within = loss.min_clipbound < following < loss.max_clipbound
         batch, noise = len(norms), None
         if within and self._world == 1 and batch:
@@ -120,11 +132,11 @@ class ClipCountWatch:
         self._show(within)
 
 
-def _listened_update(loss: Any, per_sample_norms: Any) -> Any:
-    """Stands in for the choice of the next clip norm while somebody listens."""
+def _observed_update(loss: Any, per_sample_norms: Any) -> Any:
+    """Replaces the choice of the next clip norm while there is a listener."""
     norm = float(loss.module.max_grad_norm)
     chosen = _original(loss, per_sample_norms)
-    heard = _listeners.get(loss.optimizer)
-    if heard is not None:
-        heard(loss, per_sample_norms.detach(), norm, float(chosen[0]))
+    listener = _listeners.get(loss.optimizer)
+    if listener is not None:
+        listener(loss, per_sample_norms.detach(), norm, float(chosen[0]))
     return chosen

@@ -25,7 +25,7 @@ class CanaryCoordinates:
 
     Args:
         tensors: The parameters, in the order of the canaries' flat vector.
-        canaries: Who is planted where.
+        canaries: The canaries.
     """
 
     # Whether reading is a call that every rank has to make.
@@ -36,8 +36,8 @@ class CanaryCoordinates:
         self._layout = layout = Layout(sizes, canaries)
         self._devices = [tensor.device for tensor in tensors]
         self._read_places = self._on_devices(layout.read_places)
-        self._plant_places = self._on_devices(layout.plant_places)
-        self._plant_counts = [len(part) for _, part in self._plant_places]
+        self._insert_places = self._on_devices(layout.plant_places)
+        self._insert_counts = [len(part) for _, part in self._insert_places]
         self._dtype = (
             torch.float64
             if any(tensor.dtype == torch.float64 for tensor in tensors)
@@ -96,7 +96,7 @@ class CanaryCoordinates:
         return tensor.detach().take(self._read_places[number][1])
 
     def _held(self, tensors: Sequence[Tensor], index: int) -> Tensor | None:
-        """A tensor to plant in; None where another rank holds it."""
+        """A tensor to write to; None where another rank holds it."""
         return tensors[index].detach()
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -132,40 +132,40 @@ class CanaryCoordinates:
         """A flat reading, on the host, at the watched coordinates."""
         return np.asarray(self._layout.watched(values))
 
-    def plant(
+    def insert(
         self,
         tensors: Sequence[Tensor],
-        planted: NDArray[np.int64],
+        included: NDArray[np.int64],
         clip_norm: float,
         only: int | None = None,
     ) -> None:
-        """Add the planted canaries, each of norm ``clip_norm``, to the tensors in place.
+        """Add canaries, each of norm ``clip_norm``, to the tensors in place.
 
         Args:
             tensors: The tensors.
-            planted: Indices of the canaries.
+            included: Indices of the canaries.
             clip_norm: The norm of each.
             only: Index of the one tensor to change; None for all.
         """
         layout = self._layout
-        ranks, height = layout.ranks[planted], clip_norm / np.sqrt(self.width)
-        # Those that are not planted now get a zero: no sorting, and one copy to the device.
+        ranks, height = layout.ranks[included], clip_norm / np.sqrt(self.width)
+        # Those that are not included now get a zero: no sorting, and one copy to the device.
         heights = self._heights.numpy()
-        heights[ranks] = height if layout.signs is None else height * layout.signs[planted]
-        parts = self._heights.to(self._devices[0]).split_with_sizes(self._plant_counts)
-        for (index, places), part in zip(self._plant_places, parts, strict=True):
+        heights[ranks] = height if layout.signs is None else height * layout.signs[included]
+        parts = self._heights.to(self._devices[0]).split_with_sizes(self._insert_counts)
+        for (index, places), part in zip(self._insert_places, parts, strict=True):
             tensor = None if only not in (None, index) else self._held(tensors, index)
             if tensor is not None:
                 tensor.put_(places, part.to(tensor.device, tensor.dtype), accumulate=True)
         heights[ranks] = 0.0
 
-    def fill_rows(self, rows: Sequence[Tensor], planted: NDArray[np.int64], height: float) -> None:
-        """Write each planted canary into a row of its own: ``height`` at all its coordinates."""
+    def fill_rows(self, rows: Sequence[Tensor], included: NDArray[np.int64], height: float) -> None:
+        """Write each canary into a separate row: ``height`` at all its coordinates."""
         layout = self._layout
-        owned = layout.owned[planted].reshape(planted.size, -1)
+        owned = layout.owned[included].reshape(included.size, -1)
         values = np.full(owned.shape, height)
         if layout.signs is not None:
-            values *= layout.signs[planted]
+            values *= layout.signs[included]
         owner = np.searchsorted(layout.edges, owned, side="right") - 1
         for index in np.unique(owner).tolist():
             here = owner == index

@@ -1,11 +1,11 @@
-"""Examples as canaries in a torch run: who is in a batch, and what is released along each."""
+"""Input-space canaries in an Opacus run: which are in a batch, what is released along each."""
 
 from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,27 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from askgauss import _validate
-from askgauss.canaries import ExampleCanaries, ExampleDataset
+from askgauss.canaries import DiracCanaries, ExampleCanaries, ExampleDataset
+from askgauss.checks.scope import INPUT_SPACE
 from askgauss.exceptions import (
     FileFormatError,
     InvalidArgumentError,
     RecordingError,
     UnsupportedError,
 )
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.integrations.opacus.moments import PrivateStep
 from askgauss.integrations.opacus.opacus_versions import (
     DPLossFastGradientClipping,
     DPPerLayerOptimizer,
 )
+from askgauss.integrations.opacus.private_step import CanaryMode
+from askgauss.integrations.opacus.run_description import TrainingRun
+from askgauss.recording.recorder import Recorder
+from askgauss.recording.transcript import Transcript
 
-__all__ = ["ExampleProbe", "ProbeProgress"]
+__all__ = ["ExampleProbe", "ExampleState"]
 
 # Numbers held at once: gradients of a chunk of canaries, and directions for the gram matrix.
 _CHUNK_NUMBERS = 1 << 24
@@ -35,6 +43,10 @@ _GRAM_NUMBERS = 1 << 25
 _CHUNK = 256
 _GRAM = "examples.gram"
 _COMMON = "examples.common"
+_NOISE = "examples.noise"
+# Coordinates at which the noise of a step is read by itself, and the fewest that are worth it.
+_NOISE_PLACES = 256
+_FEWEST_PLACES = 4
 # A gradient of which less than this share is left has no direction of its own.
 _NOTHING = 1e-4
 # Gradients that all point the same way share their noise. Beyond this mean cosine, what they have
@@ -45,67 +57,71 @@ _MOST_TAKEN_OUT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeProgress:
-    """How far a probe has come, apart from its arrays."""
+class ExampleState:
+    """What is kept of a probe in a checkpoint, beside its arrays."""
 
     every: int
     seen: int
     repeats: int
-    planted: int
+    included: int
     norms: float
     grams: int
 
 
-class ExampleProbe:
-    """Listens to the training set, and projects what is released on the canaries' gradients.
+class ExampleProbe(CanaryMode):
+    """Follows the training set, and projects what is released on the canaries' gradients.
 
     Gradients are taken with `torch.func` on a copy of the model without any hooks and in evaluation
-    mode, which shares its weights: training does not notice, and no random number is drawn. With
+    mode, which shares its weights: training is not affected, and no random number is drawn. With
     dropout, directions are therefore those without it. Any direction that is fixed before the noise
     of a step is drawn gives a valid observation; a worse one only lowers the bound. Where gradients
-    are much alike, as behind attention with two classes, what most of them share is taken out.
+    are much alike, as behind attention with two classes, what most of them share is removed.
+
+    Along an example's gradient the other records are not known. At random coordinates they are,
+    since Opacus shows the clipped sum before it adds the noise: there the noise is read by itself.
 
     Args:
+        run: The training, whose loader is over ``canaries.dataset(...)``.
         canaries: The examples.
-        optimizer: The private optimizer.
-        parameters: The parameters it trains, in order.
-        model: The model, as `make_private` returned it.
         criterion: The loss, called with the model's output and the labels.
-        data_loader: The training loader, over ``canaries.dataset(...)``.
         every: Observe one step in so many.
         kept: Canaries to compare the directions of; the first of them where there is no memory for
             all.
     """
 
+    key = "examples"
+    state_type = ExampleState
+    inject = "examples"
+    exercised = INPUT_SPACE
+    drawn_by_recorder = False
+
     def __init__(
         self,
+        run: TrainingRun,
         canaries: ExampleCanaries,
         *,
-        optimizer: Any,
-        parameters: Sequence[nn.Parameter],
-        model: nn.Module | None,
         criterion: Any,
-        data_loader: Any,
         every: int,
         kept: NDArray[np.int64],
     ) -> None:
         _validate.integer(1, every=every)
+        optimizer, parameters = run.optimizer, run.parameters
         if isinstance(optimizer, DPPerLayerOptimizer):
             raise UnsupportedError(
                 "Clipping layer by layer changes the direction of a gradient, and examples are "
                 "observed along theirs. Use BlockCanaries."
             )
-        if int(getattr(optimizer, "world_size", 1)) > 1:
+        if run.world > 1:
             raise UnsupportedError(
                 "Every rank draws batches of its own, and only this one is seen. Use DiracCanaries "
                 "in distributed training, or audit examples on a single process."
             )
+        self._run = run
         self._canaries = canaries
-        self._optimizer = optimizer
-        self._dataset = _dataset_of(data_loader, canaries)
+        self._dataset = _dataset_of(run.data_loader, canaries)
         self._every = int(every)
-        self._names, self._trained = _named(model, parameters)
-        self._loss = _loss_function(model, criterion, optimizer.loss_reduction)
+        self._names, self._trained = _named(run.model, parameters)
+        self._loss = _loss_function(run.model, criterion, optimizer.loss_reduction)
         self._gradients: Callable[..., dict[str, Tensor]]
         like = parameters[0]
         self._inputs = _as_tensor(canaries.inputs, like)
@@ -117,18 +133,28 @@ class ExampleProbe:
         self._batches: list[tuple[bool, NDArray[np.int64]]] = []
         self._seen = 0
         self._repeats = 0
-        self._planted = 0
+        self._included = 0
         self._norms = 0.0
+        self._observing = False
         self._gram = np.zeros((self._compared.size, self._compared.size))
         self._grams = 0
         self._common = torch.zeros((0, numbers), dtype=self._wide, device=like.device)
+        self._noise: list[NDArray[np.float64]] = []
+        self._noise_tensor = np.zeros(0, np.int64)
+        self.places: CanaryCoordinates | None = None
+        if numbers >= _FEWEST_PLACES:
+            sizes = tuple(item.numel() for item in parameters)
+            count = max(2, min(_NOISE_PLACES, numbers // 2))
+            at = DiracCanaries(present=0, absent=count, tensors=sizes, seed=canaries.root_seed)
+            self.places = CanaryCoordinates(parameters, at)
+            self._noise_tensor = np.concatenate([at.tensor, at.watch_tensor])
         self._check()
 
     def _check(self) -> None:
         """Take one gradient now: better refused here than in the middle of a run.
 
-        Layers that torch.func does not take, such as Opacus' recurrent ones, get one backward pass
-        a canary.
+        Layers that torch.func does not support, such as Opacus' recurrent ones, get one backward
+        pass per canary.
         """
         one = self._trained, self._inputs[:1], self._labels[:1]
         try:
@@ -149,30 +175,30 @@ class ExampleProbe:
                 f"random in evaluation mode; or use DiracCanaries. ({error})"
             ) from error
 
-    def listen(self) -> None:
-        """Begin to note who is in the batches."""
+    def attach(self, attachment: Attachment) -> None:
+        """Begin to note which canaries are in the batches."""
+        attachment.undo(self._stop)
         self._batches.clear()
         self._dataset.on_batch = self._fetched
 
-    def stop(self) -> None:
-        """Listen no more."""
+    def _stop(self) -> None:
         self._dataset.on_batch = None
 
     def _fetched(self, canaries: NDArray[np.int64]) -> None:
         # The splitting sampler tells the optimizer of every part, the last one excepted, that more
         # of its batch follow; it does so just before the part is fetched.
-        queue = self._optimizer._step_skip_queue
+        queue = self._run.optimizer._step_skip_queue
         self._batches.append((bool(queue and queue[-1]), canaries))
 
-    def planted(self) -> NDArray[np.int64]:
-        """The canaries in the step that is about to add its noise.
+    def draw(self, recorder: Recorder, pending: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """The canaries that the run's own sampler put into the batch of a step.
 
         Batches that were fetched before its own, and led to no step, are left out.
 
         Raises:
             RecordingError: The step's batch did not come from the canaries' dataset.
         """
-        wanted = int(self._optimizer.accumulated_iterations)
+        wanted = int(self._run.optimizer.accumulated_iterations)
         parts: list[NDArray[np.int64]] = []
         for more_follows, canaries in reversed(self._batches):
             wanted -= not more_follows
@@ -187,22 +213,43 @@ class ExampleProbe:
                 "inside the with block, and use each batch once."
             )
         fetched = np.concatenate(parts)
-        planted = np.unique(fetched)
-        self._repeats += fetched.size - planted.size
-        return planted
+        included = np.unique(fetched)
+        self._repeats += fetched.size - included.size
+        return included
 
-    def due(self) -> bool:
-        """Count a step, and say whether it is one to observe."""
+    def read(self, gradient: Tensor | None) -> NDArray[np.float64] | None:
+        """Count a step; what it applies at the coordinates, if it is one to observe."""
         self._seen += 1
-        return (self._seen - 1) % self._every == 0
+        self._observing = (self._seen - 1) % self._every == 0
+        if not self._observing or gradient is None:
+            return None
+        return np.asarray(gradient.cpu().double().numpy())
 
-    @property
-    def skipped(self) -> int:
-        """Steps counted so far that were none to observe."""
-        return self._seen - -(-self._seen // self._every)
+    def record(
+        self,
+        recorder: Recorder,
+        step: PrivateStep,
+        gradient: NDArray[np.float64] | None,
+        included: NDArray[np.int64],
+    ) -> None:
+        """Record what a step released along every canary's gradient, if it is one to observe."""
+        if not self._observing:
+            return
+        if gradient is not None and self.places is not None:
+            noise = gradient * step.scale - step.clean.cpu().numpy()
+            read = [self.places.along(noise), self.places.watched(noise)]
+            self._noise.append(np.concatenate(read).astype(np.float64) / step.clip_norm)
+        released = [item.grad for item in self._run.parameters if item.grad is not None]
+        with np.errstate(invalid="ignore", over="ignore"):
+            recorder.observe(
+                self._along(released, included, step.clip_norm) * step.scale,
+                planted=included,
+                clip_norm=step.clip_norm,
+                noise_multiplier=step.noise_multiplier,
+            )
 
-    def along(
-        self, released: Sequence[Tensor], planted: NDArray[np.int64], clip_norm: float
+    def _along(
+        self, released: Sequence[Tensor], included: NDArray[np.int64], clip_norm: float
     ) -> NDArray[np.float64]:
         """What the gradients that are about to be applied say along each canary's own."""
         observed = (self._seen - 1) // self._every + 1
@@ -228,8 +275,8 @@ class ExampleProbe:
             norms.append(norm)
             shares.append(torch.where(none, 0.0, length / norm))
         lengths, share = (torch.cat(item).cpu().numpy() for item in (norms, shares))
-        self._planted += planted.size
-        added = np.minimum(lengths[planted] / clip_norm, 1.0) * share[planted]
+        self._included += included.size
+        added = np.minimum(lengths[included] / clip_norm, 1.0) * share[included]
         self._norms += float(added.sum())
         return np.asarray(torch.cat(values).cpu().numpy(), dtype=np.float64)
 
@@ -262,21 +309,41 @@ class ExampleProbe:
             yield [found[name].detach().flatten(1).to(self._wide) for name in self._names]
 
     @property
-    def contribution(self) -> float | None:
-        """Mean norm of the planted canaries' clipped gradients, in clip norms."""
-        return self._norms / self._planted if self._planted else None
+    def _contribution(self) -> float | None:
+        """Mean norm of the included canaries' clipped gradients, in clip norms."""
+        return self._norms / self._included if self._included else None
+
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """How the canaries were sampled and observed."""
+        sampling = self._run.sampling
+        return {
+            "watch_background": None if self.places is None else "known",
+            "poisson": sampling.poisson is True or sampling.declared,
+            "poisson_declared": sampling.poisson is None and sampling.declared,
+            "skipped_steps": self._seen - -(-self._seen // self._every),
+            "contribution": self._contribution,
+        }
+
+    def amended(self, transcript: Transcript) -> Transcript:
+        """The transcript with the canaries' mean absolute cosines, and the noise by itself."""
+        gram = self._gram / self._grams if self._grams else np.zeros((0, 0))
+        transcript = replace(transcript, gram=gram)
+        if self.places is None:
+            return transcript
+        return replace(
+            transcript, watch_values=self._noise_rows, watch_tensor=self._noise_tensor.copy()
+        )
 
     @property
-    def gram(self) -> NDArray[np.float64]:
-        """Mean absolute cosines of the compared canaries' gradients."""
-        return self._gram / self._grams if self._grams else np.zeros((0, 0))
+    def _noise_rows(self) -> NDArray[np.float64]:
+        return np.array(self._noise).reshape(-1, self._noise_tensor.size)
 
-    def notes(self) -> list[str]:
+    def notes(self, recorded: Transcript) -> list[str]:
         """What a reader of the report should know."""
         notes = []
-        if self.contribution is not None and self.contribution < 0.995:
+        if self._contribution is not None and self._contribution < 0.995:
             notes.append(
-                f"the canaries' clipped gradients are {self.contribution:.3g} clip norms long on "
+                f"the canaries' clipped gradients are {self._contribution:.3g} clip norms long on "
                 "average: a record may add 1, so the bound is lower than it could be."
             )
         if self._every > 1:
@@ -285,54 +352,44 @@ class ExampleProbe:
             notes.append(f"a canary came twice or more in one step, {self._repeats:,} times.")
         return notes
 
-    @property
-    def progress(self) -> ProbeProgress:
-        """Plain values to go on from."""
-        return ProbeProgress(
+    def state(self) -> ExampleState:
+        """Plain values to resume from."""
+        return ExampleState(
             every=self._every,
             seen=self._seen,
             repeats=self._repeats,
-            planted=self._planted,
+            included=self._included,
             norms=self._norms,
             grams=self._grams,
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays to go on from."""
-        return {_GRAM: self._gram.copy(), _COMMON: self._common.double().cpu().numpy()}
+        """Arrays to resume from."""
+        found = {_GRAM: self._gram.copy(), _COMMON: self._common.double().cpu().numpy()}
+        return found if self.places is None else found | {_NOISE: self._noise_rows}
 
-    def check(self, arrays: dict[str, Any], progress: ProbeProgress | None) -> None:
-        """Refuse what `load` could not go on from.
-
-        Raises:
-            FileFormatError: Parts of it are missing.
-            RecordingError: It is of a run that was observed otherwise.
-        """
+    def check(self, state: ExampleState, arrays: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a run that was observed differently."""
         gram = arrays.get(_GRAM)
-        if progress is None or not isinstance(gram, np.ndarray) or gram.shape != self._gram.shape:
+        if not isinstance(gram, np.ndarray) or gram.shape != self._gram.shape:
             raise FileFormatError(
                 f"Expected a checkpoint of examples with {_GRAM} of shape {self._gram.shape}, got "
                 f"{'another' if isinstance(gram, np.ndarray) else 'none'}."
             )
-        common = arrays.get(_COMMON)
-        if common is not None and np.shape(common)[1:] != tuple(self._common.shape[1:]):
-            raise FileFormatError(f"Expected {_COMMON} over the model's parameters, got others.")
-        if progress.every != self._every:
+        if state.every != self._every:
             raise RecordingError(
-                f"Expected a checkpoint of this run, got one with every={progress.every} where "
+                f"Expected a checkpoint of this run, got one with every={state.every} where "
                 f"this run has {self._every}. Resume with the same settings."
             )
 
-    def load(self, arrays: dict[str, Any], progress: ProbeProgress | None) -> None:
-        """Go on from `arrays` and `progress`; raises what `check` does."""
-        self.check(arrays, progress)
-        assert progress is not None
+    def load(self, state: ExampleState, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
         self._gram = np.array(arrays[_GRAM], dtype=np.float64)
-        if (common := arrays.get(_COMMON)) is not None:
-            self._common = torch.from_numpy(np.array(common)).to(self._common)
-        self._seen, self._repeats = progress.seen, progress.repeats
-        self._planted, self._norms = progress.planted, progress.norms
-        self._grams = progress.grams
+        self._common = torch.from_numpy(np.array(arrays[_COMMON])).to(self._common)
+        self._noise = list(np.array(arrays.get(_NOISE, ()), dtype=np.float64))
+        self._seen, self._repeats = state.seen, state.repeats
+        self._included, self._norms = state.included, state.norms
+        self._grams = state.grams
         self._batches.clear()
 
 

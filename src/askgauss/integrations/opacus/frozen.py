@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.canaries import DiracCanaries
+from askgauss.integrations.opacus.moments import PrivateStep
 from askgauss.recording.transcript import Transcript
 
 __all__ = ["FrozenTensors", "left_out"]
 
-# Where the stand-ins for what a frozen tensor does not release grow from a run's seed.
+# Random stream, from the run's seed, of the values that replace those of frozen tensors.
 _STREAM = 27
-# One number a step over the canaries of all tensors, which cannot be told apart afterwards.
+# One number a step over the canaries of all tensors, which cannot be separated afterwards.
 _OVER_ALL = (
     *("least", "most", "planted_least", "planted_most"),
     *("silent", "planted_silent", "carried"),
@@ -30,7 +31,7 @@ class FrozenTensors:
     and are left out of the transcript afterwards.
 
     Args:
-        canaries: Who is planted where.
+        canaries: The canaries.
         names: Names of the tensors.
     """
 
@@ -49,46 +50,43 @@ class FrozenTensors:
         return self._seen.keys()
 
     def load(self, facts: Sequence[tuple[str, int, int]]) -> None:
-        """Go on from the facts of a checkpoint."""
+        """Resume from the facts of a checkpoint."""
         self._seen = {self._names.index(name): (first, steps) for name, first, steps in facts}
 
-    def planted(self, planted: NDArray[np.int64], missing: Collection[int]) -> NDArray[np.int64]:
-        """Those of the planted canaries whose tensor is trained in this step."""
+    def trained(self, included: NDArray[np.int64], missing: Collection[int]) -> NDArray[np.int64]:
+        """Those of the included canaries whose tensor is trained in this step."""
         if not missing:
-            return planted
-        return planted[~np.isin(self._canaries.tensor[planted], list(missing))]
+            return included
+        return included[~np.isin(self._canaries.tensor[included], list(missing))]
 
     def fill(
         self,
-        missing: Collection[int],
-        step: int,
+        step: PrivateStep,
+        number: int,
         observed: NDArray[np.float64],
         watched: NDArray[np.float64],
-        planted: NDArray[np.int64],
-        clip_norm: float,
-        noise: float,
+        included: NDArray[np.int64],
     ) -> None:
         """Note a step, and fill in for what its frozen tensors did not release.
 
         Args:
-            missing: Indices of the frozen tensors.
-            step: The step, counted from 1.
+            step: The step.
+            number: Its number among those that are recorded, from 1.
             observed: What was released along each canary; written to.
             watched: What was released at the watched coordinates; written to.
-            planted: The canaries that were drawn for the step.
-            clip_norm: Its clip norm.
-            noise: Standard deviation of its noise.
+            included: The canaries that were drawn for the step.
         """
+        missing, noise = list(step.missing), step.clip_norm * step.noise_multiplier
         for index in missing:
-            first, steps = self._seen.get(index, (step, 0))
+            first, steps = self._seen.get(index, (number, 0))
             self._seen[index] = (first, steps + 1)
-        chance = np.random.default_rng((self._canaries.root_seed, _STREAM, step))
+        chance = np.random.default_rng((self._canaries.root_seed, _STREAM, number))
         whole = np.zeros(observed.size)
-        whole[planted] = clip_norm
+        whole[included] = step.clip_norm
         whole += chance.normal(0.0, noise, whole.size)
-        here = np.isin(self._canaries.tensor, list(missing))
+        here = np.isin(self._canaries.tensor, missing)
         observed[here] = whole[here]
-        there = np.isin(self._canaries.watch_tensor, list(missing))
+        there = np.isin(self._canaries.watch_tensor, missing)
         watched[there] = chance.normal(0.0, noise, int(there.sum()))
 
 

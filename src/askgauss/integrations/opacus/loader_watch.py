@@ -1,69 +1,69 @@
-"""The batches that a training loader really draws, held against the scheme that was accounted."""
+"""The batches that a training loader draws, tested against the scheme that was accounted for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from askgauss.exceptions import AskGaussError, FileFormatError
-from askgauss.integrations.opacus.handed_batches import Pass, as_indices, is_drawing
-from askgauss.integrations.opacus.opacus_versions import BatchSplittingSampler
+from askgauss.integrations.attachment import Attachment
+from askgauss.integrations.opacus.batch_stream import Pass, as_indices, is_drawing
+from askgauss.integrations.opacus.moments import Observer, PrivateStep
 from askgauss.integrations.opacus.row_watch import TrainedRows
-from askgauss.sampling import DrawnBatches, Scheme, assumed_poisson
+from askgauss.integrations.opacus.run_description import TrainingRun
+from askgauss.recording.facts import MixingFacts, RowFacts
+from askgauss.recording.transcript import Transcript
+from askgauss.sampling import DrawnBatches, assumed_poisson
 from askgauss.sampling.batch_testing import SchemeSums
 from askgauss.sampling.recognising import Recogniser
 
-__all__ = ["LoaderWatch"]
+__all__ = ["LoaderState", "LoaderWatch"]
 
 _PREFIX = "loader."
 _MISSED = _PREFIX + "missed"
 
 
-class LoaderWatch:
-    """Follows the batches of a loader: what is drawn, handed out and trained on in every step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """What is kept of a loader in a checkpoint, beside the sums of its batches."""
 
-    While it listens, the sampler is of a class made from its own, whose iteration passes every
-    batch on: loaders that are not torch's are heard by that. Parts of a batch that is split for
-    memory come from one draw, and are put together again.
+    rows: RowFacts
+    mixing: MixingFacts | None = None
+
+
+class LoaderWatch(Observer):
+    """Follows the batches of a loader: what is drawn, yielded and trained on in every step.
+
+    While attached, the sampler is of a class made from its own, whose iteration passes every batch
+    on: that also covers loaders that are not torch's. Parts of a batch that is split for memory
+    come from one draw, and are put together again.
 
     Args:
-        data_loader: The training loader; None where none was shown.
-        scheme: How batches should be drawn; None where nobody said.
-        world: Number of processes; each draws batches of its own, and only this one's are seen.
-        optimizer: The private optimizer.
-        parameters: The parameters it trains.
-        model: The model, where it was shown.
+        run: The training.
         rows_only: Whether draws are not to be compared with the scheme.
     """
 
-    def __init__(
-        self,
-        data_loader: Any,
-        scheme: Scheme | None,
-        world: int,
-        *,
-        optimizer: Any,
-        parameters: Sequence[nn.Parameter],
-        model: nn.Module | None = None,
-        rows_only: bool = False,
-    ) -> None:
-        self._sampler = sampler_of(data_loader)
-        self._records = _records(data_loader)
+    key = "loader"
+    state_type = LoaderState
+
+    def __init__(self, run: TrainingRun, *, rows_only: bool = False) -> None:
+        scheme = run.sampling.against(run.accounted_rate)
+        self._sampler, self._records = run.sampler, run.records
         self._class: type | None = None
         self._sums: SchemeSums | None = None
         self._recogniser: Recogniser | None = None
         self._steps = 0
         self._lost = unseen = ""
-        # Steps on batches of an iteration that had begun before anybody listened.
+        # Steps on batches of an iteration that had begun before the audit was attached.
         self._missed = 0
-        self._by_coins = scheme is not None and assumed_poisson(scheme)
+        self._poisson = scheme is not None and assumed_poisson(scheme)
         if self._sampler is None or self._records is None:
             self._lost = unseen = "the loader was not shown, or does not say what it draws from"
-        elif world > 1:
+        elif run.world > 1:
             self._lost = "each of several processes draws batches of its own"
         elif rows_only:
             self._lost = "the canaries show how they are drawn"
@@ -72,26 +72,24 @@ class LoaderWatch:
                 self._sums = SchemeSums(scheme, records=self._records)
             if assumed_poisson(scheme):
                 self._recogniser = Recogniser(self._records)
-        self.trained = TrainedRows(optimizer, parameters, self._sampler, unseen, model)
+        self._trained = TrainedRows(run, unseen)
 
-    @property
-    def records(self) -> int | None:
-        """Records that batches are drawn from, where that is known."""
-        return self._records
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What the batches say of the scheme and of the rows that were trained on."""
+        judged, drawn, found = not self._unjudged, None, None
+        if judged and self._sums is not None and self._sums.step > 0:
+            drawn = DrawnBatches.of(self._sums)
+        if judged and self._recogniser is not None:
+            found = self._recogniser.found
+        return {
+            "batches": drawn,
+            "found_scheme": found,
+            "records": self._records,
+            "rows": self._trained.over_ranks,
+            "mixing": self._trained.mixing_facts,
+        }
 
-    @property
-    def drawn(self) -> DrawnBatches | None:
-        """What the batches say of the scheme; None where some of them were not seen."""
-        if self._unjudged or self._sums is None or self._sums.step == 0:
-            return None
-        return DrawnBatches.of(self._sums)
-
-    @property
-    def found(self) -> Scheme | None:
-        """The scheme that the batches show, where it is another than Poisson sampling."""
-        return None if self._unjudged or self._recogniser is None else self._recogniser.found
-
-    def notes(self) -> list[str]:
+    def notes(self, recorded: Transcript) -> list[str]:
         """Why batches that were seen are not judged, if so."""
         seen = self._sums is not None and self._sums.step > 0
         if why := self._unjudged:
@@ -106,55 +104,66 @@ class LoaderWatch:
     @property
     def _unjudged(self) -> str:
         """Why what was drawn is not compared with the scheme; empty where it is."""
-        left_out = not self._lost and not self.trained.clean
+        left_out = not self._lost and not self._trained.clean
         return "some were drawn and not trained on" if left_out else self._lost
 
-    def listen(self) -> None:
+    def attach(self, attachment: Attachment) -> None:
         """Begin to follow what is drawn."""
-        self.trained.attach()
-        if self.trained.unseen:
+        attachment.undo(self._restore)
+        self._trained.attach(attachment)
+        if self._trained.unseen:
             return
-        own = type(self._sampler)
-        watch = self
+        own, trained = type(self._sampler), self._trained
 
         def iterate(sampler: Any) -> Iterator[Any]:
             source = Pass(sampler, None)
             for batch in own.__iter__(sampler):
                 if not is_drawing():
-                    watch.trained.handed(source, as_indices(batch), None)
-                    source.handed += 1
+                    trained.loaded(source, as_indices(batch), None)
+                    source.yielded += 1
                 yield batch
 
         self._class = own
         try:
             self._sampler.__class__ = type(own.__name__, (own,), {"__iter__": iterate})
         except TypeError:
-            # Loaders of torch are heard all the same.
+            # Loaders of torch are followed all the same.
             self._class = None
 
-    def deafen(self) -> None:
-        """Follow no more; the sampler is of its own class again."""
-        self.trained.detach()
+    def _restore(self) -> None:
+        """The sampler is of its own class again."""
         if self._class is not None:
             self._sampler.__class__ = self._class
             self._class = None
 
-    def step(self, batches: int) -> None:
-        """A step is made of so many batches.
+    def sum_ready(self) -> None:
+        """The sum of a step is complete."""
+        self._trained.sum_ready()
+
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
+        """Canaries are in."""
+        self._trained.before_noise()
+
+    def exchange(self) -> None:
+        """Ranks exchange what they found of their rows."""
+        self._trained.exchange()
+
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """A step was made.
 
         Never stops a training: a batch that is missing, or of something else than indices, ends
-        the watch with the reason.
+        the comparison with the reason.
         """
-        used = self.trained.step()
+        used = self._trained.step()
         if self._lost:
             return
         self._steps += 1
-        if batches != 1:
-            self._lost = f"a step is made of {batches} batches"
-        elif not self.trained.clean:
+        if step.batches != 1:
+            self._lost = f"a step is made of {step.batches} batches"
+        elif not self._trained.clean:
             self._lost = f"step {self._steps} did not train on the records drawn for it, once each"
-        elif used is None and self._by_coins and not self.trained.unseen:
-            # Batches of coins say as much without those before them.
+        elif used is None and self._poisson and not self._trained.unseen:
+            # Batches of Poisson sampling say as much without those before them.
             self._missed += 1
         elif used is None:
             self._lost = f"what step {self._steps} was drawn from was not seen"
@@ -176,19 +185,24 @@ class LoaderWatch:
         if self._recogniser is not None:
             self._recogniser.add(indices)
 
+    def state(self) -> LoaderState:
+        """What was found of the rows."""
+        return LoaderState(rows=self._trained.over_ranks, mixing=self._trained.mixing_facts)
+
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays to go on from."""
+        """Sums of the batches so far."""
         if self._lost or self._sums is None:
             return {}
         kept = {_PREFIX + name: array for name, array in self._sums.arrays().items()}
         return kept | ({_MISSED: np.array([self._missed])} if self._missed else {})
 
-    def load(self, arrays: dict[str, Any], steps: int) -> None:
-        """Go on from `arrays`, after so many steps.
+    def load(self, state: LoaderState, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume.
 
         Raises:
-            FileFormatError: They are not what `arrays` gave.
+            FileFormatError: The arrays are not what `arrays` gave.
         """
+        self._trained.load(state.rows, state.mixing)
         found = {
             name.removeprefix(_PREFIX): value
             for name, value in arrays.items()
@@ -214,19 +228,3 @@ class LoaderWatch:
             self._lost = "those before the checkpoint are of other steps"
             return
         self._sums, self._missed = sums, int(missed.item())
-
-
-def sampler_of(data_loader: Any) -> Any:
-    """What draws the batches of a loader, behind what splits them for memory."""
-    sampler = getattr(data_loader, "batch_sampler", None)
-    while isinstance(sampler, BatchSplittingSampler):
-        sampler = sampler.sampler
-    return sampler
-
-
-def _records(data_loader: Any) -> int | None:
-    try:
-        count = len(data_loader.dataset)
-    except (AttributeError, TypeError):
-        return None
-    return count if count > 0 else None

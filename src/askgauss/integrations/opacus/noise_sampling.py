@@ -1,8 +1,8 @@
-"""All noise of an Opacus step, sampled by content: what is released less the clipped sum."""
+"""Whether any noise of an Opacus run is used again: values of all of it, sampled by content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss.integrations.opacus.run_description import clipped_sum
-from askgauss.integrations.opacus.shards import local
-from askgauss.recording.facts import ReuseFacts
+from askgauss.integrations.opacus.moments import AddedNoise, Observer, StepCount
+from askgauss.integrations.opacus.ranks import local
+from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
 from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
+from askgauss.recording.transcript import Transcript
 
 __all__ = ["SampledNoise"]
 
@@ -27,7 +28,7 @@ _OFFSETS = np.arange(-_SIDE, _SIDE + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Range:
     """A range of one tensor, and whether it is all of it."""
 
     tensor: int
@@ -52,7 +53,7 @@ class _Group:
         leads: Middles of the windows that lead a tensor.
     """
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_Range, ...]
     place: int
     sizes: list[int]
     size: int
@@ -60,7 +61,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _NoiseBuffer:
     """Where the noise of a group is put, and what is computed of it.
 
     Attributes:
@@ -80,55 +81,53 @@ class _Room:
     below: NDArray[np.bool_]
 
 
-class SampledNoise:
-    """Looks at all noise that this process adds, whether any of it was used before.
+class SampledNoise(Observer):
+    """Samples all noise that this process adds, to find any that was used before.
 
     Args:
-        optimizer: The private optimizer.
-        parameters: Those that are audited, in order.
+        run: The training.
+        count: Steps so far.
     """
 
-    def __init__(self, optimizer: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
+    def __init__(self, run: TrainingRun, count: StepCount) -> None:
+        parameters = run.parameters
+        self._optimizer, self._parameters, self._count = run.optimizer, parameters, count
+        self._samples = run.rank == 0
         self._sample = NoiseSample([item.numel() for item in parameters])
         self._whole = _grouped(range(len(parameters)), parameters)
-        self._noise_room, self._near = torch.zeros(0), np.zeros((2, 0), np.bool_)
-        self._rooms: dict[int, _Room] = {}
+        self._noise_values, self._near = torch.zeros(0), np.zeros((2, 0), np.bool_)
+        self._buffers: dict[int, _NoiseBuffer] = {}
         # Copies of the sums, where noise is added to the sums themselves.
         self._in_place = False
         self._clean: dict[int, torch.Tensor] = {}
 
-    @property
-    def facts(self) -> ReuseFacts | None:
-        """What was found; None where no noise was looked at."""
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was found; None where no noise was sampled."""
         facts = self._sample.facts()
-        return facts if facts.values else None
+        return {"reuse": facts if facts.values else None}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays to resume from."""
         return self._sample.arrays()
 
-    def load(self, arrays: dict[str, Any]) -> None:
-        """Resume from `arrays`."""
-        self._sample.load(arrays)
+    def load(self, state: None, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        self._sample.load(dict(arrays))
 
-    def before(self, indices: Iterable[int] | None = None) -> None:
-        """Noise is about to be added to these sums, or to all."""
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
+        """Copy sums that get their noise in place."""
         if not self._in_place:
             return
-        for index in range(len(self._parameters)) if indices is None else indices:
+        for index in range(len(self._parameters)) if tensors is None else tensors:
             kept = clipped_sum(self._optimizer, self._parameters[index])
             if kept is not None:
                 self._clean[index] = local(kept).detach().clone()
 
-    def after(self, step: int, deviation: float, indices: Sequence[int] | None = None) -> None:
-        """Noise was added.
-
-        Args:
-            step: Number of the step.
-            deviation: What is stated for the noise.
-            indices: The parameters it was added to; all, if not given.
-        """
+    def after_noise(self, noise: AddedNoise) -> None:
+        """Sample the noise."""
+        if not self._samples:
+            return
+        step, deviation, indices = self._count.recorded, noise.deviation, noise.tensors
         if not 0.0 < deviation < float("inf"):
             return
         groups = self._whole
@@ -139,22 +138,22 @@ class SampledNoise:
             groups = _grouped(noisy, self._parameters)
         values, moved = 0, False
         for group in groups:
-            room = self._noise(group)
-            if room is None:
+            buffer = self._noise(group)
+            if buffer is None:
                 continue
             if self._sample.scale is None:
-                first = room.noise[:_CALIBRATED].double().cpu().numpy()
+                first = buffer.noise[:_CALIBRATED].double().cpu().numpy()
                 self._sample.calibrate(np.abs(first) / deviation)
             values += group.size
             if self._sample.scale is not None:
                 moved = True
-                self._keep(room, step, deviation)
+                self._keep(buffer, step, deviation)
         self._sample.saw(values if moved else 0)
         # A sum that is what was released had its noise added in place: copy it from now on.
         self._in_place = self._in_place or (values > 0 and not moved)
         self._clean = {}
 
-    def _noise(self, group: _Group) -> _Room | None:
+    def _noise(self, group: _Group) -> _NoiseBuffer | None:
         pairs = []
         for part in group.parts:
             parameter = self._parameters[part.tensor]
@@ -166,26 +165,26 @@ class SampledNoise:
             if not part.whole or one.shape != other.shape:
                 one, other = (item.reshape(-1)[part.start : part.stop] for item in (one, other))
             pairs.append((one, other))
-        room = self._room_for(group, pairs[0][0])
+        buffer = self._buffer_for(group, pairs[0][0])
         with torch.no_grad():
-            for (one, other), here in zip(pairs, room.parts, strict=True):
+            for (one, other), here in zip(pairs, buffer.parts, strict=True):
                 torch.sub(one, other, out=here if here.shape == one.shape else here.view(-1))
-        return room
+        return buffer
 
-    def _room_for(self, group: _Group, like: torch.Tensor) -> _Room:
+    def _buffer_for(self, group: _Group, like: torch.Tensor) -> _NoiseBuffer:
         """Room that is used again in every step: new memory costs more than what is done in it."""
-        noise = self._noise_room
+        noise = self._noise_values
         same = noise.is_cpu if like.is_cpu else noise.device == like.device
         if not same or noise.dtype is not like.dtype or noise.numel() < group.size:
             size = max(group.size, noise.numel())
-            noise = self._noise_room = torch.empty(size, dtype=like.dtype, device=like.device)
+            noise = self._noise_values = torch.empty(size, dtype=like.dtype, device=like.device)
             self._near = np.empty((2, size), np.bool_)
-            self._rooms = {}
-        room = self._rooms.get(group.place)
-        if room is None or room.group is not group:
+            self._buffers = {}
+        buffer = self._buffers.get(group.place)
+        if buffer is None or buffer.group is not group:
             noise = noise[: group.size]
             shapes = [self._shape(part) for part in group.parts]
-            room = self._rooms[group.place] = _Room(
+            buffer = self._buffers[group.place] = _NoiseBuffer(
                 group,
                 noise,
                 [
@@ -196,43 +195,47 @@ class SampledNoise:
                 self._near[0, : group.size],
                 self._near[1, : group.size],
             )
-        return room
+        return buffer
 
-    def _shape(self, part: _Part) -> torch.Size:
+    def _shape(self, part: _Range) -> torch.Size:
         whole = local(self._parameters[part.tensor]).shape
         return whole if part.whole else torch.Size([part.size])
 
-    def _keep(self, room: _Room, step: int, deviation: float) -> None:
-        group = room.group
+    def _keep(self, buffer: _NoiseBuffer, step: int, deviation: float) -> None:
+        group = buffer.group
         if group.size < WIDTH:
             return
         unit = deviation * (self._sample.scale or 1.0)
         low, high = ((CENTRE + sign * self._sample.half) * unit for sign in (-1.0, 1.0))
         windows, middle = (
-            _on_device(room, low, high) if room.sizes is None else _on_host(room, low, high)
+            _on_device(buffer, low, high) if buffer.sizes is None else _on_host(buffer, low, high)
         )
         place, leads = middle + group.place, group.leads.size
         self._sample.add(windows, step=step, place=place, leads=leads, unit=deviation)
 
 
-def _on_host(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _on_host(
+    buffer: _NoiseBuffer, low: float, high: float
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Windows and their middles, with numpy: torch takes several times as long to find them."""
-    sizes, near = room.sizes, room.near
+    sizes, near = buffer.sizes, buffer.near
     assert sizes is not None
     np.abs(sizes, out=sizes)
     np.greater_equal(sizes, low, out=near)
-    near &= np.less_equal(sizes, high, out=room.below)
+    near &= np.less_equal(sizes, high, out=buffer.below)
     near[:_SIDE] = near[-_SIDE:] = False
-    middle = np.concatenate([room.group.leads, np.flatnonzero(near)])
+    middle = np.concatenate([buffer.group.leads, np.flatnonzero(near)])
     return sizes[middle[:, None] + _OFFSETS], middle
 
 
-def _on_device(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _on_device(
+    buffer: _NoiseBuffer, low: float, high: float
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The same where the noise is: only the windows are copied."""
-    sizes = room.noise.abs_()
+    sizes = buffer.noise.abs_()
     inner = sizes[_SIDE:-_SIDE]
     found = torch.nonzero((inner >= low) & (inner <= high)).squeeze(1) + _SIDE
-    middle = torch.cat([torch.from_numpy(room.group.leads).to(found.device), found])
+    middle = torch.cat([torch.from_numpy(buffer.group.leads).to(found.device), found])
     offsets = torch.from_numpy(_OFFSETS).to(found.device)
     return sizes[middle[:, None] + offsets].cpu().numpy(), middle.cpu().numpy()
 
@@ -240,24 +243,24 @@ def _on_device(room: _Room, low: float, high: float) -> tuple[NDArray[Any], NDAr
 def _grouped(indices: Iterable[int], parameters: Sequence[torch.nn.Parameter]) -> list[_Group]:
     """Ranges of tensors, put together to about the same number of values."""
     begin = np.cumsum([0, *(item.numel() for item in parameters)]).tolist()
-    groups: list[list[_Part]] = []
+    groups: list[list[_Range]] = []
     last: tuple[Any, ...] = ()
-    room = 0
+    left = 0
     for index in indices:
         tensor = local(parameters[index])
         for start in range(0, tensor.numel(), _TOGETHER):
             stop = min(tensor.numel(), start + _TOGETHER)
-            part = _Part(index, start, stop, stop - start == tensor.numel())
-            if last != (begin[index] + start, tensor.device, tensor.dtype) or room < part.size:
+            part = _Range(index, start, stop, stop - start == tensor.numel())
+            if last != (begin[index] + start, tensor.device, tensor.dtype) or left < part.size:
                 groups.append([])
-                room = _TOGETHER
+                left = _TOGETHER
             groups[-1].append(part)
-            room -= part.size
+            left -= part.size
             last = (begin[index] + part.stop, tensor.device, tensor.dtype)
     return [_group(parts, begin) for parts in groups]
 
 
-def _group(parts: Sequence[_Part], begin: Sequence[int]) -> _Group:
+def _group(parts: Sequence[_Range], begin: Sequence[int]) -> _Group:
     sizes = [part.size for part in parts]
     starts = np.cumsum([0, *sizes])
     leads = [

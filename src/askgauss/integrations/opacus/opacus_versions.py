@@ -1,6 +1,6 @@
 """The one place that knows how releases of Opacus differ in what they offer.
 
-A class that a release does not have yet is stood in for by `Missing`, of which nothing is an
+A class that a release does not have yet is stood in for by `MissingClass`, of which nothing is an
 instance, so that callers ask ``isinstance`` of every release alike.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
     "DistributedUniformWithReplacementSampler",
     "FSDPOptimizerFastGradientClipping",
     "IAccountant",
-    "Missing",
+    "MissingClass",
     "UniformWithReplacementSampler",
     "adaclip_gradient_noise",
     "history_of",
@@ -49,21 +49,21 @@ _TRIED = (
 )
 
 
-class Missing:
+class MissingClass:
     """Stands in for a class that this release does not have."""
 
 
 def _found(module: str, name: str) -> Any:
     try:
-        return getattr(import_module(module), name, Missing)
+        return getattr(import_module(module), name, MissingClass)
     except ModuleNotFoundError:
-        return Missing
+        return MissingClass
 
 
 # Of torch: parameters that ranks share out, which came with 2.5.
 DTensor = _found("torch.distributed.tensor", "DTensor")
 AbstractGradSampleModule = _found("opacus.grad_sample.gsm_base", "AbstractGradSampleModule")
-if AbstractGradSampleModule is Missing:
+if AbstractGradSampleModule is MissingClass:
     AbstractGradSampleModule = _found("opacus.grad_sample", "GradSampleModule")
 AdaClipDPOptimizer = _found("opacus.optimizers", "AdaClipDPOptimizer")
 DPOptimizerFastGradientClipping = _found("opacus.optimizers", "DPOptimizerFastGradientClipping")

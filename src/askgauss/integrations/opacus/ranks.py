@@ -1,4 +1,4 @@
-"""Ranks of one run: that all of them audit, and all the same."""
+"""Several ranks of one run: their agreement, and the parameters that they share out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,30 @@ import datetime
 import hashlib
 import itertools
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from askgauss.exceptions import RecordingError
+from askgauss.canaries import BlockCanaries, DiracCanaries
+from askgauss.exceptions import RecordingError, UnsupportedError
+from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
+from askgauss.integrations.opacus.opacus_versions import DTensor
 
-__all__ = ["agree", "meet", "shared_nonce", "told_by_all"]
+__all__ = [
+    "Shard",
+    "ShardedCoordinates",
+    "agree",
+    "divided_by",
+    "gather_text",
+    "is_sharded",
+    "local",
+    "meet",
+    "shards_of",
+    "shared_nonce",
+]
 
 # Seconds that ranks wait for each other before one says who is missing.
 PATIENCE = 300.0
@@ -41,17 +59,17 @@ def meet(rank: int, world: int) -> None:
         ) from error
 
 
-def told_by_all(text: str, world: int, device: torch.device) -> list[str]:
-    """What every rank says, in the order of the ranks; all of them have to say something."""
+def gather_text(text: str, world: int, device: torch.device) -> list[str]:
+    """One text of every rank, in the order of the ranks; a collective call."""
     own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
     lengths = torch.zeros(world, dtype=torch.int64, device=device)
     lengths[torch.distributed.get_rank()] = own.numel()
     torch.distributed.all_reduce(lengths)
     padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
     padded[: own.numel()] = own
-    heard = [torch.empty_like(padded) for _ in range(world)]
-    torch.distributed.all_gather(heard, padded)
-    parts = zip(heard, lengths.tolist(), strict=True)
+    gathered = [torch.empty_like(padded) for _ in range(world)]
+    torch.distributed.all_gather(gathered, padded)
+    parts = zip(gathered, lengths.tolist(), strict=True)
     return [bytes(item[:length].tolist()).decode() for item, length in parts]
 
 
@@ -64,7 +82,7 @@ def shared_nonce(world: int, device: torch.device) -> str:
 
 
 def agree(facts: str, world: int, device: torch.device) -> None:
-    """All ranks must plant and watch alike, or the sums they share mean nothing.
+    """All ranks must insert and read the same canaries, or the sums they share mean nothing.
 
     Raises:
         RecordingError: They do not.
@@ -79,3 +97,168 @@ def agree(facts: str, world: int, device: torch.device) -> None:
             "Expected every rank to attach the same audit, got different ones. Give all ranks "
             "the same canaries, seed, sampling rate and checkpoint."
         )
+
+
+# --- parameters that ranks share out --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """The rows of one parameter that one rank holds.
+
+    Attributes:
+        parameter: Index of the parameter.
+        rank: Who holds them.
+        size: Number of their entries.
+    """
+
+    parameter: int
+    rank: int
+    size: int
+
+
+def is_sharded(parameters: Sequence[Tensor]) -> bool:
+    """Whether any of them is shared out."""
+    return any(isinstance(item, DTensor) for item in parameters)
+
+
+def local(tensor: Any) -> Tensor:
+    """What this rank holds of a tensor: all of it, where it is not shared out."""
+    held: Tensor = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    return held
+
+
+def shards_of(parameters: Sequence[Tensor], names: Sequence[str]) -> list[Shard]:
+    """All parts of all parameters, in the order of one flat vector.
+
+    A parameter is split by rows, so that every part is a range of it; parts without entries, of
+    ranks beyond the last row, are left out.
+
+    Raises:
+        UnsupportedError: A parameter is shared out in another way.
+    """
+    shards: list[Shard] = []
+    for index, (item, name) in enumerate(zip(parameters, names, strict=True)):
+        if not isinstance(item, DTensor):
+            raise UnsupportedError(
+                f"Expected every parameter to be shared out, parameter {name} is not. Wrap the "
+                "whole model (FSDP2Wrapper, or fully_shard of the root), without ignored "
+                "parameters."
+            )
+        mesh, placements = item.device_mesh, item.placements
+        if mesh.ndim != 1 or not placements[0].is_shard(0):
+            raise UnsupportedError(
+                f"Expected parameters shared out by rows over a mesh of one dimension, parameter "
+                f"{name} has placements {placements} on a mesh of {mesh.ndim}. Use one dimension "
+                "of ranks (no replicated groups of shards), or record the run with "
+                "askgauss.Recorder."
+            )
+        ranks, rows = mesh.size(), item.shape[0]
+        # As torch.chunk does: all parts but the last ones have the same number of rows.
+        most = -(-rows // ranks)
+        held = [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
+        if held[mesh.get_local_rank()] != item.to_local().shape[0]:
+            raise UnsupportedError(
+                f"Expected rows of parameter {name} to be shared out evenly from the first rank "
+                f"on, got {item.to_local().shape[0]} of {rows} on rank {mesh.get_local_rank()} of "
+                f"{ranks}. Record the run with askgauss.Recorder."
+            )
+        row = item.numel() // max(rows, 1)
+        shards += [
+            Shard(parameter=index, rank=rank, size=count * row)
+            for rank, count in enumerate(held)
+            if count * row
+        ]
+    return shards
+
+
+def divided_by(module: nn.Module) -> float | None:
+    """What the sum over ranks is divided by as gradients are reduced; None where nobody can tell.
+
+    Unless the user says otherwise, it is the number of ranks.
+    """
+    found: set[float | None] = set()
+    for part in module.modules():
+        ask: Any = getattr(part, "_get_fsdp_state", None)
+        state = None if ask is None else ask()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [group] if (group := getattr(state, "_fsdp_param_group", None)) else []
+        for group in groups:
+            factor = getattr(group, "gradient_divide_factor", None)
+            ranks = torch.distributed.get_world_size()
+            found.add(float(ranks if factor is None else factor))
+    return found.pop() if len(found) == 1 else None
+
+
+class ShardedCoordinates(CanaryCoordinates):
+    """Coordinates in parameters that ranks share out: read by all, written by their holders.
+
+    Reading is a collective call: every rank has to make it, and all get the same numbers.
+
+    Args:
+        parameters: The parameters, in order.
+        shards: Their parts, in the order of the canaries' flat vector.
+        canaries: The canaries, over the parts.
+    """
+
+    collective = True
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        shards: Sequence[Shard],
+        canaries: DiracCanaries | BlockCanaries,
+    ) -> None:
+        self._shards = list(shards)
+        first: Any = parameters[0]
+        self._rank, self._group = first.device_mesh.get_local_rank(), first.device_mesh.get_group()
+        self._placements = first.placements
+        # Of every part the shape alone, also of those that are elsewhere.
+        super().__init__(
+            [local(parameters[item.parameter]).new_zeros(1).expand(item.size) for item in shards],
+            canaries,
+        )
+        self._length = sum(len(places) for _, places in self.places)
+        starts, kept = 0, []
+        for index, places in self.places:
+            if self._shards[index].rank == self._rank:
+                kept.append(torch.arange(starts, starts + len(places)))
+            starts += len(places)
+        self._kept = torch.cat(kept or [torch.zeros(0, dtype=torch.int64)]).to(self._devices[0])
+
+    def parameter(self, index: int) -> int:
+        """The parameter that a part is of."""
+        return self._shards[index].parameter
+
+    def _held(self, tensors: Sequence[Tensor], index: int) -> Tensor | None:
+        shard = self._shards[index]
+        if shard.rank != self._rank:
+            return None
+        tensor: Any = tensors[shard.parameter]
+        if tensor.placements != self._placements:
+            # What was computed from whole tensors is whole on every rank.
+            tensor = tensor.redistribute(placements=self._placements)
+        return local(tensor)
+
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """What the tensors hold at every canary's and every watched coordinate, on every rank."""
+        whole = torch.zeros(self._length, dtype=self._dtype, device=self._devices[0])
+        held = [
+            part.take(places).to(whole)
+            for index, places in self.places
+            if (part := self._held(tensors, index)) is not None
+        ]
+        if held:
+            whole[self._kept] = torch.cat(held)
+        torch.distributed.all_reduce(whole, group=self._group)
+        return whole
+
+    def taken(self, number: int, tensor: Tensor) -> Tensor:
+        """What a tensor like the one of the given place holds there, on every rank."""
+        index, places = self.places[number]
+        held = torch.zeros(len(places), dtype=tensor.dtype, device=self._devices[0])
+        if self._shards[index].rank == self._rank:
+            held.copy_(local(tensor).take(places))
+        torch.distributed.all_reduce(held, group=self._group)
+        return held

@@ -15,19 +15,27 @@ from numpy.typing import NDArray
 from torch import nn
 
 from askgauss.files import codec
-from askgauss.integrations.opacus import handed_batches as heard
-from askgauss.integrations.opacus.batch_marks import Content, Marks, content_of
-from askgauss.integrations.opacus.handed_batches import Pass
-from askgauss.integrations.opacus.mixed_inputs import Columns
-from askgauss.integrations.opacus.mixing_watch import MixingWatch, trusted
+from askgauss.integrations.attachment import Attachment, PatchedMethod
+from askgauss.integrations.opacus.batch_stream import (
+    Content,
+    Marks,
+    Pass,
+    content_of,
+    listen,
+    unlisten,
+)
+from askgauss.integrations.opacus.mixed_records import Columns, MixingWatch, trusted
 from askgauss.integrations.opacus.opacus_versions import BatchSplittingSampler
-from askgauss.integrations.opacus.ranks import told_by_all
-from askgauss.integrations.opacus.run_description import clips_without_rows, noise_by_parameter
-from askgauss.integrations.patched_method import StandIn
+from askgauss.integrations.opacus.ranks import gather_text
+from askgauss.integrations.opacus.run_description import (
+    TrainingRun,
+    clips_without_rows,
+    noise_by_parameter,
+)
 from askgauss.recording.facts import MixingFacts, RowFacts
 from askgauss.recording.facts.rows import rows_over_ranks
 
-__all__ = ["HandedBatch", "TrainedRows", "draws_for"]
+__all__ = ["LoadedBatch", "TrainedRows", "draws_for"]
 
 # Batches that are remembered, used or not, by this and by other loaders.
 _REMEMBERED = 256
@@ -39,7 +47,7 @@ _LOOKED_IN = 64
 _RECOGNISED = 0.25
 # Where the model is called to train on the batch; other places are known by their frames.
 _TO_TRAIN = 0
-# Other places that are told apart, and the frames of each that are read.
+# Other places that are distinguished, and the frames of each that are read.
 _PLACES = 64
 _FRAMES = 64
 # A pass of fewer batches that is left out whole is no epoch that a schedule skips.
@@ -49,8 +57,8 @@ _DEEPEST = 6
 
 
 @dataclass(eq=False, slots=True)
-class HandedBatch:
-    """A batch that a loader handed out.
+class LoadedBatch:
+    """A batch that a loader yielded.
 
     Attributes:
         source: The pass over the data that it is part of.
@@ -101,7 +109,7 @@ class _Rows:
 
     count: int
     marks: Marks | None = None
-    batch: HandedBatch | None = None
+    batch: LoadedBatch | None = None
 
 
 @dataclass(slots=True)
@@ -122,35 +130,22 @@ class _LeftOut:
 
 
 class TrainedRows:
-    """Counts rows where the optimizer clips them, and finds out which batches they came from.
+    """Counts rows where the optimizer clips them, and finds the batches they came from.
 
     Args:
-        optimizer: The private optimizer.
-        parameters: The parameters it trains.
-        sampler: What draws the audited loader's batches; None where it is not known.
+        run: The training.
         unseen: Why nothing can be compared; empty where it can.
-        model: The model, where it was shown.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        parameters: Sequence[nn.Parameter],
-        sampler: Any,
-        unseen: str = "",
-        model: nn.Module | None = None,
-    ) -> None:
-        self._optimizer = optimizer
-        self._model = model
-        self._parameters = list(parameters)
-        self._sampler = sampler
-        self._ghost = clips_without_rows(optimizer)
-        if not unseen and noise_by_parameter(optimizer):
+    def __init__(self, run: TrainingRun, unseen: str = "") -> None:
+        self._run, self._optimizer = run, run.optimizer
+        self._parameters, self._sampler = run.parameters, run.sampler
+        self._ghost = clips_without_rows(run.optimizer)
+        if not unseen and noise_by_parameter(run.optimizer):
             unseen = "records are clipped inside the backward pass"
         # The facts so far, as plain values: they change in every step.
         self._values: dict[str, Any] = asdict(RowFacts(unseen=unseen))
         self._faulty = False
-        self._stand_in: StandIn | None = None
         self._models: dict[int, bool] = {}
         self.mixing = MixingWatch()
         self._aside = False
@@ -163,24 +158,23 @@ class TrainedRows:
         self._most_passes = 1
         self._newest: Pass | None = None
         self._ratio = 0
-        self._was_handed = False
+        self._has_loaded = False
         self._ranks: list[RowFacts] = []
         self._forget()
 
     def _forget(self) -> None:
-        self._batches: list[HandedBatch] = []
-        self._last: list[HandedBatch] = []
+        self._batches: list[LoadedBatch] = []
+        self._last: list[LoadedBatch] = []
         self._calls: list[_Rows] = []
         self._rows: list[_Rows] = []
         self._whole: list[_Rows] | None = None
 
-    def load(self, facts: RowFacts | None, mixing: MixingFacts | None = None) -> None:
-        """Go on from the facts of a checkpoint."""
-        if facts is not None:
-            self.mixing.load(mixing, facts.steps)
-            self._values, self._faulty = asdict(facts), not facts.clean
-            self._was_handed = facts.undrawn < facts.steps
-            self._gaps = (0, 1, 2) if facts.dropped else (0, 0, 0)
+    def load(self, facts: RowFacts, mixing: MixingFacts | None) -> None:
+        """Resume from the facts of a checkpoint."""
+        self.mixing.load(mixing, facts.steps)
+        self._values, self._faulty = asdict(facts), not facts.clean
+        self._has_loaded = facts.undrawn < facts.steps
+        self._gaps = (0, 1, 2) if facts.dropped else (0, 0, 0)
 
     @property
     def mixing_facts(self) -> MixingFacts | None:
@@ -213,12 +207,12 @@ class TrainedRows:
             even=found.even and left_out.longest <= self._gaps[0],
         )
 
-    def tell(self, world: int, device: torch.device) -> None:
+    def exchange(self) -> None:
         """Ranks draw and train on batches of their own, and tell each other what they found."""
         text = json.dumps(codec.to_plain(self.facts))
         self._ranks = [
             codec.from_plain(RowFacts, json.loads(item), "rows")
-            for item in told_by_all(text, world, device)
+            for item in gather_text(text, self._run.world, self._run.device)
         ]
 
     @property
@@ -226,35 +220,31 @@ class TrainedRows:
         """What was found so far, by all ranks as far as they told."""
         return rows_over_ranks([self.facts, *self._ranks])
 
-    # --- what is heard ----------------------------------------------------------------------------
+    # --- batches and calls ------------------------------------------------------------------------
 
-    def attach(self) -> None:
-        """Begin to listen."""
+    def attach(self, attachment: Attachment) -> None:
+        """Begin to follow."""
+        attachment.undo(self._stop)
         self._forget()
         if self.unseen:
             return
-        heard.listen(self, self._model)
+        listen(self, self._run.model)
         name = "accumulate" if self._ghost else "clip_and_accumulate"
-        self._stand_in = StandIn(self._optimizer, name, self._clipped)
-        self._stand_in.put()
+        attachment.patch(PatchedMethod(self._optimizer, name, self._clipped))
 
-    def detach(self) -> None:
-        """Listen no more."""
-        heard.unlisten(self)
-        if self._stand_in is not None:
-            self._stand_in.remove()
-            self._stand_in = None
+    def _stop(self) -> None:
+        unlisten(self)
         self._end_pass(interrupted=True)
         self._forget()
         self.mixing.forget()
 
-    def handed(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
-        """A loader handed out a batch."""
+    def loaded(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
+        """A loader yielded a batch."""
         ours = draws_for(source.sampler, self._sampler)
-        self._was_handed = self._was_handed or ours
+        self._has_loaded = self._has_loaded or ours
         batches = self._batches
         content = content_of(batch)
-        batches.append(HandedBatch(source, source.handed, indices, ours, content))
+        batches.append(LoadedBatch(source, source.yielded, indices, ours, content))
         if ours and self.mixing.due:
             tensor = None if content is None else content.tensor
             batches[-1].columns = self.mixing.yielded(source.collate, tensor)
@@ -266,7 +256,7 @@ class TrainedRows:
     def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A model is called: its rows may be trained on, or decide whether the batch is."""
         if not self._batches:
-            return  # nothing was handed out that they could be of
+            return  # nothing was yielded that they could be of
         trains = model.training and torch.is_grad_enabled()
         waiting = self._waiting()
         if not (trains or waiting) or not self._is_ours(model):
@@ -307,14 +297,14 @@ class TrainedRows:
         """Samples are about to be put together."""
         self.mixing.collated(samples)
 
-    def _very(self, content: Content) -> HandedBatch | None:
+    def _very(self, content: Content) -> LoadedBatch | None:
         """The batch whose own tensor the model is called with."""
         for item in reversed(self._batches[-2 * _HELD :]):
             if item.content is not None and item.content.is_of(content):
                 return None if item.content.was_written(content) else item
         return None
 
-    def _wait_for_step(self, batch: HandedBatch, place: int) -> None:
+    def _wait_for_step(self, batch: LoadedBatch, place: int) -> None:
         """The model is called with a batch that no step used so far."""
         if batch.source is not self._newest:
             self._end_pass()
@@ -336,7 +326,7 @@ class TrainedRows:
         source = self._newest
         if source is None or not source.ended or source.last >= 0:
             return False
-        return source.pending.get(place) == source.handed >= _SHORTEST_PASS
+        return source.pending.get(place) == source.yielded >= _SHORTEST_PASS
 
     def _trailing(self, *, interrupted: bool) -> dict[int, int]:
         """Batches behind the last that was used, beyond those whose step may just not have come.
@@ -410,22 +400,22 @@ class TrainedRows:
                 return [sample.shape[0]]
         return []
 
-    def before_noise(self) -> None:
-        """The sum of the step is whole: what is clipped from here on is no part of the run."""
+    def sum_ready(self) -> None:
+        """The sum of the step is complete: what is clipped from here on are canaries."""
         if self.unseen:
             return
         if not self._rows:
-            # Whoever replaced the clipping meanwhile left the rows where they were.
+            # Whatever replaced the clipping meanwhile left the rows where they were.
             self._count()
         self._whole, self._rows, self._aside = self._rows, [], True
 
-    def planted(self) -> None:
+    def before_noise(self) -> None:
         """Back to the run's own rows."""
         self._aside = False
 
     # --- which batches a step used ----------------------------------------------------------------
 
-    def step(self) -> list[HandedBatch] | None:
+    def step(self) -> list[LoadedBatch] | None:
         """A step is made: the batches it was made of, or None where that is not certain."""
         rows, self._whole = self._whole or [], None
         if self.mixing.due:
@@ -449,7 +439,7 @@ class TrainedRows:
         others = [item for item in used if not item.ours]
         if others:
             values["other"] = _name(others[0].source.sampler)
-            values["undrawn"] += int(not self._was_handed)
+            values["undrawn"] += int(not self._has_loaded)
             self._note("foreign")
         ours = [item for item in used if item.ours]
         fresh = [item for item in ours if not item.step]
@@ -465,7 +455,7 @@ class TrainedRows:
         self._compare(rows, ours, known)
         return fresh if len(fresh) == len(used) else None
 
-    def _usual(self, rows: Sequence[_Rows]) -> HandedBatch | None:
+    def _usual(self, rows: Sequence[_Rows]) -> LoadedBatch | None:
         """The batch of a step on the very next one of a pass, whole and untouched.
 
         Nearly all steps of nearly all runs are, and nothing else has to be looked at for them.
@@ -487,14 +477,14 @@ class TrainedRows:
         self._keep_last([item])
         return item
 
-    def _keep_last(self, used: list[HandedBatch]) -> None:
+    def _keep_last(self, used: list[LoadedBatch]) -> None:
         """What the last step used stays recognisable, should a copy of it be trained on next."""
         for item in self._last:
             if item.content is not None and item not in used:
                 item.content.release()
         self._last = used
 
-    def _settle(self, fresh: list[HandedBatch]) -> None:
+    def _settle(self, fresh: list[LoadedBatch]) -> None:
         """Batches are used: whatever the model was called with before them never will be."""
         for item in fresh:
             self._training_places.update(item.places[: _PLACES - len(self._training_places)])
@@ -511,7 +501,7 @@ class TrainedRows:
             self._close_gap(item)
             item.step = self._values["steps"]
 
-    def _used(self, rows: Sequence[_Rows]) -> tuple[list[HandedBatch], bool]:
+    def _used(self, rows: Sequence[_Rows]) -> tuple[list[LoadedBatch], bool]:
         """The batches that rows came from: recognised, or else by their numbers."""
         found = [self._recognised(item) for item in rows if item.count]
         if found and all(item is not None for item in found):
@@ -525,9 +515,9 @@ class TrainedRows:
                 return fits, False
         return newest[: max(1, passes)], False
 
-    def _waiting(self) -> list[HandedBatch]:
+    def _waiting(self) -> list[LoadedBatch]:
         """Batches of the loader that are newer than the last one that was used."""
-        waiting: list[HandedBatch] = []
+        waiting: list[LoadedBatch] = []
         for item in reversed(self._batches):
             if item.ours and item.step:
                 break
@@ -535,13 +525,13 @@ class TrainedRows:
                 waiting.append(item)
         return waiting[::-1]
 
-    def _empty(self, count: int) -> list[HandedBatch]:
+    def _empty(self, count: int) -> list[LoadedBatch]:
         waiting = [
             item for item in self._waiting() if item.records == 0 and item.indices is not None
         ]
         return waiting[:count]
 
-    def _recognised(self, rows: _Rows) -> HandedBatch | None:
+    def _recognised(self, rows: _Rows) -> LoadedBatch | None:
         """The batch that most rows are in: of those that no step used, that one did, of others."""
         if rows.batch is not None:
             return rows.batch
@@ -551,12 +541,12 @@ class TrainedRows:
         own = marks.hashes()
         if own.size > 1 and (own == own[0]).all():
             return None  # rows that are all alike are nobody's
-        kinds: list[list[HandedBatch]] = [[], [], []]
+        kinds: list[list[LoadedBatch]] = [[], [], []]
         for item in self._batches[-_LOOKED_IN:]:
             content = item.content
             if content is not None and content.rows and content.width == marks.width:
                 kinds[(1 if item.step else 0) if item.ours else 2].append(item)
-        first: HandedBatch | None = None
+        first: LoadedBatch | None = None
         for kind in kinds:
             found, alike = _best(own, marks, kind)
             if alike == own.size:
@@ -566,7 +556,7 @@ class TrainedRows:
         return first
 
     def _without_draw(self) -> None:
-        if self._was_handed:
+        if self._has_loaded:
             self._note("again")
             return
         others = [item for item in self._batches if not item.ours]
@@ -575,7 +565,7 @@ class TrainedRows:
         self._values["undrawn"] += 1
         self._faulty = True
 
-    def _close_gap(self, item: HandedBatch) -> None:
+    def _close_gap(self, item: LoadedBatch) -> None:
         """Batches of the same pass between this one and the last that was used were left out."""
         source, values = item.source, self._values
         before, source.last = source.last, max(source.last, item.place)
@@ -607,7 +597,7 @@ class TrainedRows:
 
     # --- rows against records ---------------------------------------------------------------------
 
-    def _compare(self, rows: Sequence[_Rows], used: Sequence[HandedBatch], known: bool) -> None:
+    def _compare(self, rows: Sequence[_Rows], used: Sequence[LoadedBatch], known: bool) -> None:
         values = self._values
         count, drawn = sum(item.count for item in rows), sum(item.rows for item in used)
         values["compared"] += 1
@@ -642,7 +632,7 @@ class TrainedRows:
         return ""
 
     @staticmethod
-    def _has_doubles(rows: Sequence[_Rows], used: Sequence[HandedBatch]) -> bool:
+    def _has_doubles(rows: Sequence[_Rows], used: Sequence[LoadedBatch]) -> bool:
         """Whether all rows are those of the batches, and some of them more often than there."""
         if all(item.batch is not None for item in rows if item.count):
             return False
@@ -679,7 +669,7 @@ def _place() -> int:
     return hash(tuple(at)) or 1
 
 
-def _same(content: Content, among: Sequence[HandedBatch], place: int) -> HandedBatch | None:
+def _same(content: Content, among: Sequence[LoadedBatch], place: int) -> LoadedBatch | None:
     """The batch of these very rows: rather one that was not seen at this place."""
     seen = None
     for item in among[-_LOOKED_IN:]:
@@ -694,7 +684,7 @@ def _same(content: Content, among: Sequence[HandedBatch], place: int) -> HandedB
     return seen
 
 
-def _next_of(among: Sequence[HandedBatch], rows: int) -> HandedBatch | None:
+def _next_of(among: Sequence[LoadedBatch], rows: int) -> LoadedBatch | None:
     """The next batch of a pass that the model is to be called with, if it has so many rows."""
     for item in among:
         if item.source is among[-1].source and _TO_TRAIN not in item.places and item.rows == rows:
@@ -702,7 +692,7 @@ def _next_of(among: Sequence[HandedBatch], rows: int) -> HandedBatch | None:
     return None
 
 
-def _run_of(among: Sequence[HandedBatch], rows: int, passes: int) -> list[HandedBatch]:
+def _run_of(among: Sequence[LoadedBatch], rows: int, passes: int) -> list[LoadedBatch]:
     """The first batches in a row that have so many records together, each in a pass of its own."""
     for start in range(len(among)):
         total = 0
@@ -726,8 +716,8 @@ def draws_for(sampler: Any, wanted: Any) -> bool:
 
 
 def _best(
-    own: NDArray[np.int64], marks: Marks, among: Sequence[HandedBatch]
-) -> tuple[HandedBatch | None, int]:
+    own: NDArray[np.int64], marks: Marks, among: Sequence[LoadedBatch]
+) -> tuple[LoadedBatch | None, int]:
     """The batch that most of the rows are in, if enough of them are, and how many that is."""
     best, most = None, 0
     for item in among:

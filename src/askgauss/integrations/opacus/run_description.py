@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
+import os
+import tempfile
 import types
-from collections.abc import Iterator
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +25,9 @@ from torch.utils.data import (
 )
 
 from askgauss import _validate
-from askgauss.exceptions import InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, UnsupportedError
+from askgauss.integrations.attachment import Guard
+from askgauss.integrations.canary_choice import present_needed
 from askgauss.integrations.opacus.opacus_versions import (
     AdaClipDPOptimizer,
     BatchSplittingSampler,
@@ -36,32 +41,163 @@ from askgauss.integrations.opacus.opacus_versions import (
     adaclip_gradient_noise,
     history_of,
 )
-from askgauss.integrations.opacus.shards import local
+from askgauss.integrations.opacus.ranks import Shard, is_sharded, shards_of
 from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
-    "OutsideParameters",
     "Sampling",
+    "TrainingRun",
     "accumulated",
     "adapts_clipping",
     "audited_parameters",
     "background_known",
+    "check_folder",
+    "check_model",
     "check_optimizer",
     "clipped_sum",
     "clips_without_rows",
+    "counted_steps",
     "find_accountant",
     "find_sampling",
     "gradient_noise_multiplier",
     "noise_by_parameter",
-    "parameter_names",
+    "sampler_of",
     "tensor_names",
     "unwrapped",
+    "warn_of_few_canaries",
+    "warn_of_loader",
 ]
 
 # Wrappers around an optimizer, and hooks around a hook, that are looked through.
 _DEEPEST = 4
-# Values of a parameter that are compared to see whether it moves.
-_SAMPLED = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A training with Opacus, as far as it is known before its first audited step.
+
+    Attributes:
+        optimizer: The private optimizer.
+        parameters: The parameters that train with per-example gradients, in order.
+        parameter_names: Their names.
+        shards: What the ranks hold of them, where they are shared out.
+        tensor_names: Names of the tensors that canaries lie in: the parameters, or the shards.
+        model: The model, where it was given.
+        data_loader: The training loader, where it was given.
+        accountant: The accountant, where there is one.
+        accounted_rate: The sampling rate that the accountant uses, where it is known.
+        sampling: How records are sampled.
+        rank: The rank of this process.
+        world: Number of ranks.
+        guard: Keeps what goes wrong in the audit from stopping the training.
+    """
+
+    optimizer: Any
+    parameters: list[nn.Parameter]
+    parameter_names: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    tensor_names: tuple[str, ...]
+    model: nn.Module | None
+    data_loader: Any
+    accountant: Any
+    accounted_rate: float | None
+    sampling: Sampling
+    rank: int
+    world: int
+    guard: Guard
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: Any,
+        *,
+        data_loader: Any,
+        model: nn.Module | None,
+        accountant: Any,
+        sampling_rate: float | None,
+        sampling: Scheme | None,
+    ) -> TrainingRun:
+        """What an optimizer, its loader and its accountant say.
+
+        Raises:
+            InvalidArgumentError: They are not those of one run, or no sampling rate can be found.
+            UnsupportedError: Its parameters are shared out in a way that is not supported.
+        """
+        parameters = audited_parameters(optimizer)
+        check_model(model, parameters)
+        accountant, accounted_rate = find_accountant(optimizer, accountant)
+        found = find_sampling(data_loader, sampling_rate, accounted_rate, sampling)
+        warn_of_loader(found)
+        names = tensor_names(optimizer, parameters, model)
+        shards = tuple(shards_of(parameters, names) if is_sharded(parameters) else ())
+        by_rank = tuple(f"{names[item.parameter]} on rank {item.rank}" for item in shards)
+        world = int(getattr(optimizer, "world_size", 1))
+        return cls(
+            optimizer=optimizer,
+            parameters=parameters,
+            parameter_names=names,
+            shards=shards,
+            tensor_names=by_rank if is_sharded(parameters) else names,
+            model=model,
+            data_loader=data_loader,
+            accountant=accountant,
+            accounted_rate=accounted_rate,
+            sampling=found,
+            rank=int(getattr(optimizer, "rank", 0)),
+            world=world,
+            guard=Guard(active=world == 1),
+        )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks share the parameters out."""
+        return is_sharded(self.parameters)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter is."""
+        return self.parameters[0].device
+
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Number of values in each of the tensors that canaries lie in."""
+        return tuple(item.size for item in self.shards) or tuple(
+            item.numel() for item in self.parameters
+        )
+
+    @property
+    def records(self) -> int | None:
+        """Records that the loader draws batches from, where that is known."""
+        try:
+            count = len(self.data_loader.dataset)
+        except (AttributeError, TypeError):
+            return None
+        return count if count > 0 else None
+
+    @property
+    def expected_records(self) -> float:
+        """About how many records the run trains on, by its batch size and sampling rate."""
+        lot = self.optimizer.expected_batch_size
+        return math.inf if lot is None else float(lot) * self.world / self.sampling.rate
+
+    @property
+    def sampler(self) -> Any:
+        """What draws the loader's batches; None where that is not known."""
+        return sampler_of(self.data_loader)
+
+    def names_of_all(self) -> dict[int, str]:
+        """Names of all parameters of the optimizer, by their identity."""
+        known = {id(item) for item in self.parameters}
+        others = [
+            item
+            for group in self.optimizer.param_groups
+            for item in group["params"]
+            if id(item) not in known
+        ]
+        found = tensor_names(self.optimizer, others, self.model)
+        return dict(zip(map(id, others), found, strict=True)) | dict(
+            zip(map(id, self.parameters), self.parameter_names, strict=True)
+        )
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -133,9 +269,9 @@ class Sampling:
 
     Attributes:
         rate: Probability that a record is in a step.
-        poisson: Whether every record has an independent coin; None where nobody knows.
-        declared: Whether that is taken on trust: no loader was shown, or its sampler is of a class
-            that is not known here and says that it has a rate.
+        poisson: Whether every record is included independently; None where it is not known.
+        declared: Whether that is not verified: no loader was given, or its sampler is of a class
+            that is not known here and states a rate.
         by_batch: Whether the rate is that of a batch, of which a step may accumulate several.
         scheme: How batches are drawn, where the user says.
         notes: What a reader of the report should know about it.
@@ -149,14 +285,14 @@ class Sampling:
     notes: tuple[str, ...] = ()
 
     @property
-    def by_coins(self) -> bool:
-        """Whether what other records draw says nothing of a canary's draws."""
+    def independent(self) -> bool:
+        """Whether the inclusion of other records says nothing of a canary's inclusion."""
         if self.scheme is not None:
             return self.scheme.known_background
         return self.poisson is True or self.declared
 
     def against(self, accounted: float | None) -> Scheme | None:
-        """The scheme to hold drawn batches against: the user's, or the accountant's at its rate.
+        """The scheme to test drawn batches against: the user's, or the accountant's at its rate.
 
         None where the loader is known to draw otherwise, which needs no test.
         """
@@ -173,7 +309,7 @@ def find_sampling(
     accounted: float | None,
     scheme: Scheme | None = None,
 ) -> Sampling:
-    """The rate at which the run samples its records, from the best witness there is.
+    """The rate at which the run samples its records, from the best source there is.
 
     Args:
         data_loader: The training loader, if shown; a Poisson sampler in it knows its rate.
@@ -182,8 +318,8 @@ def find_sampling(
         scheme: How batches are drawn, where the user says; then nothing else is asked.
 
     Raises:
-        InvalidArgumentError: Nobody knows the rate, two witnesses contradict each other, or the
-            loader is none.
+        InvalidArgumentError: The rate is not known, two sources contradict each other, or
+            ``data_loader`` is not a loader.
     """
     if sampling_rate is not None:
         _validate.within(0, 1, closed="right", sampling_rate=sampling_rate)
@@ -207,10 +343,8 @@ def find_sampling(
             by_batch=sampling_rate is None,
             notes=(note, *_differs(rate, accounted)),
         )
-    sampler = _sampler_of(data_loader)
-    while isinstance(sampler, BatchSplittingSampler):
-        sampler = sampler.sampler
-    poisson = _draws_by_coins(sampler)
+    sampler = _given_sampler(data_loader)
+    poisson = _is_poisson(sampler)
     own_rate = _rate_of(sampler)
     if poisson is not False and own_rate is not None:
         if sampling_rate is not None and not math.isclose(sampling_rate, own_rate, rel_tol=1e-9):
@@ -249,8 +383,8 @@ def find_sampling(
     )
 
 
-def _draws_by_coins(sampler: Any) -> bool | None:
-    """Whether a sampler gives every record a coin of its own; None where it is not known."""
+def _is_poisson(sampler: Any) -> bool | None:
+    """Whether a sampler includes every record independently; None where it is not known."""
     if isinstance(
         sampler, (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
     ):
@@ -276,11 +410,22 @@ def _rate_of(sampler: Any) -> float | None:
     return float(rate)
 
 
-def _sampler_of(data_loader: Any) -> Any:
+def sampler_of(data_loader: Any) -> Any:
+    """What draws the batches of a loader, behind what splits them for memory."""
+    return _behind_splitting(getattr(data_loader, "batch_sampler", None))
+
+
+def _behind_splitting(sampler: Any) -> Any:
+    while isinstance(sampler, BatchSplittingSampler):
+        sampler = sampler.sampler
+    return sampler
+
+
+def _given_sampler(data_loader: Any) -> Any:
     for name in ("batch_sampler", "sampler"):
         sampler = getattr(data_loader, name, None)
         if sampler is not None:
-            return sampler
+            return _behind_splitting(sampler)
     raise InvalidArgumentError(
         f"Expected data_loader to be a loader with a sampler, got {type(data_loader).__name__}. "
         "Give the DataLoader that make_private returned, or leave it out and give sampling_rate=."
@@ -299,20 +444,27 @@ def _rate_by_length(data_loader: Any) -> float:
 
 def background_known(background: str, sampling: Sampling) -> bool:
     """Whether the clean sum of the other records may, and shall, be subtracted."""
-    refused = sampling.poisson is False or (sampling.scheme is not None and not sampling.by_coins)
+    refused = sampling.poisson is False or (
+        sampling.scheme is not None and not sampling.independent
+    )
     if background == "known" and refused:
         raise UnsupportedError(
             "background='known' needs Poisson sampling: with shuffled or fixed batches the other "
             "records' batches give a record's own away. Use background='unknown', or make_private "
             "with poisson_sampling=True."
         )
-    return background == "known" or (background == "auto" and sampling.by_coins)
+    return background == "known" or (background == "auto" and sampling.independent)
 
 
 def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:
     if accounted is None or math.isclose(rate, accounted, rel_tol=1e-9):
         return ()
     return (f"records are sampled at rate {rate:.6g} but accounted at {accounted:.6g}.",)
+
+
+def counted_steps(accountant: Any) -> int | None:
+    """Steps that an accountant has counted in all; None without an accountant."""
+    return None if accountant is None else sum(steps for _, _, steps in history_of(accountant))
 
 
 def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:
@@ -361,58 +513,6 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
-class OutsideParameters:
-    """Parameters of the model that the private optimizer does not have.
-
-    Args:
-        optimizer: The private optimizer.
-        model: The model; None where it is not known.
-    """
-
-    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
-        inside = {id(item) for group in optimizer.param_groups for item in group["params"]}
-        self._outside = {
-            name.removeprefix("_module."): item
-            for name, item in (() if model is None else model.named_parameters())
-            if id(item) not in inside
-        }
-        self._could_train = tuple(
-            name for name, item in self._outside.items() if item.requires_grad
-        )
-        self._looked = model is not None
-        self._before = {name: _sample(item) for name, item in self._outside.items()}
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """Those that could train when the audit was made, or can now; None where nobody looked."""
-        if not self._looked:
-            return None
-        able = (name for name, item in self._outside.items() if item.requires_grad)
-        return tuple(dict.fromkeys((*self._could_train, *able)))
-
-    @contextlib.contextmanager
-    def declared(self) -> Iterator[None]:
-        """What changes in here is postprocessing, by the user's word."""
-        moved = self.moved()
-        yield
-        kept = {name: item for name, item in self._outside.items() if name not in moved}
-        self._before |= {name: _sample(item) for name, item in kept.items()}
-
-    def moved(self) -> tuple[str, ...]:
-        """Those that are no longer what they were, frozen ones too: something trains them."""
-        return tuple(
-            name
-            for name, item in self._outside.items()
-            if not torch.equal(self._before[name], _sample(item))
-        )
-
-
-def _sample(parameter: nn.Parameter) -> torch.Tensor:
-    """Some of the values of a parameter, to tell later whether it has moved."""
-    flat = local(parameter).detach().reshape(-1)
-    return flat[:: max(-(-flat.numel() // _SAMPLED), 1)].clone()
-
-
 def adapts_clipping(optimizer: Any) -> bool:
     """Whether the optimizer spends part of its budget on choosing the clip norm."""
     return isinstance(optimizer, AdaClipDPOptimizer) or hasattr(
@@ -430,20 +530,6 @@ def gradient_noise_multiplier(optimizer: Any) -> float:
     return float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
 
 
-def parameter_names(
-    optimizer: Any,
-    audited: list[nn.Parameter],
-    names: tuple[str, ...],
-    model: nn.Module | None,
-) -> dict[int, str]:
-    """Names of all parameters of the optimizer, by their identity."""
-    others = [item for group in optimizer.param_groups for item in group["params"]]
-    known = {id(item) for item in audited}
-    others = [item for item in others if id(item) not in known]
-    found = dict(zip(map(id, others), tensor_names(optimizer, others, model), strict=True))
-    return found | dict(zip(map(id, audited), names, strict=True))
-
-
 def tensor_names(
     optimizer: Any, parameters: list[nn.Parameter], model: nn.Module | None
 ) -> tuple[str, ...]:
@@ -457,4 +543,65 @@ def tensor_names(
     return tuple(
         f"{index}:{names.get(id(parameter), '').removeprefix('_module.')}{tuple(parameter.shape)}"
         for index, parameter in enumerate(parameters)
+    )
+
+
+def check_model(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse a model that has none of the parameters that the optimizer trains."""
+    if model is None:
+        return
+    own = {id(item) for item in model.parameters()}
+    if any(id(item) in own for item in parameters):
+        return
+    raise InvalidArgumentError(
+        f"Expected model= to be the model that the optimizer trains, got a {type(model).__name__} "
+        f"with none of its {len(parameters):,} parameters. Pass the model that make_private "
+        "returned with this optimizer."
+    )
+
+
+def check_folder(name: str, path: str | os.PathLike[str] | None) -> None:
+    """Refuse a file that cannot be written, before the training instead of after it."""
+    if path is None or (Path(path).exists() and not Path(path).is_file()):
+        return
+    folder = Path(os.path.realpath(path)).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Expected {name}= to be a file in a folder that can be written to, got "
+            f"{str(path)!r} ({error.strerror}). Create the folder, or choose another."
+        ) from error
+
+
+def warn_of_loader(sampling: Sampling) -> None:
+    """Warn of a loader that does not draw as the accountant assumes."""
+    if sampling.poisson is not False or sampling.rate == 1.0:
+        return
+    warnings.warn(
+        "The loader given as data_loader= does not use Poisson sampling, which the accountant "
+        "assumes: it may be the one that was passed to make_private. Train on, and pass here, the "
+        "loader that make_private returned (poisson_sampling=True); for another sampling scheme "
+        "give sampling=.",
+        AskGaussWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_few_canaries(
+    present: int, *, sampling_rate: float, noise_multiplier: float, planned_steps: int | None
+) -> None:
+    """Warn of a number of canaries that the planned steps are too few for."""
+    if planned_steps is None or noise_multiplier <= 0.0:
+        return
+    needed = present_needed(sampling_rate, noise_multiplier, planned_steps)
+    # A third of what is advised has a power of about one half.
+    if present >= math.ceil(needed / 3):
+        return
+    warnings.warn(
+        f"{present:,} inserted canaries are too few for a verdict after {planned_steps:,} steps: "
+        f"about {needed:,} are needed. Pass present={needed}, or leave the number to the audit.",
+        AskGaussWarning,
+        stacklevel=3,
     )

@@ -6,15 +6,19 @@ import contextlib
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.optim import lr_scheduler
 
-from askgauss.integrations.opacus import run_description as run
+from askgauss.integrations.opacus import run_description as described
+from askgauss.integrations.opacus.moments import Observer, PrivateStep
 from askgauss.integrations.opacus.opacus_versions import AdaClipDPOptimizer
 from askgauss.recording.facts import SettingCourse, SettingFacts
+from askgauss.recording.transcript import Transcript
 
 __all__ = ["SettingsWatch"]
 
@@ -46,12 +50,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-class SettingsWatch:
-    """Follows every setting of a run that may move from step to step.
+class SettingsWatch(Observer):
+    """Follows every setting of a run that may change from step to step.
 
     Args:
         optimizer: The private optimizer.
     """
+
+    key = "settings"
+    state_type = tuple[SettingFacts, ...]
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -63,9 +70,8 @@ class SettingsWatch:
         self._last: list[float] = []
         self._alike = 0
 
-    @property
-    def facts(self) -> tuple[SettingFacts, ...]:
-        """What was seen so far; of a setting with several values, the one that moved most."""
+    def state(self) -> tuple[SettingFacts, ...]:
+        """What was seen so far; of a setting with several values, the one that changed most."""
         self._note_alike()
         found: dict[str, SettingFacts] = {}
         for (name, _), course in self._courses.items():
@@ -74,20 +80,27 @@ class SettingsWatch:
                 found[name] = facts
         return tuple((self._loaded | found).values())
 
-    def load(self, facts: Sequence[SettingFacts]) -> None:
-        """Go on from the facts of a checkpoint."""
-        self._courses, self._loaded = {}, {item.name: item for item in facts}
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was seen so far."""
+        return {"settings": self.state()}
+
+    def notes(self, recorded: Transcript) -> list[str]:
+        """Settings that were changed by hand."""
+        return [
+            f"the {item.name} was changed by hand in {item.changes:,} steps: that it depends on "
+            "the step number alone is taken on trust."
+            for item in self.state()
+            if item.changes and not (item.erratic or item.adapted or item.scheduler)
+        ]
+
+    def load(self, state: tuple[SettingFacts, ...], arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        self._courses, self._loaded = {}, {item.name: item for item in state}
         self._last, self._alike = [], 0
 
-    def step(self, number: int, *, clip_norm: float, noise: float, batch_size: float) -> None:
-        """A step was taken with these; the learning rates are read here.
-
-        Args:
-            number: The step, counted from 1.
-            clip_norm: Its clip norm.
-            noise: The noise multiplier of its gradients.
-            batch_size: What it says that a batch has in expectation; 0 where it does not divide.
-        """
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """A step was taken with these settings; the learning rates are read here."""
+        clip_norm, noise, batch_size = step.clip_norm, step.noise_multiplier, step.batch_size
         # Numbers, not the tensors that may hold them: those are written to.
         rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
         norms = [float(norm) for norm in getattr(self._optimizer, "max_grad_norms", ())]
@@ -105,7 +118,7 @@ class SettingsWatch:
             declared = (name, place) in self._declared
             if course.moves(value) and not declared:
                 declared = self._scheduled(name, place, value, course)
-            course.note(value, number, declared=declared)
+            course.note(value, step.number, declared=declared)
         self._declared.clear()
 
     def _note_alike(self) -> None:
@@ -117,7 +130,7 @@ class SettingsWatch:
     def _begun(self, name: str) -> SettingCourse:
         optimizer = self._optimizer
         counted = isinstance(optimizer, AdaClipDPOptimizer)
-        adapted = run.adapts_clipping(optimizer) and (
+        adapted = described.adapts_clipping(optimizer) and (
             name == _CLIP or (name == _NOISE and not counted)
         )
         course = SettingCourse(name, adapted=adapted)
@@ -136,7 +149,7 @@ class SettingsWatch:
         return {key: value for key, value in values.items() if math.isfinite(value)}
 
     @contextlib.contextmanager
-    def declared(self) -> Iterator[None]:
+    def postprocessing(self) -> Iterator[None]:
         """What is set in here depends on released values or the step number alone."""
         before = self._now()
         yield
@@ -147,7 +160,7 @@ class SettingsWatch:
         optimizer = self._optimizer
         return self._values(
             float(optimizer.max_grad_norm),
-            run.gradient_noise_multiplier(optimizer),
+            described.gradient_noise_multiplier(optimizer),
             float(optimizer.expected_batch_size or 0.0),
         )
 
@@ -173,7 +186,7 @@ class SettingsWatch:
         mine = (optimizer, optimizer.original_optimizer)
         for item in gc.get_objects():
             if issubclass(type(item), kinds):
-                owner = run.unwrapped(vars(item).get("optimizer"))
+                owner = described.unwrapped(vars(item).get("optimizer"))
                 if any(owner is one for one in mine):
                     return weakref.ref(item)
         return None

@@ -1,24 +1,31 @@
-"""A small optimizer beside the real one: where a release should have moved the weights."""
+"""Weights: where each release should have moved them, and what else moved them."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from askgauss.checks.registry import made
+from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
+from askgauss.exceptions import RecordingError
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.guard import Guard
 from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.shards import local
+from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCount
+from askgauss.integrations.opacus.ranks import local
+from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
+from askgauss.monitor import Monitor
 from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
+from askgauss.recording.transcript import Transcript
+from askgauss.results import Consequence, Status
 
-__all__ = ["Shadow", "acts_elementwise"]
+__all__ = ["OutsideParameters", "ResumedWeights", "Shadow", "ShadowState", "acts_elementwise"]
 
 # Classes whose step treats every coordinate by itself, as their documentation defines them.
 _ELEMENTWISE = (
@@ -38,7 +45,7 @@ _ELEMENTWISE = (
 _MOST_KNOWN = 4096
 _STATE_OFF = 1e-4
 # Entries of a parameter that are compared to tell whether it moved.
-_SAMPLED = 64
+_SAMPLED = 1024
 # What a foreign class may keep beside its groups and state, if it is to be copied safely.
 _PLAIN = (int, float, str, bool, type(None))
 _BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
@@ -69,8 +76,22 @@ class _Part:
     idle: bool = False
 
 
-class Shadow:
-    """Follows the weights at some coordinates, and says what moved them otherwise.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowState:
+    """What is kept of a shadow optimizer in a checkpoint.
+
+    Attributes:
+        moves: What was seen so far.
+        optimizer: A digest of the real optimizer's state at the followed places; empty where it is
+            not read.
+    """
+
+    moves: WeightFacts
+    optimizer: str = ""
+
+
+class Shadow(Observer):
+    """Follows the weights at some coordinates, and detects what else moved them.
 
     An optimizer that treats every coordinate by itself does to a few of them what it does to all.
     So the few are kept as small parameters of an optimizer of the same class, with the options the
@@ -83,36 +104,34 @@ class Shadow:
     Numbers are compared when the next step begins, so that nothing waits for a device.
 
     Args:
-        optimizer: The torch optimizer that moves the weights.
-        parameters: Those that are audited, in order.
-        places: Where to look.
-        names: Their names.
-        guard: Keeps what goes wrong here from stopping the training.
+        run: The training.
+        places: The coordinates.
+        count: Steps so far.
+        declare: How the user declares postprocessing, for what is advised.
     """
 
+    key = "shadow"
+    state_type = ShadowState
+
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        places: CanaryCoordinates,
-        names: Sequence[str],
-        guard: Guard | None = None,
+        self, run: TrainingRun, places: CanaryCoordinates, count: StepCount, declare: str
     ) -> None:
-        self._optimizer = optimizer
-        self._parameters = list(parameters)
+        self._run, self._count, self._declare = run, count, declare
+        self._optimizer = optimizer = run.optimizer.original_optimizer
+        self._parameters = run.parameters
         self._places = places
         looked = places.places
-        tensor = np.concatenate([np.full(len(local), index) for index, local in looked])
+        tensor = np.concatenate([np.full(len(at), index) for index, at in looked])
         spacing = {
             index: torch.finfo(self._parameters[places.parameter(index)].dtype).eps
             for index, _ in looked
         }
-        self._witness = WeightWitness(
+        self._comparison = WeightWitness(
             optimizer=type(optimizer).__name__,
             unchecked=acts_elementwise(optimizer),
             precision=np.array([spacing[index] for index in tensor.tolist()]),
             tensor=tensor,
-            names=names,
+            names=run.tensor_names,
         )
         audited = {id(item) for item in self._parameters}
         self._bare = {
@@ -121,7 +140,6 @@ class Shadow:
             for item in group["params"]
             if id(item) not in audited
         }
-        self.guard = Guard(active=False) if guard is None else guard
         self._idle: tuple[bool, ...] = ()
         self._parts: list[_Part] = []
         self._twin: torch.optim.Optimizer | None = None
@@ -136,85 +154,85 @@ class Shadow:
         # of those it had whenever it was saved, the oldest first.
         self._doubted = self._loaded = False
         self._known: dict[str, None] = {}
-        self._steps: Callable[[], int] = int
+        # Steps that the accountant had counted when the audit was last left.
+        self._left_at: int | None = None
 
-    @property
-    def facts(self) -> WeightFacts:
-        """What was seen so far."""
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """How the weights moved."""
+        return {"weights": replace(self._found(), declare=self._declare)}
+
+    def _found(self) -> WeightFacts:
         self._judge()
         trained = {name: kept for name, kept in self._bare.items() if kept[0].requires_grad}
         moved = tuple(
             name for name, (item, old) in self._bare.items() if not torch.equal(old, _sample(item))
         )
-        self._witness.bare(tuple(trained), moved)
+        self._comparison.bare(tuple(trained), moved)
         if self._moved is not None and self._reached is not None:
-            self._witness.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
-        return self._witness.facts
+            self._comparison.still(self._moved.cpu().numpy(), self._reached.cpu().numpy())
+        return self._comparison.facts
 
-    @property
-    def moves(self) -> WeightFacts:
-        """What was seen of the followed weights so far."""
+    def inform(self, monitor: Monitor) -> None:
+        """Tell the monitor how the weights moved in the steps that are over."""
         self._judge()
-        return self._witness.facts
+        if self._comparison.all_alike:
+            # In nearly every step; words would cost more than all else that is told.
+            monitor.check_weights(0.0, 0.0)
+            return
+        facts = self._comparison.facts
+        found = list(made((moved_by_the_release, loaded_state), facts))
+        failed = [item for item in found if item.status is Status.FAIL]
+        breach = next((item for item in failed if item.consequence is Consequence.BREACH), None)
+        if breach is not None:
+            monitor.breach("weights", breach.summary)
+        elif found[0].status is not Status.NOT_RUN:
+            monitor.check_weights(0.0, 0.0)
 
-    @property
-    def all_alike(self) -> bool:
-        """Whether every step so far moved as expected; cheap enough for every step."""
-        self._judge()
-        return self._witness.all_alike
+    def state(self) -> ShadowState:
+        """What to resume from.
 
-    def load(self, facts: WeightFacts | None, state: str) -> None:
-        """Go on from the facts of a checkpoint, and from the optimizer's `state` in it."""
+        Ranks that share parameters out could only read the optimizer's state together, and do not.
+        """
+        kept = self._kept()
+        return ShadowState(moves=self._found(), optimizer="" if kept is None else _digest(kept))
+
+    def load(self, state: ShadowState, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
         self._forget()
         self._after = None
-        if facts is not None:
-            self._witness.load(facts)
-        if state:
-            self._know(state)
+        self._comparison.load(state.moves)
+        if state.optimizer:
+            self._know(state.optimizer)
             self._doubted = True
-
-    @property
-    def state(self) -> str:
-        """A digest of the optimizer's state at the followed places; empty where it is not read.
-
-        Ranks that share parameters out could only read it together, and do not.
-        """
-        found = self._kept()
-        return "" if found is None else _digest(found)
 
     def _kept(self) -> dict[str, Tensor] | None:
         """What the optimizer keeps at the followed places; None where it is not read."""
-        if self._witness.unchecked or self._places.collective:
+        if self._comparison.unchecked or self._places.collective:
             return None
         return _state(_joined(self._optimizer, self._parameters, self._places))
 
-    def attach(
-        self, attachment: Attachment, steps: Callable[[], int], *, elsewhere: bool = False
-    ) -> None:
-        """Begin to follow.
-
-        Args:
-            attachment: Where to register what ends it.
-            steps: Says how many steps were released.
-            elsewhere: Whether steps were taken since it was last attached, and moved the weights.
-                Without any, they must be as they were then.
-        """
-        self._steps = steps
+    def attach(self, attachment: Attachment) -> None:
+        """Begin to follow."""
         self._forget()
+        # Steps that were taken since the audit was left have moved the weights. Without any, they
+        # must be as they were then.
+        elsewhere = self._left_at is not None and self._left_at != counted_steps(
+            self._run.accountant
+        )
         if elsewhere:
             self._after = None
         # What was loaded since then is looked at; what was trained elsewhere is not known here.
-        self._doubted = self._doubted or (self._witness.begun and not elsewhere)
+        self._doubted = self._doubted or (self._comparison.begun and not elsewhere)
         optimizer = self._optimizer
         attachment.undo(self._leave)
-        attachment.hook(optimizer.register_step_post_hook, self._guarded)
+        attachment.hook(optimizer.register_step_post_hook, self._stepped)
         attachment.hook(optimizer.register_state_dict_post_hook, lambda *_: self._saved())
         attachment.hook(
             optimizer.register_load_state_dict_post_hook,
             lambda *_: setattr(self, "_doubted", True),
         )
 
-    def finish(self) -> None:
+    def completed(self) -> None:
         """At the end of a run, weights must be as its last step left them.
 
         Ranks that share parameters out could only look together, and do not.
@@ -222,7 +240,7 @@ class Shadow:
         self._judge()
         if self._after is not None and not self._places.collective:
             now = self._places.read(self._parameters)
-            self._witness.between(_host(self._after), _host(now), self._steps() + 1)
+            self._comparison.between(_host(self._after), _host(now), self._count.recorded + 1)
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
@@ -239,6 +257,7 @@ class Shadow:
             self._know(_digest(found))
 
     def _leave(self) -> None:
+        self._left_at = counted_steps(self._run.accountant)
         self._saved()
         self._forget()
 
@@ -250,48 +269,50 @@ class Shadow:
     def _look_at_state(self) -> None:
         """A state was loaded: take it over where it is known, and say so where it is not."""
         self._doubted, found = False, self._kept()
-        explained = not found or not self._witness.begun or _digest(found) in self._known
+        explained = not found or not self._comparison.begun or _digest(found) in self._known
         own = self._twin is not None and found and _near(_state(self._parts), found)
         if explained or own:
             self._twin = None
             return
-        # The twin goes on with what was released for one step more, to tell how far the other goes.
-        self._witness.loaded(self._steps() + 1)
+        # The twin continues with what was released for one more step, to measure the difference.
+        self._comparison.loaded(self._count.recorded + 1)
         self._loaded = self._twin is not None
 
     @contextlib.contextmanager
-    def declared(self) -> Iterator[None]:
-        """Changes to weights and state in here are postprocessing, by the user's word."""
+    def postprocessing(self) -> Iterator[None]:
+        """Changes to weights and state in here are postprocessing, as the user declares."""
         self._judge()
         yield
         self._after = self._twin = None
         self._doubted = False
-        self._witness.declare()
+        self._comparison.declare()
 
-    def begin(
-        self, arguments: Any, options: Any, released: Tensor | None, clean: Tensor | None
+    def stepping(
+        self,
+        step: PrivateStep | None,
+        applied: Tensor | None,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
     ) -> None:
         """As the real optimizer begins its step: what it is about to apply, and from where.
 
-        Args:
-            arguments: Those of the step.
-            options: Those of the step, by name.
-            released: The gradient, read at the places that are followed; None of a step without
-                noise, which is not followed.
-            clean: The clipped sum of the records there, before canaries and noise.
+        A step without noise is not followed.
         """
         self._judge()
         if any(callable(item) for item in (*arguments[1:], *options.values())):
-            self._witness.closure()
+            self._comparison.closure()
         self._before = self._places.read(self._parameters)
         if self._after is not None and not self._equal(self._after, self._before):
-            self._witness.between(_host(self._after), _host(self._before), self._steps() + 1)
-        if clean is not None:
-            self._reached = clean != 0 if self._reached is None else self._reached | (clean != 0)
-        if self._witness.unchecked:
+            self._comparison.between(
+                _host(self._after), _host(self._before), self._count.recorded + 1
+            )
+        if step is not None:
+            reached = step.clean != 0
+            self._reached = reached if self._reached is None else self._reached | reached
+        if self._comparison.unchecked:
             return
-        self._read = released
-        if released is None:
+        self._read = applied
+        if applied is None:
             self._twin, self._doubted = None, False
             return
         idle = tuple(item.grad is None for item in self._parameters)
@@ -317,10 +338,11 @@ class Shadow:
         on_host = one.device.type == "cpu" and not self._places.collective
         return on_host and torch.equal(one, other)
 
-    def _guarded(self, *_: Any) -> None:
+    def _stepped(self, *_: Any) -> None:
         """As the real optimizer ends its step."""
-        if not self.guard.reason:
-            with self.guard:
+        guard = self._run.guard
+        if not guard.reason:
+            with guard:
                 self._follow()
 
     def _follow(self) -> None:
@@ -336,10 +358,10 @@ class Shadow:
             self._step_twin(before, read)
         expected = torch.cat([part.small.detach().to(read) for part in self._parts])
         if not loaded and self._equal(expected, self._after):
-            self._witness.moved_alike()
+            self._comparison.moved_alike()
             return
         self._pending = _Pending(
-            step=self._steps(),
+            step=self._count.recorded,
             before=before,
             after=self._after,
             expected=expected,
@@ -388,10 +410,96 @@ class Shadow:
             applied=_host(pending.applied),
         )
         if pending.loaded:
-            self._witness.loaded_move(move)
-        elif not self._witness.move(move, pending.step):
+            self._comparison.loaded_move(move)
+        elif not self._comparison.move(move, pending.step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
+
+
+class OutsideParameters(Observer):
+    """Parameters of the model that the private optimizer does not have.
+
+    Args:
+        run: The training; without its model, nothing is known of them.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        inside = {id(item) for group in run.optimizer.param_groups for item in group["params"]}
+        self._known = run.model is not None
+        self._outside = {
+            name.removeprefix("_module."): item
+            for name, item in (() if run.model is None else run.model.named_parameters())
+            if id(item) not in inside
+        }
+        self._could_train = tuple(
+            name for name, item in self._outside.items() if item.requires_grad
+        )
+        self._before = {name: _sample(item) for name, item in self._outside.items()}
+
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """Those that could train when the audit was made, or can now, and those that moved."""
+        able = (name for name, item in self._outside.items() if item.requires_grad)
+        names = tuple(dict.fromkeys((*self._could_train, *able)))
+        return {"outside": names if self._known else None, "outside_moved": self._moved()}
+
+    @contextlib.contextmanager
+    def postprocessing(self) -> Iterator[None]:
+        """What changes in here is postprocessing, as the user declares."""
+        moved = self._moved()
+        yield
+        kept = {name: item for name, item in self._outside.items() if name not in moved}
+        self._before |= {name: _sample(item) for name, item in kept.items()}
+
+    def _moved(self) -> tuple[str, ...]:
+        """Those that are no longer what they were, frozen ones too: something trains them."""
+        return tuple(
+            name
+            for name, item in self._outside.items()
+            if not torch.equal(self._before[name], _sample(item))
+        )
+
+
+class ResumedWeights(Observer):
+    """Whether a run that is resumed continues with the weights of its checkpoint.
+
+    Args:
+        places: The coordinates at which they are compared; None for none.
+        weights: The weights.
+        count: Steps so far.
+    """
+
+    key = "weights"
+    state_type = str
+
+    def __init__(
+        self, places: CanaryCoordinates | None, weights: Sequence[Tensor], count: StepCount
+    ) -> None:
+        self._places, self._weights, self._count = places, weights, count
+        self._expected = ""
+
+    def state(self) -> str:
+        """A short digest of the weights; empty where they are not read."""
+        if self._places is None:
+            return ""
+        return hashlib.sha256(_host(self._places.read(self._weights)).tobytes()).hexdigest()[:32]
+
+    def load(self, state: str, arrays: Mapping[str, Any], steps: int) -> None:
+        """Compare with these before the next step."""
+        self._expected = state
+
+    def resuming(self, *, started: bool) -> None:
+        """Refuse weights other than those that the checkpoint was written with."""
+        if not started or not self._expected:
+            return
+        if self._expected != self.state():
+            raise RecordingError(
+                f"Expected the weights that the audit's checkpoint was written with, after "
+                f"{self._count.recorded:,} "
+                "observed steps, got others. Model and audit are not of the same step: go on from "
+                "a pair of checkpoints written together (put audit.state_dict() into the model's "
+                "file), or start a new audit without this checkpoint."
+            )
+        self._expected = ""
 
 
 def acts_elementwise(optimizer: torch.optim.Optimizer) -> str:

@@ -1,9 +1,9 @@
-"""From a seed to the first noise of an Opacus run."""
+"""Whether the first noise of an Opacus run comes from a common seed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,13 @@ from askgauss.checks.predictable_noise import (
     numpy_candidates,
     try_seeds,
 )
-from askgauss.integrations.opacus.run_description import clipped_sum
-from askgauss.integrations.opacus.shards import local
+from askgauss.integrations.opacus.moments import AddedNoise, Observer
+from askgauss.integrations.opacus.ranks import local
+from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
 from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.transcript import Transcript
 
-__all__ = ["probe_first_noise"]
+__all__ = ["FirstNoise", "probe_first_noise"]
 
 # Numbers compared, and the largest tensor that is drawn whole. Of a larger one torch draws the
 # beginning first, whatever follows.
@@ -34,6 +36,44 @@ _UNSEEDED = 67280421310721
 _MOST_RECORDS = 1 << 15
 # A seed of the process with more digits than a date was drawn, not chosen by hand.
 _CHOSEN = 10**8
+
+
+class FirstNoise(Observer):
+    """Tries common seeds on the first noise of a process.
+
+    Args:
+        run: The training.
+    """
+
+    key = "first_noise"
+    state_type = SeedProbe | None
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._found: SeedProbe | None = None
+        self._probed = run.rank != 0
+
+    def after_noise(self, noise: AddedNoise) -> None:
+        """The first noise after every restart: another process has another generator."""
+        if self._probed or noise.tensors is not None:
+            return
+        self._probed = True
+        optimizer = self._run.optimizer
+        found = probe_first_noise(optimizer.params, optimizer, self._run.records)
+        if self._found is None or found.found:
+            self._found = found
+
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """Whether a seed was found."""
+        return {"seed_probe": self._found}
+
+    def state(self) -> SeedProbe | None:
+        """What to resume from."""
+        return self._found
+
+    def load(self, state: SeedProbe | None, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume."""
+        self._found, self._probed = state, self._run.rank != 0
 
 
 def probe_first_noise(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.patched_method import StandIn
+from askgauss.integrations.attachment import Attachment, PatchedMethod
 
 
 class Owner:
@@ -25,7 +24,7 @@ def test_what_was_there_before_is_there_again(replaced):
     before = dict(vars(owner))
     expected = owner.method(3)
     with Attachment() as attachment:
-        attachment.stand_in(StandIn(owner, "method", doubled))
+        attachment.patch(PatchedMethod(owner, "method", doubled))
         assert owner.method(3) == 2 * expected
     assert vars(owner) == before
     assert owner.method(3) == expected
@@ -33,19 +32,19 @@ def test_what_was_there_before_is_there_again(replaced):
 
 def test_a_wrapper_around_it_stays_and_reaches_the_original():
     owner = Owner()
-    stand_in = StandIn(owner, "method", doubled)
-    stand_in.put()
+    patched = PatchedMethod(owner, "method", doubled)
+    patched.put()
     inner = owner.method
     owner.method = lambda value: inner(value) + 1
     assert owner.method(3) == 7
-    assert not stand_in.remove()
+    assert not patched.remove()
     assert owner.method(3) == 4
 
 
 def test_removing_twice_changes_nothing_more():
     owner = Owner()
-    stand_in = StandIn(owner, "method", doubled)
-    stand_in.put()
-    assert stand_in.remove()
-    assert stand_in.remove()
+    patched = PatchedMethod(owner, "method", doubled)
+    patched.put()
+    assert patched.remove()
+    assert patched.remove()
     assert vars(owner) == {}

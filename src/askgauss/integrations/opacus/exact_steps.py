@@ -1,11 +1,11 @@
-"""Looks at some private steps of an Opacus run as they happen: records, sum, noise, divisor."""
+"""Exact checks of some private steps of an Opacus run: records, sum, noise, divisor."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from askgauss.files import codec
-from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.guard import Guard
-from askgauss.integrations.opacus.ghost_checks import GhostLook, listen, unlisten
+from askgauss.integrations.attachment import Attachment, PatchedMethod
+from askgauss.integrations.opacus.ghost_recomputation import GhostCheck, listen, unlisten
+from askgauss.integrations.opacus.moments import AddedNoise, Observer, PrivateStep, StepCount
 from askgauss.integrations.opacus.opacus_versions import (
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
 )
-from askgauss.integrations.opacus.ranks import told_by_all
-from askgauss.integrations.opacus.run_description import clipped_sum, noise_by_parameter
-from askgauss.integrations.opacus.shards import divided_by, is_sharded, local
-from askgauss.integrations.patched_method import StandIn
+from askgauss.integrations.opacus.ranks import gather_text, local
+from askgauss.integrations.opacus.run_description import (
+    TrainingRun,
+    clipped_sum,
+    noise_by_parameter,
+)
 from askgauss.recording.facts import StepFacts, StepWitness
 from askgauss.recording.facts.steps import over_ranks, resolve
+from askgauss.recording.transcript import Transcript
 
-__all__ = ["ClipWitness"]
+__all__ = ["ExactStepChecks"]
 
 # Rounding of a sum, in spacings of its numbers and norms of what was added.
 _ULPS = 4.0
@@ -41,108 +44,101 @@ _EXPLAINED = 1e-3
 _TINY = 1e-6
 # A tensor that lacks noise in more than this share of its entries was left out.
 _SILENT = 0.01
+# Facts that are the same on every rank.
+_OF_DIVISORS = ("divided", "least_divisor", "most_divisor", "divisor_step", "uneven")
 
 
-class ClipWitness:
-    """Looks at a random sample of the steps; the others pass by untouched.
+class ExactStepChecks(Observer):
+    """Checks a random sample of the steps exactly; the others are not touched.
 
     Nothing random is drawn from the run's generators, and nothing that the step uses is written.
 
     Args:
-        optimizer: The private optimizer.
-        names: Names of parameters, by their identity.
-        share: The share of steps to look at, beside the first.
+        run: The training.
+        count: Steps so far.
+        share: The share of steps to check, beside the first.
         seed: Root of the choice.
-        world: Number of ranks, which tell each other what they found in every step they look at.
-        guard: Keeps what goes wrong here from stopping the training.
+        averaging: Called with the module of ghost clipping, where ranks share it out.
     """
+
+    key = "exact_steps"
+    state_type = StepFacts
 
     def __init__(
         self,
-        optimizer: Any,
-        names: dict[int, str],
+        run: TrainingRun,
+        count: StepCount,
+        *,
         share: float,
         seed: int,
-        world: int = 1,
-        guard: Guard | None = None,
+        averaging: Callable[[nn.Module], None],
     ) -> None:
-        self.guard = Guard(active=False) if guard is None else guard
-        self._optimizer = optimizer
-        self._names = names
+        self._run, self._optimizer, self._guard = run, run.optimizer, run.guard
+        self._step_count, self._averaging = count, averaging
+        self._names = run.names_of_all()
         self._seed = seed
-        self._ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
-        self._sharded = is_sharded(optimizer.params)
-        # What the sum over ranks was divided by, where parameters are shared out and it was seen.
-        self.averaged: float | None = None
+        self._ghost = isinstance(run.optimizer, DPOptimizerFastGradientClipping)
+        self._spacing = max(float(torch.finfo(item.dtype).eps) for item in run.parameters)
         unchecked = "records are clipped inside the backward pass"
-        self._witness = StepWitness(
+        self._found = StepWitness(
             share=share,
             seed=seed,
             recomputed=self._ghost,
-            unchecked=unchecked if noise_by_parameter(optimizer) else "",
+            unchecked=unchecked if noise_by_parameter(run.optimizer) else "",
         )
-        self._world = world
         self._ranks: list[StepFacts] = []
-        self._count = 0
-        self._aside = False
-        self._due: bool | None = None
-        self._seen = 0
-        self._after: list[Tensor] = []
-        self._noisy: Tensor | None = None
+        self._forget()
 
-    @property
-    def facts(self) -> StepFacts:
+    def state(self) -> StepFacts:
         """What was found so far, by all ranks."""
-        own = self._witness.facts
+        own = self._found.facts
         if not self._ranks:
             return own
-        divisors = {
-            name: getattr(own, name)
-            for name in ("divided", "least_divisor", "most_divisor", "divisor_step", "uneven")
-        }
+        divisors = {name: getattr(own, name) for name in _OF_DIVISORS}
         return replace(over_ranks(self._ranks), divisor_spacing=own.divisor_spacing, **divisors)
 
-    def load(self, facts: StepFacts | None, rank: int = 0) -> None:
-        """Go on from the facts of a checkpoint, which are those of all ranks."""
-        if facts is not None and rank > 0:
-            # The first one tells the others what they had found.
-            facts = replace(
-                self._witness.facts,
-                divided=facts.divided,
-                least_divisor=facts.least_divisor,
-                most_divisor=facts.most_divisor,
-                divisor_step=facts.divisor_step,
-                uneven=facts.uneven,
-            )
-        self._witness.load(facts)
+    def facts(self, recorded: Transcript) -> dict[str, Any]:
+        """What was found so far, by all ranks."""
+        return {"witness": self.state()}
 
-    def attach(self, attachment: Attachment, steps: int) -> None:
-        """Begin to look, after so many steps."""
-        self._count = max(steps, self._count)
+    def load(self, state: StepFacts, arrays: Mapping[str, Any], steps: int) -> None:
+        """Resume from what all ranks had found."""
+        if self._run.rank > 0:
+            # The first rank tells the others what they had found.
+            divisors = {name: getattr(state, name) for name in _OF_DIVISORS}
+            state = replace(self._found.facts, **divisors)
+        self._found.load(state)
+
+    def attach(self, attachment: Attachment) -> None:
+        """Begin to check."""
         self._forget()
         name = "accumulate" if self._ghost else "clip_and_accumulate"
         call = self._accumulate if self._ghost else self._clip
-        if self.facts.share > 0.0 and not self.facts.unchecked:
-            attachment.stand_in(StandIn(self._optimizer, name, call))
+        if self._found.facts.share > 0.0 and not self._found.facts.unchecked:
+            attachment.patch(PatchedMethod(self._optimizer, name, call))
             if self._ghost:
                 attachment.undo(functools.partial(unlisten, self._optimizer))
                 listen(self._optimizer, self._before_backward)
         attachment.undo(self._forget)
 
     def _forget(self) -> None:
-        self._due, self._seen, self._after, self._noisy = None, 0, [], None
+        # Whether this step is checked; None until somebody asks.
+        self._due: bool | None = None
+        self._seen = 0
+        self._after: list[Tensor] = []
+        self._noisy: Tensor | None = None
+        # Whether what is clipped are canaries, and no part of the run's own step.
         self._aside = False
 
     @property
-    def step(self) -> int:
-        """The step that is being made, from 1."""
-        return self._count + 1
+    def _step(self) -> int:
+        return self._step_count.number
 
     def _is_due(self) -> bool:
-        if self.guard.reason:
+        if self._guard.reason:
             return False
         if self._due is None:
-            self._due = self._witness.due(self.step)
+            self._due = self._found.due(self._step)
         return self._due and not self._aside
 
     # --- records ----------------------------------------------------------------------------------
@@ -151,24 +147,24 @@ class ClipWitness:
         if not self._is_due():
             original()
             return
-        with self.guard:
+        with self._guard:
             before = self._sums()
         original()
-        if not self.guard.reason:
-            with self.guard:
+        if not self._guard.reason:
+            with self._guard:
                 self._look(before)
 
     def _accumulate(self, original: Callable[[], None]) -> None:
         if not self._is_due():
             original()
             return
-        with self.guard:
+        with self._guard:
             before = self._sums()
         original()
-        if self.guard.reason:
+        if self._guard.reason:
             return
-        with self.guard:
-            if not self._sharded:
+        with self._guard:
+            if not self._run.sharded:
                 added = [item.grad for item in self._optimizer.params]
                 self._compare_sum(before, added, sum(float(item.norm()) for item in added))
             self._seen += 1
@@ -189,14 +185,6 @@ class ClipWitness:
     def _keep(self) -> None:
         self._after = [self._sum(item).clone() for item in self._optimizer.params]
 
-    def aside(self, call: Callable[[], bool]) -> bool:
-        """Do something that is no part of the run's own step."""
-        self._aside = True
-        try:
-            return call()
-        finally:
-            self._aside = False
-
     def _look(self, before: Sequence[Tensor | None]) -> None:
         """Compare what a batch added to the sum with its records, each clipped."""
         optimizer = self._optimizer
@@ -216,12 +204,12 @@ class ClipWitness:
             if self._compare_sum(before, expected, float(added.norm(dim=0).sum()), judge=False):
                 break
         else:
-            added = self._told_apart(before, expected, rows, parts, added)
+            added = self._resolved(before, expected, rows, parts, added)
         sizes = (added.norm(dim=0) / clip_norm).numpy()
         where = added.abs().argmax(dim=0).tolist()
         names = [self._name(optimizer.params[index]) for index in where]
         norms = (parts.norm(dim=0) / clip_norm).numpy()
-        self._witness.contributions(sizes, norms, names, self.step)
+        self._found.contributions(sizes, norms, names, self._step)
         self._seen += 1
         self._keep()
 
@@ -242,7 +230,7 @@ class ClipWitness:
         spacing = float(torch.finfo(worst).eps)
         coarse = spacing > torch.finfo(torch.float32).eps
         if coarse:
-            self._witness.coarse(str(worst).removeprefix("torch."), _ROUNDINGS * spacing)
+            self._found.coarse(str(worst).removeprefix("torch."), _ROUNDINGS * spacing)
         return coarse
 
     def _compare_sum(
@@ -272,9 +260,9 @@ class ClipWitness:
     def _note(self, off: float, allowed: float, offs: Sequence[float]) -> None:
         name = self._name(self._optimizer.params[int(np.argmax(offs))])
         norm = float(self._optimizer.max_grad_norm)
-        self._witness.distance(off / norm, allowed / norm, name, self.step)
+        self._found.distance(off / norm, allowed / norm, name, self._step)
 
-    def _told_apart(
+    def _resolved(
         self,
         before: Sequence[Tensor | None],
         expected: Sequence[Tensor],
@@ -284,7 +272,7 @@ class ClipWitness:
     ) -> Tensor:
         """What each record added to each tensor of a sum that is not that of clipped records.
 
-        Where something else is in the sum, nobody can tell: then records count as clipped.
+        Where something else is in the sum, that is not known: then records count as clipped.
         """
         params = self._optimizer.params
         changes = [
@@ -312,76 +300,69 @@ class ClipWitness:
         off = _finite(np.linalg.norm(rests))
         allowed = self._rounding(float(parts.norm(dim=0).sum()))
         # Norms that were rounded otherwise than here give each record another factor.
-        allowed += self._witness.facts.coarseness * float(clipped.norm(dim=0).norm())
+        allowed += self._found.facts.coarseness * float(clipped.norm(dim=0).norm())
         self._note(off, allowed, rests.tolist())
         return added
 
-    def _before_backward(self, look: GhostLook) -> bool:
-        """Ghost clipping is about to run: whether to look, and where to put what was found."""
-        if self._sharded:
+    def _before_backward(self, check: GhostCheck) -> bool:
+        """Ghost clipping is about to run: whether to check it, and where to put what was found."""
+        if self._run.sharded:
             # No rank has the gradient of a record.
-            self.averaged = self.averaged or divided_by(look.module)
+            self._averaging(check.module)
             return False
         if not self._is_due():
             return False
-        look.step, look.seed, look.guard = self.step, self._seed, self.guard
-        look.witness, look.name = self._witness, self._name
-        look.clip_norm = float(self._optimizer.max_grad_norm)
+        check.step, check.seed, check.guard = self._step, self._seed, self._guard
+        check.found, check.name = self._found, self._name
+        check.clip_norm = float(self._optimizer.max_grad_norm)
         return True
 
     # --- sum, noise and divisor -------------------------------------------------------------------
 
-    def before_noise(self) -> None:
-        """The sum is whole: nothing may have changed it since the records were added."""
-        if not self._is_due():
-            return
-        if not self._seen and not self._ghost:
-            # Whoever replaced the clipping meanwhile left the records where they were.
-            self._look([None] * len(self._optimizer.params))
-        offs = [
-            float((self._sum(item) - old).double().norm())
-            for item, old in zip(self._optimizer.params, self._after, strict=False)
-        ]
-        if any(offs):
-            self._note(_finite(np.linalg.norm(offs)), 0.0, offs)
-        self._after = []
-
-    def after_noise(self, noisy: Tensor | None, noise: float) -> None:
-        """The noise is in: every trained tensor must have some, and the divisor comes next.
-
-        Args:
-            noisy: The noisy sum where the divisor shall be measured; None for nowhere.
-            noise: The noise's standard deviation, as stated; 0 where this process adds none.
-        """
-        self._noisy = noisy
-        if not self._is_due():
-            return
-        if noise > 0.0:
-            silent = [self._name(item) for item in self._optimizer.params if self._silent(item)]
-            self._witness.coverage(silent, self.step)
-        if self._seen:
-            self._witness.looked()
-
-    def divided(self, released: NDArray[np.float64], stated: float, precision: float) -> None:
-        """The step is about to be applied: by what was the noisy sum divided?"""
-        noisy, self._noisy = self._noisy, None
-        if noisy is not None:
-            values = noisy.cpu().double().numpy()
-            self._witness.divisor(values, released, stated, precision, self.step)
-
-    def finish(self) -> bool:
-        """The step is over; whether it is one after which ranks tell each other what they found."""
-        told = self._world > 1 and self._is_due()
-        self._count += 1
-        self._forget()
-        if told:
-            text = json.dumps(codec.to_plain(self._witness.facts))
-            device = self._optimizer.params[0].device
-            heard = told_by_all(text, self._world, device)
-            self._ranks = [
-                codec.from_plain(StepFacts, json.loads(item), "witness") for item in heard
+    def sum_ready(self) -> None:
+        """The sum is complete: nothing may have changed it since the records were added."""
+        if self._is_due():
+            if not self._seen and not self._ghost:
+                # Whatever replaced the clipping meanwhile left the records where they were.
+                self._look([None] * len(self._optimizer.params))
+            offs = [
+                float((self._sum(item) - old).double().norm())
+                for item, old in zip(self._optimizer.params, self._after, strict=False)
             ]
-        return told
+            if any(offs):
+                self._note(_finite(np.linalg.norm(offs)), 0.0, offs)
+            self._after = []
+        self._aside = True
+
+    def before_noise(self, tensors: Sequence[int] | None) -> None:
+        """Canaries are in."""
+        self._aside = False
+
+    def after_noise(self, noise: AddedNoise) -> None:
+        """The noise is in: every trained tensor must have some, and the divisor comes next."""
+        self._noisy = noise.noisy
+        if not self._is_due():
+            return
+        if noise.deviation > 0.0:
+            silent = [self._name(item) for item in self._optimizer.params if self._silent(item)]
+            self._found.coverage(silent, self._step)
+        if self._seen:
+            self._found.looked()
+
+    def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
+        """The step is about to be applied: by what was the noisy sum divided?"""
+        if self._noisy is not None and gradient is not None:
+            noisy = self._noisy.cpu().double().numpy()
+            self._found.divisor(noisy, gradient, step.divisor, self._spacing, self._step)
+        self._forget()
+
+    def exchange(self) -> None:
+        """Each rank checks the records that it has itself."""
+        text = json.dumps(codec.to_plain(self._found.facts))
+        self._ranks = [
+            codec.from_plain(StepFacts, json.loads(item), "witness")
+            for item in gather_text(text, self._run.world, self._optimizer.params[0].device)
+        ]
 
     def _silent(self, parameter: nn.Parameter) -> bool:
         """Whether a noisy sum is the sum before the noise, in all of a tensor or in part of it."""
