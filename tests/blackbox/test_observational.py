@@ -72,7 +72,7 @@ def test_the_curve_falls_by_the_logarithm_of_gamma():
 
 
 def test_odds_that_are_off_by_gamma_keep_the_bound_at_gamma():
-    """A hidden trait doubles or halves the odds that are stated as even, and the attack knows it."""
+    """A hidden trait, which the attack knows, doubles or halves odds that are stated as even."""
     rng = np.random.default_rng(6)
     epsilon, above, plain = 1.0, 0, 0
     for _ in range(60):

@@ -91,8 +91,8 @@ def test_calibrated_scores_lose_the_difficulty_of_a_record():
 
 def test_references_that_follow_the_membership_are_refused():
     membership = Membership.randomised(audited=range(200), seed=1)
-    values = RNG.normal(size=(6, 200))
-    inside = RNG.random((6, 200)) < 0.5
+    values = RNG.normal(size=(8, 200))
+    inside = RNG.random((8, 200)).argsort(axis=0) < 4
     lira(np.zeros(200), values, inside=inside, membership=membership)
     inside[3] = membership.member
     with pytest.raises(ScoresError, match="reference 3"):
