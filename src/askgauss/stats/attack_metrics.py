@@ -1,0 +1,157 @@
+"""Figures of a membership-inference attack, each with an interval.
+
+They describe this attack on these records. A bound on epsilon is about every attack; these are not,
+and a weak attack says nothing of a strong one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, logit, ndtri
+
+from askgauss import _validate
+from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.interpretation import area_interval
+
+__all__ = ["AttackMetrics", "Estimate", "attack_metrics"]
+
+# Points of a ROC curve that are kept.
+_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A measured figure and its confidence interval."""
+
+    value: float
+    lower: float
+    upper: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.lower:.3g}, {self.upper:.3g}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackMetrics:
+    """What an attack that thresholds the scores achieves on the audited records.
+
+    Attributes:
+        auc: Area under the ROC curve, with DeLong's interval.
+        advantage: Largest true-positive minus false-positive rate over all thresholds. The interval
+            holds for all thresholds at once (Dvoretzky-Kiefer-Wolfowitz), so it is wide.
+        members: Number of members.
+        non_members: Number of non-members.
+        confidence: Confidence of every interval.
+        roc: False- and true-positive rates of the ROC curve, from (0, 0) to (1, 1).
+    """
+
+    auc: Estimate
+    advantage: Estimate
+    members: int
+    non_members: int
+    confidence: float
+    roc: tuple[tuple[float, float], ...] = field(repr=False)
+    _true_positives: tuple[int, ...] = field(repr=False)
+
+    def tpr_at(self, fpr: float) -> Estimate | None:
+        """The true-positive rate at the largest threshold with at most this false-positive rate.
+
+        The threshold is set on the non-members alone. Given it, true positives are binomial, so
+        the interval is Clopper and Pearson's. None where there are fewer than ``1 / fpr``
+        non-members, of whom not even one may be above the threshold.
+
+        Args:
+            fpr: False-positive rate, in (0, 1).
+        """
+        _validate.probability(fpr=fpr)
+        allowed = math.floor(fpr * self.non_members)
+        if allowed < 1:
+            return None
+        found = self._true_positives[allowed]
+        half = 0.5 * (1.0 - self.confidence)
+        return Estimate(
+            value=found / self.members,
+            lower=clopper_pearson_lower(found, self.members, half),
+            upper=clopper_pearson_upper(found, self.members, half),
+        )
+
+
+def attack_metrics(
+    present: ArrayLike, absent: ArrayLike, *, confidence: float = 0.95
+) -> AttackMetrics:
+    """Figures of the attack that calls records with a high score members.
+
+    Args:
+        present: Scores of members; higher means more likely a member.
+        absent: Scores of non-members.
+        confidence: Confidence of each interval.
+
+    Assumes:
+        Scores are independent, those of each group from one distribution.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> found = attack_metrics(rng.normal(1, 1, 2000), rng.normal(0, 1, 2000))
+        >>> found.auc.lower < 0.760 < found.auc.upper
+        True
+    """
+    _validate.probability(confidence=confidence)
+    ones = np.sort(_validate.finite_vector("present", present))
+    zeros = np.sort(_validate.finite_vector("absent", absent))
+    for name, scores in (("present", ones), ("absent", zeros)):
+        if scores.size < 2:
+            raise _validate.fail(f"the number of {name} scores", scores.size, ">= 2")
+    # Members above the k-th largest non-member, for every k: those ties with it do not count.
+    above = ones.size - np.searchsorted(ones, zeros[::-1], side="right")
+    gap, at = _largest_gap(ones, zeros)
+    reach = sum(
+        math.sqrt(math.log(4.0 / (1.0 - confidence)) / (2.0 * size))
+        for size in (ones.size, zeros.size)
+    )
+    return AttackMetrics(
+        auc=_auc(ones, zeros, confidence),
+        advantage=Estimate(value=gap, lower=max(0.0, gap - reach), upper=min(1.0, gap + reach)),
+        members=ones.size,
+        non_members=zeros.size,
+        confidence=confidence,
+        roc=at,
+        # With k false positives allowed, the threshold is the (k + 1)-th largest non-member.
+        _true_positives=(*(int(count) for count in above), ones.size),
+    )
+
+
+def _auc(ones: NDArray[np.float64], zeros: NDArray[np.float64], confidence: float) -> Estimate:
+    """DeLong's interval, on the logit scale, which keeps it inside (0, 1)."""
+    value, low, high = area_interval(ones, zeros, confidence=confidence)
+    placed_ones = _placements(ones, zeros)
+    placed_zeros = 1.0 - _placements(zeros, ones)
+    variance = placed_ones.var(ddof=1) / ones.size + placed_zeros.var(ddof=1) / zeros.size
+    if not (0.0 < value < 1.0 and variance > 0.0):
+        # Groups that do not overlap have no variance to estimate: the distribution-free interval.
+        return Estimate(value=value, lower=low, upper=high)
+    reach = float(ndtri(0.5 + 0.5 * confidence)) * math.sqrt(variance) / (value * (1.0 - value))
+    centre = float(logit(value))
+    low, high = (float(expit(centre + side * reach)) for side in (-1.0, 1.0))
+    return Estimate(value=value, lower=low, upper=high)
+
+
+def _placements(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of the others below each value, ties counting half."""
+    below = np.searchsorted(others, values, side="left")
+    below = below + np.searchsorted(others, values, side="right")
+    return np.asarray(below / (2.0 * others.size))
+
+
+def _largest_gap(
+    ones: NDArray[np.float64], zeros: NDArray[np.float64]
+) -> tuple[float, tuple[tuple[float, float], ...]]:
+    thresholds = np.unique(np.concatenate([ones, zeros]))[::-1]
+    true = 1.0 - np.searchsorted(ones, thresholds, side="left") / ones.size
+    false = 1.0 - np.searchsorted(zeros, thresholds, side="left") / zeros.size
+    kept = np.unique(np.linspace(0, thresholds.size - 1, _POINTS).astype(np.int64))
+    curve = ((0.0, 0.0), *zip(false[kept].tolist(), true[kept].tolist(), strict=True), (1.0, 1.0))
+    return max(0.0, float((true - false).max())), curve
