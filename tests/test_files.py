@@ -238,10 +238,6 @@ def test_sums_that_no_run_has_are_read_and_not_verified(name, change, message, t
     assert re.search(message, str(found))
 
 
-RULE = {"name": "scheme", "p_value": 1.0, "summary": "5 batches keep the rules."}
-DRAWN = {"scheme": {"scheme": "poisson", "rate": 0.5}, "steps": 5, "records": 9, "drawn": 20}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -250,9 +246,6 @@ DRAWN = {"scheme": {"scheme": "poisson", "rate": 0.5}, "steps": 5, "records": 9,
         ("skipped_steps", 10**30, "facts.skipped_steps <= "),
         ("unnoised_steps", 10**30, "facts.unnoised_steps <= "),
         ("noise_multiplier", 1e200, "facts.noise_multiplier 0 or in"),
-        ("batches", DRAWN | {"tests": []}, "facts.batches to have each test once"),
-        ("batches", DRAWN | {"tests": [RULE | {"name": "x"}]}, "facts.batches to have each test"),
-        ("batches", DRAWN | {"tests": [RULE | {"summary": ""}]}, "to say what 'scheme' found"),
         ("scheme", {"scheme": "min-separation", "rate": 0.1, "separation": 1 << 62}, "separation"),
         ("scheme", {"scheme": "cyclic-poisson", "rate": 0.1, "cycle": 10**10}, "cycle"),
     ],

@@ -21,6 +21,7 @@ from askgauss.checks.scope import (
     scope_of,
 )
 from askgauss.evidence.attestation import evidence_pack
+from askgauss.evidence.verification import verify
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
 from askgauss.policy import untested
@@ -217,6 +218,7 @@ def test_a_result_without_checks_says_that_nothing_was_tested():
     assert "not tested  every part: no checks were made" in str(result)
 
 
+WIDE = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
 RUN = ag.simulate_dpsgd(
     steps=300, sampling_rate=0.08, noise_multiplier=1.0, present=200, absent=200, seed=0
 )
@@ -230,32 +232,34 @@ def forged(result, **changes):
 
 
 @pytest.mark.parametrize("version", [None, "0.0.1"])
-def test_parts_that_no_finding_tested_cannot_be_called_fine_in_a_file(version):
-    result = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5))
+def test_parts_that_no_finding_tested_cannot_be_called_fine(version):
+    result = ag.audit(RUN, claim=WIDE)
     parts = json.loads(result.to_json())["scope"]
     assert any(part["status"] == "not tested" for part in parts)
     fine = [part | {"status": "fine", "how_to_test": ""} for part in parts]
-    with pytest.raises(FileFormatError, match="Its scope"):
-        ag.AuditResult.from_json(forged(result, scope=fine, version=version or result.version))
+    assert not believed(result, scope=fine, version=version or result.version)
 
 
 @pytest.mark.parametrize("changes", [{"scope": []}, {"scope": [], "metadata": {}}])
-def test_a_scope_cannot_be_left_out_of_a_file(changes):
-    result = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5))
-    with pytest.raises(FileFormatError, match="Its scope"):
-        ag.AuditResult.from_json(forged(result, **changes))
-    alone = ag.audit(RUN, claim=ag.PrivacyClaim(epsilon=12.0, delta=1e-5), diagnostics=False)
+def test_a_scope_cannot_be_left_out(changes):
+    assert not believed(ag.audit(RUN, claim=WIDE), **changes)
+    alone = ag.audit(RUN, claim=WIDE, diagnostics=False)
     assert ag.AuditResult.from_json(alone.to_json()).scope == ()
 
 
-@pytest.mark.parametrize("auditor", [None, "gaussian-shift", "gaussian-ellipsoid", "max-cosine"])
 @pytest.mark.parametrize("changes", [{"present": 201}, {"absent": 199}, {"present": 100}])
-def test_numbers_of_canaries_are_those_of_the_evidence(auditor, changes):
-    claim = ag.PrivacyClaim(epsilon=12.0, delta=1e-5)
-    result = ag.audit(RUN, claim=claim, auditor=auditor, diagnostics=False)
-    assert ag.AuditResult.from_json(result.to_json()) == result
-    with pytest.raises(FileFormatError, match="no result of an audit"):
-        ag.AuditResult.from_json(forged(result, **changes))
+def test_numbers_of_canaries_are_those_of_the_evidence(changes):
+    result = ag.audit(RUN, claim=WIDE)
+    assert believed(result)
+    assert not believed(result, **changes)
+
+
+def believed(result, **changes):
+    """Whether the file of a result is read and its verification holds, after these changes."""
+    try:
+        return verify(ag.AuditResult.from_json(forged(result, **changes)), RUN).holds
+    except FileFormatError:
+        return False
 
 
 def test_the_page_on_limits_names_every_part_and_what_is_outside():

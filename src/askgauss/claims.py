@@ -74,6 +74,7 @@ class PrivacyClaim:
         say that records take turns is left as it is.
 
         Examples:
+            >>> from askgauss.sampling import CyclicPoisson
             >>> scheme = CyclicPoisson(rate=0.2, cycle=4)
             >>> claim = PrivacyClaim(epsilon=8.0, delta=1e-5, steps=400, sampling=scheme)
             >>> claim.in_rounds(4).steps, claim.in_rounds(4).sampling

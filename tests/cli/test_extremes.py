@@ -105,7 +105,8 @@ def commands(program=app, before=()):
         name = command.name or command.callback.__name__.replace("_", "-")
         yield " ".join((*before, name)), command.callback
     for group in program.registered_groups:
-        yield from commands(group.typer_instance, (*before, group.name))
+        inner = group.typer_instance
+        yield from commands(inner, (*before, inner.info.name))
 
 
 def kinds(hint):

@@ -72,6 +72,7 @@ class SampledRecorder(PlannedRecorder):
 
     Examples:
         >>> import numpy as np, askgauss as ag
+        >>> from askgauss.sampling import CyclicPoisson
         >>> from askgauss.mechanisms.banded import BandedStrategy
         >>> from askgauss.mechanisms.noise_streams import numpy_draw
         >>> strategy = BandedStrategy.toeplitz([1.0, 0.5], 40)
