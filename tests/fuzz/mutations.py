@@ -187,7 +187,7 @@ def forge_archive(content: bytes, generator: np.random.Generator) -> bytes:
     archive.write_arrays(stream, kind, schema, arrays, header, private=header.pop("private", 0))
     if generator.random() < 0.1:
         # Packed by somebody else: the digests fit, and askgauss packs nothing.
-        with np.load(stream, allow_pickle=False) as found:
+        with np.load(io.BytesIO(stream.getvalue()), allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         stream = io.BytesIO()
         np.savez_compressed(stream, **arrays)

@@ -37,7 +37,7 @@ def test_the_first_line_of_leaving_is_not_the_audits():
     """Between the end of a block and the undo of everything no line of the package runs."""
     run = make_run()
     struck, left = interrupts.interrupted("rows", run, None, "leave", 1)
-    assert struck.startswith("opacus.py")
+    assert struck.startswith("canary_audit.py")
     assert left == []
 
 

@@ -293,11 +293,11 @@ def test_followers_are_told_of_the_end_when_it_has_come(tmp_path):
         _, state = step(runs.gradient(), state)
     half = audit.result(state, claim=runs.claim())
     assert not (tmp_path / "watch.json").exists() or told() == "running"
-    assert half.metadata["watched"]["status"] == "running"
+    assert half.watched.status == "running"
     for _ in range(4):
         _, state = step(runs.gradient(), state)
     whole = audit.result(state, claim=runs.claim())
-    assert told() == whole.metadata["watched"]["status"] == "finished"
+    assert told() == whole.watched.status == "finished"
 
 
 def test_an_alarm_in_steps_never_drained_is_in_the_result():

@@ -247,6 +247,9 @@ def _check_member(info: zipfile.ZipInfo, size: int) -> None:
     if not (name.endswith(".npy") and name.isascii() and name.isprintable()):
         raise _damaged(f"its member {name[:80]!r}", "is no array")
     packed = info.compress_type == zipfile.ZIP_DEFLATED
+    if info.comment:
+        # A damaged length makes one of the entries behind it, and a file without a header.
+        raise _damaged(f"its member {name[:80]!r}", "has a comment")
     if info.flag_bits & 1 or not (packed or info.compress_type == zipfile.ZIP_STORED):
         raise _damaged("a part of it", "is encrypted or packed in a way numpy does not use")
     if info.header_offset + info.compress_size > size or not (
