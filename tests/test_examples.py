@@ -19,7 +19,7 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 # Constants of an example that set its length, and nothing that is tested here.
 SHORTER = {
     "jax_transformer": {"STEPS": 40},
-    "language_model": {"RECORDS": 300, "CANARIES": 200},
+    "language_model": {"RECORDS": 300, "CANARIES": 600},
     "lightning_audit": {"EPOCHS": 2},
 }
 

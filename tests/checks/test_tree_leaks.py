@@ -273,38 +273,6 @@ def test_correct_trees_of_few_canaries_keep_the_gate_error():
     assert alarms <= 12
 
 
-def test_an_early_checkpoint_goes_on_and_an_early_file_is_read(tmp_path):
-    """Before pieces told what they say of single leaves."""
-    canaries = ag.DiracCanaries(present=20, absent=60, dimension=80, seed=0)
-    plan = TreePlan(steps=8, release="prefixes")
-    whole = LinearRecorder(canaries, plan, noise_multiplier=1.0)
-    generator = np.random.default_rng(0)
-    for _ in range(3):
-        whole.sample()
-        whole.observe(generator.normal(size=80), background=np.zeros(80))
-    state = whole.state_dict()
-    state["pieces"] = state["pieces"][:, :5].copy()
-    del state["sums.square"]
-    permuted = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(3,))).permutation(
-        np.flatnonzero(~canaries.member)
-    )
-    early = np.isin(whole._kept, permuted[:32])
-    state["kept_values"] = state["kept_values"][:, early].copy()
-    resumed = LinearRecorder(canaries, plan, noise_multiplier=1.0)
-    resumed.load_state_dict(state)
-    for _ in range(5):
-        resumed.sample()
-        resumed.observe(generator.normal(size=80), background=np.zeros(80))
-    transcript = resumed.transcript()
-    assert transcript.pieces.signal is None
-    assert transcript.noise_square is None
-    transcript.save(tmp_path / "early.npz")
-    result = ag.audit(ag.LinearTranscript.load(tmp_path / "early.npz"), claim=CLAIM)
-    skipped = {item.check for item in result.findings if item.status is Status.NOT_RUN}
-    assert {"noise by coordinate", "noise where planted"} <= skipped
-    assert "noise by node" not in skipped
-
-
 def test_leaves_that_have_the_noise_of_the_one_before_shifted_by_one():
     """Where nodes are released it is found; prefixes hide it, and the result says so."""
 

@@ -19,7 +19,7 @@ from askgauss.exceptions import (
     PrivacyAlarm,
     RecordingError,
 )
-from askgauss.integrations import opacus
+from askgauss.integrations.opacus import canary_audit
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Verdict
 
@@ -360,4 +360,4 @@ def test_an_interrupted_training_is_let_go_of(tmp_path):
     optimizer = module.optimizers(use_pl_optimizer=False)
     assert callback.audit.steps == 3
     assert "add_noise" not in vars(optimizer)
-    assert optimizer not in opacus._attached
+    assert optimizer not in canary_audit._attached

@@ -131,11 +131,11 @@ import sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
 from askgauss.exceptions import RecordingError
-from askgauss.integrations import _ranks
+from askgauss.integrations.opacus import ranks
 from askgauss.integrations.opacus import CanaryAudit
 from tests.integrations.ddp_worker import distributed_run
 rank, meeting, attach = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-_ranks.PATIENCE = 2.0
+ranks.PATIENCE = 2.0
 torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
 run = distributed_run(rank)
 try:

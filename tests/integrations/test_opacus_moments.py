@@ -75,7 +75,7 @@ def test_an_observer_follows_every_moment_and_is_kept(notes):
     facts = audit.transcript().facts
     assert facts.unit == "user"
     assert "an observer was here." in facts.notes
-    other = CanaryAudit(run.optimizer, run.loader, seed=0)
+    other = CanaryAudit(run.optimizer, run.loader, seed=0, monitor=ag.Monitor())
     other.load_state_dict(audit.state_dict())
     assert notes[1].called == [*notes[0].called, f"loaded after {steps}"]
 
@@ -85,7 +85,7 @@ def test_observers_take_the_arguments_of_the_protocol():
     audit = CanaryAudit(own.optimizer, own.loader, model=own.model, seed=0)
     keys = [item.key for item in audit._observers if item.key]
     assert len(set(keys)) == len(keys)
-    moments = {name for name in vars(Observer) if not name.startswith("_")}
+    moments = {name for name, item in vars(Observer).items() if callable(item)}
     for item in audit._observers:
         for name in moments & set(vars(type(item))):
             theirs = inspect.unwrap(getattr(type(item), name))

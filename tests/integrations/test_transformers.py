@@ -12,8 +12,7 @@ from opacus.accountants import PRVAccountant
 import askgauss as ag
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, PrivacyAlarm, RecordingError
-from askgauss.integrations import opacus
-from askgauss.integrations.opacus import CanaryAudit
+from askgauss.integrations.opacus import CanaryAudit, canary_audit
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Verdict
 
@@ -325,5 +324,5 @@ def test_an_interrupted_training_is_let_go_of(tmp_path):
             break
     assert calls == []
     assert "add_noise" not in vars(optimizer)
-    assert optimizer not in opacus._attached
+    assert optimizer not in canary_audit._attached
     assert callback.audit.steps == 3

@@ -138,7 +138,7 @@ def test_a_full_disk(tmp_path, monkeypatch, cifar):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(data.atomic, "write_arrays", full)
+    monkeypatch.setattr(data.archive, "write_arrays", full)
     source = _write_folder(tmp_path / "official", cifar)
     with pytest.raises(data.DataError, match="the disk is full"):
         data.fetch("cifar10", folder=tmp_path / "c", source=source, progress=False)

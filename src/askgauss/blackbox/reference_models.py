@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import InvalidArgumentError, RecordingError
-from askgauss.files import atomic, codec
+from askgauss.files import archive, atomic, codec
 from askgauss.membership import Membership
 
 __all__ = ["References", "train_references"]
@@ -123,7 +123,7 @@ class _Work:
 
 def _one(train: Train, work: _Work) -> NDArray[np.float64]:
     if work.path is not None and Path(work.path).exists():
-        arrays, _ = atomic.read_arrays(work.path, _KIND, _SCHEMA)
+        arrays, _ = archive.read_arrays(work.path, _KIND, _SCHEMA)
         return np.asarray(arrays["values"], dtype=np.float64)
     values = _validate.finite_vector("what train returned", train(work.indices, work.seed))
     if values.size < work.audited:
@@ -132,7 +132,7 @@ def _one(train: Train, work: _Work) -> NDArray[np.float64]:
             f"{values.size}."
         )
     if work.path is not None:
-        atomic.write_arrays(work.path, _KIND, _SCHEMA, {"values": values}, {})
+        archive.write_arrays(work.path, _KIND, _SCHEMA, {"values": values}, {})
     return values
 
 
