@@ -30,6 +30,7 @@ from askgauss.monitor.eprocess import (
 )
 from askgauss.monitor.feed import (
     EVIDENCE_SHARE,
+    MOST_DECLARED,
     Alarm,
     Course,
     Feed,
@@ -53,8 +54,6 @@ _EAGER, _BLOCK, _GLANCE = 32, 8, 4.0
 # a look at most.
 _LOOKING = 0.01
 _LONGEST_LOOK = 0.01
-# Different declared noise multipliers that are counted apart.
-_DECLARED = 64
 # What an accountant may be off the epsilon that a claim has by another.
 _ROUNDING = 0.005
 _NOBODY_COMPARES = {"weights": "nothing compares them with what was released"}
@@ -650,7 +649,9 @@ class Monitor:
             )
 
     def _count_declared(self, noise: float | None) -> None:
-        known = noise is not None and (noise in self._declared or len(self._declared) < _DECLARED)
+        known = noise is not None and (
+            noise in self._declared or len(self._declared) < MOST_DECLARED
+        )
         if known and noise is not None:
             self._declared[noise] = self._declared.get(noise, 0) + 1
         else:
