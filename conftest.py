@@ -41,7 +41,7 @@ COSTS: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         "src/askgauss/integrations",
-        "src/askgauss/paper",
+        "paper",
         "tests/faults",
         "tests/final/test_training.py",
         "tests/integrations",

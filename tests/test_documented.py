@@ -26,7 +26,6 @@ INSIDE = {
     "files",
     "integrations",
     "mechanisms",
-    "paper",
     "publish",
     "replay",
     "stats",

@@ -245,16 +245,6 @@ def test_report_of_a_folder_is_of_every_run_in_it(run, leaky, correct, tmp_path)
     assert not (tmp_path / "x.html").exists()
 
 
-def test_report_of_a_sweep_is_its_table(run, tmp_path):
-    options = ("--seeds", "2", "--steps", "20", "--present", "40", "--absent", "40")
-    swept = run("sweep", "--folder", tmp_path / "s", "--epsilon", "2", *options)
-    assert swept.exit_code == 0
-    shown = run("report", tmp_path / "s")
-    assert shown.exit_code == 0
-    assert shown.stdout in swept.stderr
-    assert "gaussian-shift" in shown.stdout
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "askgauss-result"}', b"\xff"])
 def test_report_of_something_else_is_2(run, content):
     result = run("report", "-", input=content)

@@ -98,7 +98,7 @@ def test_help_lists_every_command(run):
         assert f"\n  {name} " in result.stdout
     assert run().stdout == result.stdout
     # In groups, and nothing is cut at the width of a terminal.
-    for panel in ("First steps:", "Audit:", "Evidence:", "During training:", "The paper:"):
+    for panel in ("First steps:", "Audit:", "Evidence:", "During training:"):
         assert f"\n{panel}\n" in result.stdout
     assert "..." not in result.stdout.partition("First steps:")[2]
     assert "..." not in run("simulate", "--help").stdout.partition("Commands:")[2]

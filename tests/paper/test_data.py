@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.paper import data, formats
+from paper import data, formats
 
 
 def _tiny_cifar():

@@ -202,8 +202,7 @@ def report(
     """Render a result that was saved: as text, or as the documents asked for.
 
     Of a run it also writes report.html into its folder, unless another document is asked for. Of a
-    folder with several runs in it, such as a reproduction, it does so for each; of a sweep it shows
-    the table.
+    folder with several runs in it it does so for each.
     """
     outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     if source != "-" and Path(source).is_dir():
@@ -216,15 +215,10 @@ def report(
 
 
 def _report_folder(place: Path, outputs: Documents) -> None:
-    from askgauss.cli.paper_commands import sweep_table
     from askgauss.exceptions import FileFormatError, InvalidArgumentError
     from askgauss.files.run_folder import RunFolder
 
     run = RunFolder(place)
-    table = sweep_table(place)
-    if table is not None:
-        say(printable(table))
-        return
     if run.result.is_file():
         _report_run(run, outputs)
         return

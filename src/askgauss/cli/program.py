@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
+    "ConfigFile",
+    "Debug",
     "ExitCode",
     "Group",
     "Interrupted",
     "Program",
-    "config_option",
-    "debug_option",
+    "Quiet",
     "explain_os_error",
-    "quiet_option",
 ]
 
 _CONFIG = "askgauss.config"
@@ -209,9 +209,10 @@ class Program(Group):
         be_quiet(False)
         try:
             _claim_streams()
-            self._main_shell_completion({}, "askgauss", complete_var)
+            name = self.name or "askgauss"
+            self._main_shell_completion({}, name, complete_var)
             words = sys.argv[1:] if args is None else list(args)
-            with _warnings_as_notes(), self.make_context("askgauss", words, **extra) as context:
+            with _warnings_as_notes(), self.make_context(name, words, **extra) as context:
                 self.invoke(context)
                 # Here, so that a full disk or a closed pipe is met while it can be reported.
                 sys.stdout.flush()
@@ -242,7 +243,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def config_option(context: typer.Context, path: Path | None) -> Path | None:
+def _config_option(context: typer.Context, path: Path | None) -> Path | None:
     """Take options from a file: at once, or for the program when its command is known."""
     if path is not None and not context.resilient_parsing:
         context.meta[_CONFIG] = path
@@ -251,15 +252,48 @@ def config_option(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def quiet_option(value: bool) -> bool:
+def _quiet_option(value: bool) -> bool:
     """Say nothing but errors from here on."""
     if value:
         be_quiet(True)
     return value
 
 
-def debug_option(value: bool) -> bool:
+def _debug_option(value: bool) -> bool:
     """Show tracebacks from here on."""
     global _debug
     _debug = _debug or value
     return value
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with options: every key is the name of one.",
+        is_eager=True,
+        expose_value=False,
+        callback=_config_option,
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error.",
+        is_eager=True,
+        expose_value=False,
+        callback=_debug_option,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        help="Say nothing but errors: documents and the exit code are the answer.",
+        is_eager=True,
+        expose_value=False,
+        callback=_quiet_option,
+    ),
+]

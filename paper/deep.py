@@ -24,10 +24,10 @@ from askgauss import _validate
 from askgauss.canaries import Stream
 from askgauss.files import archive, schema
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, train_dpsgd
-from askgauss.paper.augment import random_views
-from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, generator
-from askgauss.paper.networks import MODELS
+from paper import data, train_dpsgd
+from paper.augment import random_views
+from paper.heads_plan import DpsgdHead, DpsgdPlan, generator
+from paper.networks import MODELS
 
 __all__ = ["clipped_sum", "process_rank", "train_heads"]
 

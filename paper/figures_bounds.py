@@ -19,10 +19,16 @@ from askgauss.auditors import (
     SubsampledGaussian,
     auditor_types,
 )
-from askgauss.paper import uncorrected
-from askgauss.paper.csv_rows import Row
-from askgauss.paper.heads_plan import DpsgdHead
-from askgauss.paper.paper_figure import (
+from askgauss.recording.transcript import CanarySums, Transcript
+from askgauss.results import Assumption
+from askgauss.scores import CanaryScores
+from askgauss.simulation import simulate_dpsgd
+from askgauss.stats import regions as region_methods
+from askgauss.stats.score_law import ScoreLaw
+from paper import uncorrected
+from paper.csv_rows import Row
+from paper.heads_plan import DpsgdHead
+from paper.paper_figure import (
     COLOURS,
     PUBLISHED,
     SOUND,
@@ -41,12 +47,6 @@ from askgauss.paper.paper_figure import (
     set_ticks,
     subplots,
 )
-from askgauss.recording.transcript import CanarySums, Transcript
-from askgauss.results import Assumption
-from askgauss.scores import CanaryScores
-from askgauss.simulation import simulate_dpsgd
-from askgauss.stats import regions as region_methods
-from askgauss.stats.score_law import ScoreLaw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

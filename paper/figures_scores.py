@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.paper.csv_rows import Row
-from askgauss.paper.paper_figure import (
+from askgauss.recording.transcript import Transcript
+from askgauss.stats.score_law import ScoreLaw
+from paper.csv_rows import Row
+from paper.paper_figure import (
     COLOURS,
     Line,
     PaperFigure,
@@ -19,8 +21,6 @@ from askgauss.paper.paper_figure import (
     add_legend,
     subplots,
 )
-from askgauss.recording.transcript import Transcript
-from askgauss.stats.score_law import ScoreLaw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,21 +10,21 @@ from pathlib import Path
 from askgauss._version import installed_versions
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
-from askgauss.paper.figures_bounds import (
+from paper.figures_bounds import (
     BoundsFigure,
     CanariesFigure,
     HeadlineFigure,
     RegionsFigure,
     StepsFigure,
 )
-from askgauss.paper.figures_dpftrl import TreesFigure, UtilityTable
-from askgauss.paper.figures_scores import (
+from paper.figures_dpftrl import TreesFigure, UtilityTable
+from paper.figures_scores import (
     ConvergenceFigure,
     GramFigure,
     HistogramsFigure,
     IndicesFigure,
 )
-from askgauss.paper.paper_figure import Line, PaperFigure, PaperTable
+from paper.paper_figure import Line, PaperFigure, PaperTable
 
 __all__ = ["TABLES", "write"]
 
@@ -70,7 +70,7 @@ def write(folder: Path, *, scale: str, model: str, minutes: Sequence[float]) -> 
     parts = [
         "# The paper, reproduced",
         "",
-        f"Written by `askgauss reproduce all --scale {scale}`, model {model}, in "
+        f"Written by `python -m paper reproduce all --scale {scale}`, model {model}, in "
         f"{sum(minutes):.0f} minutes{_starts(minutes)} on {os.cpu_count()} cores, Python "
         f"{here['python']}, torch {here.get('torch', 'not installed')}.",
         "",

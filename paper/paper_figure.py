@@ -1,7 +1,7 @@
 """What every figure of the paper has: numbers from finished runs, a drawing, a comparison.
 
 Adding a figure is one class with its name, its title, its caption and these three methods, and its
-place in `askgauss.paper.page.TABLES`.
+place in `paper.page.TABLES`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from askgauss.auditing import audit
 from askgauss.auditors import Auditor
 from askgauss.files import atomic
-from askgauss.paper import train_dpsgd
-from askgauss.paper.csv_rows import Row, csv_text
-from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, TreeRunPlan
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores
+from paper import train_dpsgd
+from paper.csv_rows import Row, csv_text
+from paper.heads_plan import DpsgdHead, DpsgdPlan, TreeRunPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,12 +25,12 @@ from askgauss.canaries import DiracCanaries, Stream
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
-from askgauss.paper.linear_heads import Heads, HeadsShape
-from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.scores import CanaryScores, ScoreMetadata
+from paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
+from paper.linear_heads import Heads, HeadsShape
+from paper.scatter import ScatterFeatures
 
 __all__ = ["RELEASES", "load_published_scores", "load_transcript", "train"]
 

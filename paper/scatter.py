@@ -23,7 +23,7 @@ from askgauss import _validate
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
 from askgauss.files.lock import locked
-from askgauss.paper import data
+from paper import data
 
 __all__ = ["ScatterFeatures", "features", "group_normalise", "transform"]
 

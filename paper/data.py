@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import AskGaussError, FileFormatError, MissingExtraError
 from askgauss.files import archive
-from askgauss.paper import formats
+from paper import formats
 
 __all__ = ["DataError", "ImageSet", "SetInfo", "available", "cache_folder", "fetch", "load"]
 
@@ -141,7 +141,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> ImageSet
         return _image_set(name, _digits(path, _silent))
     if not path.exists():
         raise DataError(
-            f"{name} is not in {str(path.parent)!r}. Run 'askgauss data fetch {name}', with "
+            f"{name} is not in {str(path.parent)!r}. Run 'python -m paper data fetch {name}', with "
             "--source FOLDER if you have the files already."
         )
     arrays, _ = archive.read_arrays(path, _KIND, _SCHEMA)

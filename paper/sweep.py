@@ -23,10 +23,10 @@ from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper.csv_rows import Row, csv_text
 from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
+from paper.csv_rows import Row, csv_text
 
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]
 
@@ -137,7 +137,7 @@ class Cell:
                 absent=grid.absent,
                 seed=self.seed,
             )
-        from askgauss.paper.reproduce import SCALES, train_once
+        from paper.reproduce import SCALES, train_once
 
         return train_once(
             SCALES[grid.run],
