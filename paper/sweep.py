@@ -25,7 +25,7 @@ from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
 from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
-from askgauss.simulation.dpsgd_runs import check_canaries, check_work
+from askgauss.simulation.simulated_runs import check_canaries, check_work
 from paper.csv_rows import Row, csv_text
 
 __all__ = ["Cell", "Grid", "SweepWorkerError", "coverage", "find_table", "read_table", "run"]

@@ -448,7 +448,7 @@ def test_when_batches_are_compared_with_the_scheme(processes, batches, compared)
 @pytest.mark.parametrize(("rows", "whole"), [(1 << 11, True), (1 << 12, False)])
 def test_of_larger_jax_models_a_part_of_the_noise_is_compared(rows, whole):
     pytest.importorskip("jax")
-    from askgauss.integrations.jax.jax_noise import SampledLeaves
+    from askgauss.integrations.jax.step_noise import SampledLeaves
 
     (leaf,) = SampledLeaves([(rows, 512)], ["float32"], steps=10, deviation=1.0)._leaves
     assert (leaf.looked_at == rows * 512) is whole

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVarTuple
 from askgauss.auditing import audit
 from askgauss.auditors.auditor import Auditor
 from askgauss.claims import PrivacyClaim
-from askgauss.figures.course_figures import with_course
+from askgauss.figures.run_figures import with_course
 from askgauss.monitor import Monitor
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript

@@ -483,7 +483,7 @@ def test_every_option_of_every_command_can_stand_in_a_file(tmp_path):
     import typer
 
     from askgauss.cli import app
-    from askgauss.cli.config import _parameter
+    from askgauss.cli.program import _parameter
 
     def commands(command):
         return (

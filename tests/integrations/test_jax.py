@@ -29,7 +29,7 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.figures.course_figures import BoundByStep
+from askgauss.figures.run_figures import BoundByStep
 from askgauss.integrations.jax import Audit, claim_of
 from askgauss.monitor.feed import read_feed
 from askgauss.sampling import CyclicPoisson, EveryStep, Poisson

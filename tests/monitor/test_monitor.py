@@ -647,7 +647,7 @@ def _recorder_of(monitor):
 
 
 def test_a_result_shows_the_course_and_survives_its_json():
-    from askgauss.figures.course_figures import BoundByStep, with_course
+    from askgauss.figures.run_figures import BoundByStep, with_course
     from askgauss.figures.style import NothingToDrawError
 
     monitor = quiet()
@@ -670,7 +670,7 @@ def test_a_result_shows_the_course_and_survives_its_json():
 
 
 def test_an_alarm_is_among_the_findings_and_in_the_report():
-    from askgauss.figures.course_figures import BoundByStep, with_course
+    from askgauss.figures.run_figures import BoundByStep, with_course
 
     monitor = quiet()
     recorder = loop(monitor, 3, noise=SIGMA / 2)

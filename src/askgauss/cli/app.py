@@ -9,17 +9,12 @@ from typing import Annotated
 import typer
 
 from askgauss._version import __version__, installed_versions
-from askgauss.cli.attest_command import attest
-from askgauss.cli.audit_commands import audit, compare, diagnose, report
-from askgauss.cli.check_command import check_results
+from askgauss.cli.audit_commands import audit, compare, diagnose, replay, report
 from askgauss.cli.demo import demo
+from askgauss.cli.evidence_commands import attest, check_results, verify
+from askgauss.cli.planning_commands import faults, plan, selftest, simulate, theory
 from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
-from askgauss.cli.replay_command import replay
-from askgauss.cli.selftest import selftest
-from askgauss.cli.simulate_commands import faults, simulate
 from askgauss.cli.terminal import say
-from askgauss.cli.theory_commands import plan, theory
-from askgauss.cli.verify_command import verify
 from askgauss.cli.watch_command import watch
 
 __all__ = ["app", "main"]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from askgauss.cli.destinations import Documents
-from askgauss.cli.options import RunSteps, Seed, claim_of
+from askgauss.cli.options import Documents, RunSteps, Seed, claim_of
 from askgauss.cli.program import ExitCode, Interrupted
 from askgauss.cli.terminal import PRIVATE, ProgressBar, note, say, say_result
 from askgauss.exceptions import (

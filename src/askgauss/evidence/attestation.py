@@ -18,7 +18,7 @@ from askgauss import policy
 from askgauss._text import number, one_line
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.report.markdown import escaped
+from askgauss.report.ci_documents import escaped
 from askgauss.report.words import advice, measured, scope_line
 from askgauss.results import AuditResult, Finding, Status, Verdict
 

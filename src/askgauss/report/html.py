@@ -1,18 +1,23 @@
-"""The report as one HTML file, and the notebook card."""
+"""The HTML report, the notebook card, the page of a replay, and figures as inline SVG."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import math
+import re
+import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from askgauss import policy
 from askgauss._text import confidence_in_words, one_line, printable
-from askgauss.figures.course_figures import BoundByStep, EvidenceByStep
+from askgauss.figures import style
 from askgauss.figures.leak_figures import (
     EpsilonAxis,
     EpsilonByCanaries,
@@ -20,7 +25,14 @@ from askgauss.figures.leak_figures import (
     Meaning,
     TradeOffCurves,
 )
-from askgauss.figures.noise_figures import GramMatrix, NoiseByStep, NoiseByTensor, NoiseShape
+from askgauss.figures.run_figures import (
+    BoundByStep,
+    EvidenceByStep,
+    GramMatrix,
+    NoiseByStep,
+    NoiseByTensor,
+    NoiseShape,
+)
 from askgauss.figures.score_figures import (
     Convergence,
     GaussianDistance,
@@ -31,15 +43,114 @@ from askgauss.figures.style import AuditFigure, NothingToDrawError
 from askgauss.figures.summary import Summary, tables_of
 from askgauss.files import codec
 from askgauss.report import words
-from askgauss.report.drawing import svg
 from askgauss.results import AuditResult, Status, Verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from askgauss.comparison import Comparison
+    from askgauss.replay import ReplayReport
 
-__all__ = ["SECTIONS", "Section", "card", "render"]
+__all__ = ["SECTIONS", "Section", "card", "render", "render_replay", "svg"]
+
+
+# The colours figures are drawn in, and the names the style sheet knows them by.
+_COLORS = {
+    style.INK: "ink",
+    style.MUTED: "muted",
+    style.GRID: "grid",
+    style.PAPER: "paper",
+    style.OTHER: "other",
+    style.CLAIM: "claim",
+    **dict.fromkeys(style.ACCENTS.values(), "accent"),
+}
+
+
+def svg(figure: AuditFigure, prefix: str) -> Any:
+    """A figure as inline SVG that takes its colours and its type from the page.
+
+    Args:
+        figure: The figure.
+        prefix: What its ids begin with, so that they meet no other figure's nor another report's.
+    """
+    from markupsafe import Markup, escape
+    from matplotlib.figure import Figure
+
+    options: dict[str, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": prefix,
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "axes.unicode_minus": True,
+        "path.simplify": True,
+    }
+    with _drawing(options):
+        canvas = Figure(figsize=figure.size, layout="constrained")
+        figure.plot(canvas.add_subplot())
+        canvas.patch.set_alpha(0.0)
+        for ax in canvas.axes:
+            ax.patch.set_alpha(0.0)
+        stream = io.StringIO()
+        canvas.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
+    drawn = _compact(stream.getvalue(), prefix)
+    head, rest = drawn.split(">", 1)
+    spoken = escape(figure.label)
+    return Markup(f'{head} role="img" aria-label="{spoken}"><title>{spoken}</title>{rest}')
+
+
+_DRAWING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _drawing(options: Any) -> Iterator[None]:
+    """Our few settings of matplotlib, which belong to the whole process, while a figure is drawn.
+
+    One figure at a time: settings of two that overlap would be put back in the wrong order. Only
+    these are put back, so that what somebody else sets meanwhile stays. Whoever draws in another
+    thread meanwhile draws by them: matplotlib has one set of settings for all threads.
+    """
+    import matplotlib as mpl
+
+    with _DRAWING:
+        before: Any = {name: mpl.rcParams[name] for name in options}
+        mpl.rcParams.update(options)
+        try:
+            yield
+        finally:
+            mpl.rcParams.update(before)
+
+
+def _compact(drawn: str, prefix: str) -> str:
+    """What the backend wrote, less what a page does not need, in the page's colours and type."""
+    drawn = drawn[drawn.index("<svg") :]
+    # A style element inside an inline image would speak to the whole page.
+    drawn = re.sub(r"<(metadata|style)\b.*?</\1>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
+
+    def named(found: re.Match[str]) -> str:
+        return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
+
+    def tag(found: re.Match[str]) -> str:
+        inside = re.sub(r' id="([^"]+)"', named, found[0])
+        inside = re.sub(r'(url\(|href=")#([^)"]+)', rf"\1#{prefix}-\2", inside)
+        # The size of the type is kept; its face is the page's.
+        inside = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", inside)
+        inside = re.sub(r"font-family: [^;\"]*; ?", "", inside)
+        inside = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", inside)
+        inside = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", inside)
+        inside = re.sub(r"\s*\n\s*", " ", inside)
+        return inside.replace("; ", ";").replace(": ", ":")
+
+    drawn = re.sub(r"<[^>]+>", tag, drawn)
+    for color, name in _COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    drawn = re.sub(r">\s+<", "><", drawn)
+    while (shorter := re.sub(r"<(g|defs)></\1>|<(g|defs)/>", "", drawn)) != drawn:
+        drawn = shorter
+    return drawn
+
 
 _SCHEMA = 1
 _COMPARED = 9
@@ -386,3 +497,42 @@ def _evidence(result: AuditResult) -> str:
     lines = [printable(line) for line in shown.replace("  ", "\u00a0\u00a0").splitlines()]
     shown = "\n".join(lines)
     return shown if len(shown) <= _EVIDENCE else shown[:_EVIDENCE] + "\n… the rest is in the JSON."
+
+
+def render_replay(report: ReplayReport) -> str:
+    """One self-contained HTML page: no script, nothing fetched.
+
+    Args:
+        report: The replay.
+
+    Returns:
+        The page.
+    """
+    remedies = {item.check: item.remedy for item in report.findings}
+    page = {
+        "verdict": report.verdict.value,
+        "headline": report.verdict.value.capitalize(),
+        "reason": printable(one_line(report.reason)),
+        "facts": [
+            {"name": "claimed adjacency", "value": report.adjacency},
+            {"name": "record", "value": f"{report.record:,} of {report.records:,}"},
+            {"name": "steps", "value": str(report.steps)},
+        ],
+        "differences": [
+            {
+                "leak": report.adjacency in item.leak_under,
+                "name": one_line(item.name),
+                "kind": item.kind,
+                "seen": one_line(f"{item.values[0]} against {item.values[1]}"),
+                "size": "" if item.size is None else f"{item.size:.4g}",
+                "steps": ", ".join(str(step) for step in item.steps[:8]),
+                "under": ", ".join(item.leak_under),
+                "follows": one_line(item.follows),
+                "remedy": remedies.get(f"replay: {item.name}", ""),
+            }
+            for item in report.differences
+        ],
+        "rows": [{"name": name, "value": one_line(value)} for name, value in report.rows()],
+        "version": report.version,
+    }
+    return _templates().get_template("replay.html").render(page=page, style=_style_sheet())

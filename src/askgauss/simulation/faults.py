@@ -16,24 +16,22 @@ from numpy.typing import NDArray
 
 from askgauss.canaries import Stream, random_stream
 from askgauss.results import Verdict
-from askgauss.simulation.dpsgd_parts import (
+from askgauss.simulation.mechanism import (
+    FAULTS,
+    TREE_FAULTS,
     Adding,
+    Fault,
     Gradients,
+    Invisible,
+    NodeNoise,
     SimulatedRun,
+    TreeFault,
+    find_fault,
+    find_tree_fault,
     gaussian,
     one_direction_each,
     per_record,
     poisson,
-)
-from askgauss.simulation.fault_kinds import (
-    FAULTS,
-    TREE_FAULTS,
-    Fault,
-    Invisible,
-    NodeNoise,
-    TreeFault,
-    find_fault,
-    find_tree_fault,
 )
 
 __all__ = [

@@ -55,11 +55,10 @@ except ImportError as error:
         "askgauss.integrations.jax needs JAX and optax: pip install 'askgauss[jax]'."
     ) from error
 
-from askgauss.integrations.jax.jax_examples import ExampleAudit
-from askgauss.integrations.jax.jax_noise import SampledLeaves
-from askgauss.integrations.jax.jax_rows import CanaryLoss, PlantedRows
+from askgauss.integrations.jax.example_canaries import CanaryLoss, ExampleAudit, PlantedRows
 from askgauss.integrations.jax.plan import as_scheme, claim_of, planned_run
 from askgauss.integrations.jax.state import AuditState, Readings, WrappedRun, checked_privatizer
+from askgauss.integrations.jax.step_noise import SampledLeaves
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
 

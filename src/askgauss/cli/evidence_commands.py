@@ -1,4 +1,4 @@
-"""What a pre-commit hook asks of files that are about to be committed."""
+"""Commands around evidence: attest, verify, and the check of files before they are committed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,110 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from askgauss.cli.audit_commands import read_result
+from askgauss.cli.options import (
+    Confidence,
+    GateError,
+    Lenient,
+    auditor_named,
+    auditor_option,
+    read_input,
+    write_text,
+)
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import note
+from askgauss.cli.terminal import as_table, note, one_line, say
 
-__all__ = ["check_results"]
+__all__ = ["attest", "check_results", "verify"]
+
+
+def attest(
+    source: Annotated[
+        str, typer.Argument(metavar="RESULT|RUN", help="A result as JSON, or the folder of a run.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the documents go.")
+    ] = Path("evidence"),
+    subject: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file the statement is about, such as the weights; repeat for several. By "
+            "default the file that was audited.",
+        ),
+    ] = None,
+    lenient: Lenient = False,
+) -> None:
+    """Write the evidence pack: in-toto statement, CycloneDX ML-BOM, SARIF, model-card block.
+
+    The documents describe the result and bind it to files by their digests; nothing private is in
+    them. Exits with 0 when they were written, whatever the verdict: the statement says it.
+    """
+    from askgauss.evidence.attestation import FILES, evidence_pack
+    from askgauss.evidence.provenance import file_digest
+    from askgauss.files.run_folder import RunFolder
+
+    place = Path(source)
+    inside = place.is_dir()
+    result = read_result(str(RunFolder(place).result) if inside else source, regular=inside)
+    subjects = {path.name: file_digest(path) for path in subject or ()}
+    pack = evidence_pack(result, subjects=subjects or None, lenient=lenient)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in pack.items():
+        write_text(str(output / name), text)
+    say(as_table([(str(output / name), f" {FILES[name]}") for name in pack]))
+    note("the documents are not signed: sign the statement with your release key.")
+
+
+def verify(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result, as JSON.")],
+    transcript: Annotated[
+        str, typer.Argument(metavar="TRANSCRIPT", help="What it was computed from.")
+    ],
+    replay: Annotated[
+        Path | None, typer.Option(help="The report of the replay that was joined to it, as JSON.")
+    ] = None,
+    commitment: Annotated[
+        str | None,
+        typer.Option(metavar="SHA256", help="The digest that was published before the run."),
+    ] = None,
+    auditor: Annotated[
+        str | None,
+        auditor_option("The method you ask for; by default the one that suits the data."),
+    ] = None,
+    confidence: Confidence = 0.95,
+    gate_error: GateError = 0.001,
+) -> None:
+    """Audit the transcript again, by your standard, and compare the result with that audit.
+
+    All checks are run, whatever the result says. A result with fewer checks, of another method or
+    of another standard than you ask for fails. What was committed to before the run is opened.
+    Exit codes: 0 if nothing fails, 3 if something does, 2 if a file cannot be read.
+    """
+    from askgauss.evidence.standard import Standard
+    from askgauss.evidence.verification import verify as verified
+    from askgauss.files import atomic
+    from askgauss.replay.replay_report import ReplayReport
+    from askgauss.results import AuditResult
+
+    standard = Standard(
+        auditor=auditor_named(auditor), confidence=confidence, gate_error=gate_error
+    )
+    stated = AuditResult.load(result)
+    report = None if replay is None else ReplayReport.from_json(atomic.read_bytes(replay))
+    given = read_input(transcript)
+    answer = verified(
+        stated,
+        given.data,
+        report,
+        standard=standard,
+        commitment=commitment,
+        sha256=given.sha256 or None,
+    )
+    for part in answer.parts:
+        say(one_line(str(part)))
+    say(answer.conclusion)
+    raise typer.Exit(ExitCode.CONSISTENT if answer.holds else ExitCode.UNDECIDED)
+
 
 # Names that the hook sends every file of, whoever wrote it.
 _NAMED = re.compile(r"(result|audit).*\.json", re.IGNORECASE)
