@@ -29,6 +29,7 @@ from askgauss.cli.options import (
     SamplingRate,
     Source,
     Steps,
+    Verbose,
     auditor_named,
     auditor_option,
     make_claim,
@@ -64,6 +65,7 @@ def audit(
     steps: Steps = None,
     clip_norm: ClipNorm = None,
     lenient: Lenient = False,
+    verbose: Verbose = False,
     html: Html = None,
     json: Json = None,
     junit: Junit = None,
@@ -99,7 +101,7 @@ def audit(
     )
     result = with_provenance(result, given.provenance())
     if not outputs.on_stdout:
-        say_result(result)
+        say_result(result, verbose=verbose)
     outputs.write(result)
     raise typer.Exit(ExitCode.of(result, lenient=lenient))
 

@@ -302,7 +302,7 @@ def _finish(folder: RunFolder) -> int:
 
     run = folder.read()
     result = audit(Transcript.load(folder.transcript), claim=claim_of(run))
-    say_result(result)
+    say_result(result, verbose=False)
     say(f"  accuracy    {run.facts['test accuracy']:.0%} of the test images")
     Documents(json=str(folder.result), html=str(folder.report)).write(result)
     note(f"the run is in {str(folder.path)!r}. Look at it with: askgauss report {folder.path}")

@@ -46,6 +46,7 @@ __all__ = [
     "Seed",
     "Source",
     "Steps",
+    "Verbose",
     "auditor_named",
     "auditor_option",
     "claim_of",
@@ -93,6 +94,12 @@ Lenient = Annotated[
         "--lenient/--strict",
         help="Whether an inconclusive audit lets the run through.",
         show_default="strict",
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Print the whole result: scope, notes, source and findings."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Root of every random choice.")]

@@ -355,7 +355,7 @@ def _card(result: AuditResult, subjects: dict[str, str], digest: str) -> str:
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", measured(result)),
         ("standard", _not_tested(result)),
-        ("would see", result.sight),
+        ("power", result.sight),
         *result.scope_rows(),
         *(("note", note) for note in result.notes),
         ("files", "; ".join(f"{name} sha256:{item}" for name, item in subjects.items())),

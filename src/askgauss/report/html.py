@@ -345,7 +345,7 @@ def _header(result: AuditResult, comparison: Comparison | None) -> dict[str, Any
     if result.power is not None and claim is not None:
         facts.append(
             {
-                "name": "would have noticed",
+                "name": "power",
                 "value": f"{math.floor(100.0 * result.power)} %",
                 "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
             }

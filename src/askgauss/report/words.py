@@ -15,6 +15,7 @@ from askgauss.checks.scope import INPUT_SPACE, OUTSIDE
 from askgauss.recording.transcript import Transcript
 from askgauss.results import (
     MEMBERSHIP,
+    PRIVATE_NOTE,
     AuditResult,
     Consequence,
     Finding,
@@ -35,6 +36,7 @@ __all__ = [
     "advice",
     "advice_rows",
     "bound",
+    "brief",
     "closing_rows",
     "consequence",
     "describe",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 _WIDTH = 100
+_TERMINAL, _MOST_LINES = 80, 14
 _LABEL = 12
 _MOST_FINDINGS = 5
 _SHOWN = (Status.FAIL, Status.WARN, Status.INFO)
@@ -119,7 +122,35 @@ def text(result: AuditResult) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(words: str, *, width: int, first: str, then: int) -> list[str]:
+def brief(result: AuditResult) -> str:
+    """The answer in at most 14 lines of 80 columns: verdict, numbers, what was not tested, next."""
+    verdict = "NO VERDICT" if result.verdict is None else result.verdict.value
+    failed = [item.check for item in ordered(result.findings) if item.status is Status.FAIL]
+    untested = [part.name for part in _named(result, "not tested")]
+    canaries = f"{result.present:,} inserted and {result.absent:,} held-out canaries"
+    # Each with the lines it may take; the next step takes what is left.
+    rows = (
+        ("claimed", "" if result.claim is None else str(result.claim), 1),
+        ("measured", measured(result), 2),
+        ("method", f"{result.auditor.name}; {canaries}", 1),
+        ("power", sight(result), 2),
+        ("failed", ", ".join(failed), 1),
+        ("not tested", ", ".join(untested) if result.scope else "every part", 2),
+        ("private", PRIVATE_NOTE.rpartition(". ")[2] if result.private else "", 1),
+        ("next", advice(result).action, _MOST_LINES),
+    )
+    lines = _wrapped(f"{verdict}: {_why(result)}", width=_TERMINAL, first="", then=2, most=2)
+    for label, words, most in rows:
+        if words:
+            first = f"  {label:<{_LABEL}}"
+            room = min(most, _MOST_LINES - len(lines))
+            lines += _wrapped(words, width=_TERMINAL, first=first, then=_LABEL + 2, most=room)
+    return "\n".join(lines)
+
+
+def _wrapped(
+    words: str, *, width: int, first: str, then: int, most: int | None = None
+) -> list[str]:
     # Names come from outside: one line until it is wrapped, and no word is cut for a line to begin
     # with what a name wants there.
     return textwrap.wrap(
@@ -128,6 +159,8 @@ def _wrapped(words: str, *, width: int, first: str, then: int) -> list[str]:
         break_long_words=False,
         initial_indent=first,
         subsequent_indent=" " * then,
+        max_lines=most,
+        placeholder=" …",
     )
 
 
@@ -163,7 +196,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
 def closing_rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What the audit could see, what it tested, notes, where it comes from, and what to do."""
     if seen := sight(result):
-        yield "would see", seen
+        yield "power", seen
     yield from scope_rows(result)
     for note in result.notes:
         yield "note", note
@@ -198,16 +231,14 @@ def measured(result: AuditResult) -> str:
 
 def sight(result: AuditResult) -> str:
     """What an audit like this calls a violation, and how often; empty where unknown."""
-    parts = []
+    seen = ""
     if result.smallest_leak is not None:
-        parts.append(f"a true epsilon of {number(result.smallest_leak)} in 80% of audits")
+        seen = f"flags a true epsilon of {number(result.smallest_leak)} in 80% of audits"
     if result.power is not None and result.claim is not None:
         alternative = policy.ALTERNATIVE * result.claim.epsilon
-        one = "one" if parts else "a true epsilon"
-        parts.append(f"{one} of {alternative:g} in {whole_percent(result.power)}")
-    if not parts:
-        return ""
-    return f"{', '.join(parts)}; a sound run is called broken in at most {result.gate_error:.2g}"
+        share = f"{alternative:g} in {whole_percent(result.power)}"
+        seen = f"{seen}, one of {share}" if seen else f"flags a true epsilon of {share} of audits"
+    return f"{seen}; false-alarm rate at most {result.gate_error:.2g}" if seen else ""
 
 
 def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
@@ -216,7 +247,7 @@ def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
     Every output shows these rows, and no other list of parts.
     """
     tested = [
-        f"{part.name} ({part.smallest} would show)" if part.smallest else part.name
+        f"{part.name} (detects {part.smallest})" if part.smallest else part.name
         for part in _named(result, "fine")
     ]
     unseen: dict[str, list[str]] = {}
