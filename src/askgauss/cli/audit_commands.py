@@ -157,20 +157,15 @@ def diagnose(
     Exits with 1 if the mechanism is broken, 3 if an audit would be invalid, 0 otherwise.
     """
     given = read_input(source)
-    details = (noise_multiplier, sampling_rate, steps, clip_norm)
-    claimed = any(value is not None for value in (epsilon, delta, given.claim, *details))
-    claim = (
-        make_claim(
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            clip_norm=clip_norm,
-            found=given.claim,
-        )
-        if claimed
-        else None
+    claim = make_claim(
+        epsilon,
+        delta,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        clip_norm=clip_norm,
+        found=given.claim,
+        required=False,
     )
     from askgauss.checks import diagnose as run_checks
     from askgauss.files import codec
@@ -184,7 +179,9 @@ def diagnose(
         for finding in findings:
             if finding.status.value == "pass":
                 say(printable(str(finding)))
-        say(printable(describe(findings, data=given.data)))
+        facts = getattr(given.data, "facts", None)
+        exercised = () if facts is None else ("noise", *facts.exercised)
+        say(printable(describe(findings, exercised=exercised)))
         if private:
             say(PRIVATE_NOTE)
     if json is not None:

@@ -120,11 +120,13 @@ def make_claim(
     steps: int | None = None,
     clip_norm: float | None = None,
     found: PrivacyClaim | None = None,
+    required: bool = True,
 ) -> PrivacyClaim | None:
     """The claim to audit: what the options say, on top of what the run itself says.
 
     Returns:
-        None where only a delta was given: there is a bound then and no verdict.
+        None where only a delta was given: there is a bound then and no verdict. Also where nothing
+        was given and a claim is not required.
 
     Raises:
         InvalidArgumentError: There is no claim, or half of one.
@@ -143,7 +145,7 @@ def make_claim(
         return replace(base, epsilon=epsilon, delta=delta, **given)  # type: ignore[arg-type]
     if epsilon is None and delta is None and found is not None:
         return replace(found, **given)  # type: ignore[arg-type]
-    if epsilon is None and delta is not None and not given:
+    if epsilon is None and not given and (delta is not None or not required):
         return None
     missing = "--delta is" if epsilon is not None else "--epsilon is"
     if epsilon is None and delta is None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from askgauss import policy, power
 from askgauss._text import confidence_in_words, number, of_the_claim, one_line, whole_percent
 from askgauss.checks.causes import leading, ordered, root_causes
-from askgauss.checks.scope import INPUT_SPACE, OUTSIDE
-from askgauss.recording.transcript import Transcript
+from askgauss.checks.scope import OUTSIDE, scope_of
 from askgauss.results import (
     MEMBERSHIP,
     PRIVATE_NOTE,
@@ -28,7 +27,6 @@ from askgauss.results import (
 if TYPE_CHECKING:
     from askgauss.figures.leak_figures import Meaning
     from askgauss.figures.summary import RunSummary
-    from askgauss.recording.inputs import AuditInput
 
 __all__ = [
     "Advice",
@@ -126,7 +124,7 @@ def brief(result: AuditResult) -> str:
     """The answer in at most 14 lines of 80 columns: verdict, numbers, what was not tested, next."""
     verdict = "NO VERDICT" if result.verdict is None else result.verdict.value
     failed = [item.check for item in ordered(result.findings) if item.status is Status.FAIL]
-    untested = [part.name for part in _named(result, "not tested")]
+    untested = [part.name for part in _with_status(result.scope, "not tested")]
     canaries = f"{result.present:,} inserted and {result.absent:,} held-out canaries"
     # Each with the lines it may take; the next step takes what is left.
     rows = (
@@ -248,25 +246,28 @@ def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
     """
     tested = [
         f"{part.name} (detects {part.smallest})" if part.smallest else part.name
-        for part in _named(result, "fine")
+        for part in _with_status(result.scope, "fine")
     ]
-    unseen: dict[str, list[str]] = {}
-    for part in _named(result, "not tested"):
-        unseen.setdefault(part.how_to_test, []).append(part.name)
-    untested = [
-        f"{', '.join(names)} ({how})" if how else ", ".join(names) for how, names in unseen.items()
-    ]
+    untested = [f"{names} ({how})" if how else names for names, how in _untested(result.scope)]
     rows = (
         ("tested", tested),
-        ("broken", [part.name for part in _named(result, "broken")]),
+        ("broken", [part.name for part in _with_status(result.scope, "broken")]),
         ("not tested", untested if result.scope else ["every part: no checks were made"]),
         ("outside", [f"any audit of one run: {', '.join(OUTSIDE)}"]),
     )
     return [(label, "; ".join(items)) for label, items in rows if items]
 
 
-def _named(result: AuditResult, status: str) -> list[Part]:
-    return [part for part in result.scope if part.status == status]
+def _with_status(scope: Iterable[Part], status: str) -> list[Part]:
+    return [part for part in scope if part.status == status]
+
+
+def _untested(scope: Iterable[Part]) -> list[tuple[str, str]]:
+    """Parts that were not tested, those together that one step would test, and that step."""
+    together: dict[str, list[str]] = {}
+    for part in _with_status(scope, "not tested"):
+        together.setdefault(part.how_to_test, []).append(part.name)
+    return [(", ".join(names), how) for how, names in together.items()]
 
 
 def scope_line(result: AuditResult) -> str:
@@ -487,7 +488,7 @@ def _consistent(result: AuditResult) -> Advice:
     seen = ""
     if result.smallest_leak is not None:
         seen = f" that notices a leak of epsilon {number(result.smallest_leak)} four times in five"
-    untested = [part for part in result.scope if part.status == "not tested"]
+    untested = _with_status(result.scope, "not tested")
     meaning = f"An audit{seen} found nothing against the claim. That is no proof of privacy"
     if not untested:
         return Advice(
@@ -625,7 +626,7 @@ def part_rows(result: AuditResult) -> list[dict[str, Any]]:
 
 def statement(result: AuditResult, run: RunSummary) -> list[str]:
     """What was audited, how, and what follows: paragraphs that can be quoted."""
-    return [_claimed(result), _audited(result, run), _found(result), _untested(result)]
+    return [_claimed(result), _audited(result, run), _found(result), _not_covered(result)]
 
 
 def _claimed(result: AuditResult) -> str:
@@ -708,7 +709,7 @@ def _found(result: AuditResult) -> str:
     return text.rstrip()
 
 
-def _untested(result: AuditResult) -> str:
+def _not_covered(result: AuditResult) -> str:
     text = " ".join(
         f"{label[:1].upper()}{label[1:]}{'' if label == 'outside' else ':'} {words}."
         for label, words in scope_rows(result)
@@ -729,26 +730,21 @@ _TITLES = (
 )
 
 
-def describe(
-    findings: Iterable[Finding],
-    *,
-    data: AuditInput | None = None,
-) -> str:
+def describe(findings: Iterable[Finding], *, exercised: Sequence[str] = ()) -> str:
     """The findings as text: what failed and why, what was not checked, and what to do next.
 
-    A check that may fail because another one does is named under it. The advice looks at what the
-    run already did, so far as the data tell.
+    A check that may fail because another one does is named under it.
 
     Args:
         findings: What `diagnose` returned.
-        data: What it was given; without it the advice is general.
+        exercised: Parts of the training that the canaries went through.
 
     Examples:
         >>> import askgauss as ag
         >>> from askgauss.checks import diagnose
         >>> run = ag.simulate_dpsgd(steps=50, sampling_rate=0.2, noise_multiplier=2.0,
         ...                         present=100, absent=100, seed=0, fault="half-noise")
-        >>> print(describe(diagnose(run), data=run).splitlines()[0])
+        >>> print(describe(diagnose(run)).splitlines()[0])
         Failed:
     """
     listed = list(findings)
@@ -764,10 +760,9 @@ def describe(
     lines.append(f"{passed} of {len(listed)} checks passed; not run: {len(missing) or 'none'}.")
     for item in missing:
         lines.append(_filled(f"  {item.check} {item.summary.removeprefix('not run: ')}", 6))
-    advice = list(dict.fromkeys(_to_check_more(missing, data)))
-    if advice:
-        lines.append("To check more:")
-        lines += [_filled(f"  - {text}", 4) for text in advice]
+    untested = _untested(scope_of(listed, exercised))
+    lines += ["Not tested:"] if untested else []
+    lines += [_filled(f"  {names}: {how}.", 6) for names, how in untested]
     return "\n".join(lines)
 
 
@@ -787,38 +782,3 @@ def _paragraph(finding: Finding, symptoms: list[str]) -> Iterator[str]:
         yield _filled(f"    may explain: {', '.join(symptoms)}", 4)
     if finding.remedy:
         yield _filled(f"    {finding.remedy}", 4)
-
-
-def _to_check_more(missing: list[Finding], data: AuditInput | None) -> Iterator[str]:
-    """What would let the checks run that were not, given what the run did."""
-    facts = getattr(data, "facts", None)
-    if data is not None and facts is None:
-        yield (
-            "These are scores only. A transcript shows the noise of every step, and what a record "
-            "adds: record the run with askgauss.Recorder, or attach CanaryAudit."
-        )
-    for finding in missing:
-        needs = finding.summary
-        if "own sampler" in needs:
-            done = {"noise", *(facts.exercised if facts is not None else ())}
-            unseen = [part for part in INPUT_SPACE if part not in done]
-            yield (
-                f"Canaries did not go through the {' or the '.join(unseen)}: put them into the "
-                "training data, and pass planted= to the recorder."
-            )
-        elif "known background" in needs:
-            yield (
-                "The other records' sum was not subtracted: with Poisson sampling, pass "
-                "background= to the recorder."
-            )
-        elif "claimed" in needs or "accountant" in needs:
-            yield "Put noise_multiplier=, sampling_rate= and steps= into the claim."
-        elif "canaries" in needs and data is not None:
-            present = int(data.member.sum())
-            absent = data.member.size - present
-            yield (
-                f"There are {present:,} present and {absent:,} absent canaries; "
-                "absent ones cost the training nothing, so take more of those first."
-            )
-        elif "steps" in needs and isinstance(data, Transcript):
-            yield f"The audit saw {data.number_of_steps:,} steps; attach it to more of the run."

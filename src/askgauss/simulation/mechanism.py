@@ -27,7 +27,6 @@ __all__ = [
     "SimulatedRun",
     "TreeFault",
     "find_fault",
-    "find_tree_fault",
 ]
 
 
@@ -298,7 +297,8 @@ class Fault:
         verdict: What the audit of a run like the one in docs/faults.md says.
         canaries: The least a canary must go through to meet it: the sum, where the recorder
             samples (``"own coin"``), sampler and clipper too (``"data path"``), or these with a
-            gradient that is ``"spread"`` over several tensors.
+            gradient that is ``"spread"`` over several tensors. If None, the least that meets the
+            part.
         several_tensors: Whether it needs two tensors of equal size, and a small one.
         clip_norm: Clip norm of a run that shows it.
         expected_batch: Records in a batch, on average, of a run that shows it; any if None.
@@ -311,7 +311,7 @@ class Fault:
     broken: Any = None
     finding: str
     verdict: Verdict = Verdict.VIOLATION
-    canaries: Literal["own coin", "data path", "spread"] = "own coin"
+    canaries: Literal["own coin", "data path", "spread"] | None = None
     several_tensors: bool = False
     clip_norm: float = 1.0
     expected_batch: float | None = None
@@ -321,6 +321,12 @@ class Fault:
         """Register the fault whose part is this."""
         _FAULTS[self.name] = replace(self, broken=broken)
         return broken
+
+    @property
+    def path(self) -> Literal["own coin", "data path", "spread"]:
+        """What canaries go through in a run that shows it."""
+        before_the_sum = self.part in ("sampler", "gradient", "clip")
+        return self.canaries or ("data path" if before_the_sum else "own coin")
 
     def apply(self, mechanism: DPSGDMechanism) -> DPSGDMechanism:
         """The mechanism with this part broken."""
@@ -371,28 +377,21 @@ class Invisible:
     instead: str
 
 
-def find_fault(fault: str | Fault | None) -> Fault | None:
+def find_fault(fault: str | _Kind | None, faults: Mapping[str, _Kind]) -> _Kind | None:
     """The fault of this name; faults and None are returned as they are.
 
     Raises:
         InvalidArgumentError: There is no fault of this name.
 
     Examples:
-        >>> from askgauss.simulation import faults
-        >>> find_fault("half-noise").finding
+        >>> from askgauss.simulation import FAULTS
+        >>> find_fault("half-noise", FAULTS).finding
         'noise scale'
     """
-    return fault if fault is None or isinstance(fault, Fault) else _named(FAULTS, fault)
-
-
-def find_tree_fault(fault: str | TreeFault | None) -> TreeFault | None:
-    """The same for faults of a tree mechanism."""
-    return fault if fault is None or isinstance(fault, TreeFault) else _named(TREE_FAULTS, fault)
-
-
-def _named(faults: Mapping[str, _Kind], name: str) -> _Kind:
-    if name not in faults:
+    if not isinstance(fault, str):
+        return fault
+    if fault not in faults:
         raise InvalidArgumentError(
-            f"Expected fault to be one of {', '.join(faults)}, got {name!r}."
+            f"Expected fault to be one of {', '.join(faults)}, got {fault!r}."
         )
-    return faults[name]
+    return faults[fault]

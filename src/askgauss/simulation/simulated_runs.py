@@ -20,8 +20,8 @@ from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript
 from askgauss.scores import CanaryScores
-from askgauss.simulation.faults import Fault, TreeFault, find_fault, find_tree_fault
-from askgauss.simulation.mechanism import DPSGDMechanism, NodeNoise, SimulatedRun
+from askgauss.simulation.faults import FAULTS, TREE_FAULTS, Fault, TreeFault
+from askgauss.simulation.mechanism import DPSGDMechanism, NodeNoise, SimulatedRun, find_fault
 
 __all__ = [
     "check_canaries",
@@ -84,8 +84,8 @@ def simulate_dpsgd(
     """
     _check(steps, sampling_rate, noise_multiplier, present, absent)
     check_work(steps, present + absent, "canaries")
-    broken = find_fault(fault)
-    path = canaries or ("own coin" if broken is None else broken.canaries)
+    broken = find_fault(fault, FAULTS)
+    path = canaries or ("own coin" if broken is None else broken.path)
     _validate.one_of(("own coin", "data path", "spread"), canaries=path)
     own_draws = path == "own coin"
     several = broken is not None and broken.several_tensors
@@ -240,7 +240,7 @@ def simulate_dpftrl(
     )
     canaries = DiracCanaries(present=present, absent=absent, dimension=present + absent, seed=seed)
     noise = node_noise(canaries.root_seed, canaries.size)
-    broken = find_tree_fault(fault)
+    broken = find_fault(fault, TREE_FAULTS)
     if broken is not None:
         noise = broken.broken(noise, tree.levels(plan.period))
     return run_tree(plan, canaries, noise, noise_multiplier=noise_multiplier)
