@@ -702,13 +702,8 @@ def _promise(
     """Compare how often something happened with how often it may."""
     from askgauss.stats.binomial import clopper_pearson_lower
 
-    count, allowed = sum(map(bad, results)), 1.0 - confidence
-    kept = clopper_pearson_lower(count, len(results), _ERROR) <= allowed
-    # The most that chance gives a sound installation, so that the row agrees with its word.
-    most = count
-    while most < len(results) and clopper_pearson_lower(most + 1, len(results), _ERROR) <= allowed:
-        most += 1
-    while most and clopper_pearson_lower(most, len(results), _ERROR) > allowed:
-        most -= 1
+    count, tried, allowed = sum(map(bad, results)), len(results), 1.0 - confidence
+    # The most that chance gives a correct installation.
+    most = max(k for k in range(tried + 1) if clopper_pearson_lower(k, tried, _ERROR) <= allowed)
     promised = f"{allowed:.3g} of them, by chance up to {most}"
-    return name, f"{count}/{len(results)}", promised, _word(kept)
+    return name, f"{count}/{tried}", promised, _word(count <= most)

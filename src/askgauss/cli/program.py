@@ -11,6 +11,7 @@ import tomllib
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -324,14 +325,15 @@ def apply_file(context: typer.Context, path: Path) -> None:
     # Bad TOML, bad UTF-8 and integers of thousands of digits are ValueErrors each.
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"Cannot read {str(path)!r} as TOML: {error}.") from error
-    chain = _chain(context)
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    options = {key: value for key, value in content.items() if key not in tables}
-    group: Any = chain[0].command
-    for table, values in tables.items():
-        _known(table, list(group.commands), "command", path)
-        if len(chain) > 1 and table == chain[1].info_name:
-            options |= _own(values, chain[2:], chain[1].command, path)
+    options: dict[str, Any] = {}
+    table = content
+    for outer, inner in pairwise(_chain(context)):
+        inside = {key: value for key, value in table.items() if isinstance(value, dict)}
+        for name in inside:
+            _known(name, list(outer.command.commands), "command", path)
+        options |= {key: value for key, value in table.items() if key not in inside}
+        table = inside.get(inner.info_name, {})
+    options |= table
     context.default_map = {
         _parameter(context.command, key, path): _words(key, value, path)
         for key, value in options.items()
@@ -346,21 +348,6 @@ def _chain(context: typer.Context) -> list[Any]:
     while chain[0].parent is not None:
         chain.insert(0, chain[0].parent)
     return chain
-
-
-def _own(values: dict[str, Any], rest: list[Any], command: Any, path: Path) -> dict[str, Any]:
-    """What a command's table says about the command at hand, some levels further down."""
-    if not rest:
-        return values
-    for key in values:
-        _known(key, list(command.commands), "command", path)
-    inner = values.get(rest[0].info_name, {})
-    if not isinstance(inner, dict):
-        raise InvalidArgumentError(
-            f"Expected {rest[0].info_name!r} in {str(path)!r} to be a table of options, got "
-            f"{inner!r}."
-        )
-    return _own(inner, rest[1:], rest[0].command, path)
 
 
 def _parameter(command: Any, key: str, path: Path) -> str:

@@ -427,7 +427,8 @@ class TradeOffCurves(AuditFigure):
         ax.set_xlim(floor, 1.0)
         ax.set_ylim(floor, 1.0)
         ax.set_box_aspect(1)
-        style.rate_ticks(ax)
+        style.log_ticks(ax.xaxis, most=8)
+        style.log_ticks(ax.yaxis, most=8)
         if ax.get_legend_handles_labels()[0]:
             style.legend(ax, loc="center")
         return ax

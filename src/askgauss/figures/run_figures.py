@@ -234,7 +234,7 @@ class NoiseShape(AuditFigure):
         )
         ax.set_yscale("log")
         style.tidy(ax, x="noise, in its standard deviations", y="share of values")
-        style.power_ticks(ax)
+        style.log_ticks(ax.yaxis, most=8)
         ax.set_ylim(floor, 3.0 * float(max(share.max(), expected.max())))
         style.legend(ax, loc="upper right")
         return ax

@@ -364,6 +364,6 @@ class Convergence(AuditFigure):
         ax.set_yscale("log")
         style.tidy(ax, x="number of steps", y="Kolmogorov distance")
         style.count_ticks(ax)
-        style.plain_ticks(ax)
+        style.log_ticks(ax.yaxis, 1.0, 2.0, 5.0)
         style.legend(ax, loc="upper right")
         return ax

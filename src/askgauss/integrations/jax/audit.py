@@ -56,8 +56,14 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations.jax.example_canaries import CanaryLoss, ExampleAudit, PlantedRows
-from askgauss.integrations.jax.plan import as_scheme, claim_of, planned_run
-from askgauss.integrations.jax.state import AuditState, Readings, WrappedRun, checked_privatizer
+from askgauss.integrations.jax.plan import claim_of, planned_run, scheme_of
+from askgauss.integrations.jax.state import (
+    AuditState,
+    Readings,
+    WrappedRun,
+    checked_privatizer,
+    named_as_in_jax_privacy,
+)
 from askgauss.integrations.jax.step_noise import SampledLeaves
 
 __all__ = ["Audit", "AuditState", "ExampleAudit", "claim_of"]
@@ -141,7 +147,7 @@ class Audit(WrappedRun):
         _validate.one_of(("auto", "known", "unknown"), background=background)
         super().__init__(
             params,
-            sampling=as_scheme(sampling, records),
+            sampling=scheme_of(sampling, records),
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             steps=steps,
@@ -219,26 +225,13 @@ class Audit(WrappedRun):
     ) -> Audit:
         """The audit of a run that jax_privacy has planned.
 
-        Args:
-            params: As for `Audit`.
-            plan: A ``BandMFExecutionPlanConfig``, or a ``DPExecutionPlan``. Sampling, clip norm,
-                noise multiplier, strategy and steps are read from it.
-            strategy: As for `Audit`, where records take turns and a plan alone is given.
-            canaries: As for `Audit`.
-            records: As for `Audit`.
-            background: As for `Audit`.
-            buffer: As for `Audit`.
-            seed: As for `Audit`.
-            monitor: As for `Audit`.
+        Sampling, clip norm, noise multiplier, strategy and steps are read from ``plan``, a
+        ``BandMFExecutionPlanConfig`` or a ``DPExecutionPlan``. The latter does not say its
+        strategy: where records take turns, give it. The other arguments are those of `Audit`.
         """
-        planned = planned_run(plan, strategy=strategy, records=records)
         return cls(
             params,
-            sampling=planned.sampling,
-            clip_norm=planned.clip_norm,
-            noise_multiplier=planned.noise_multiplier,
-            strategy=planned.strategy,
-            steps=planned.steps,
+            **planned_run(plan, strategy=strategy, records=records),
             canaries=canaries,
             records=records,
             background=background,
@@ -303,18 +296,8 @@ class Audit(WrappedRun):
             self._tree.leaves(params)
             return self._readings.first(privatizer.init(params), self._planted)
 
-        def update(
-            updates: Any = None,
-            state: Any = None,
-            params: Any = None,
-            *,
-            sum_of_clipped_grads: Any = None,
-            noise_state: Any = None,
-            **extra: Any,
-        ) -> tuple[Any, AuditState]:
-            # jax_privacy's privatizers have names of their own for the first two.
-            updates = sum_of_clipped_grads if updates is None else updates
-            state = noise_state if state is None else state
+        @named_as_in_jax_privacy
+        def update(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, AuditState]:
             state = self._readings.checked(state)
             extra = extra if takes_more else {}
             leaves, batch = self._tree.leaves(updates)

@@ -18,13 +18,14 @@ from askgauss import _validate
 from askgauss.canaries import DiracCanaries, ExampleCanaries
 from askgauss.checks.scope import INPUT_SPACE
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.integrations.jax.plan import as_scheme
+from askgauss.integrations.jax.plan import scheme_of
 from askgauss.integrations.jax.state import (
     AuditState,
     ParameterTree,
     Readings,
     WrappedRun,
     checked_privatizer,
+    named_as_in_jax_privacy,
 )
 from askgauss.recording.injection import Seam
 from askgauss.recording.recorder import Recorder
@@ -277,7 +278,7 @@ class ExampleAudit(WrappedRun):
         _validate.integer(self._present.size + 1, records=records)
         super().__init__(
             params,
-            sampling=as_scheme(sampling, int(records)),
+            sampling=scheme_of(sampling, int(records)),
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             steps=steps,
@@ -355,19 +356,11 @@ class ExampleAudit(WrappedRun):
                 ),
             )
 
+        @named_as_in_jax_privacy
         def update(
-            updates: Any = None,
-            state: Any = None,
-            params: Any = None,
-            *,
-            batch: Any = None,
-            sum_of_clipped_grads: Any = None,
-            noise_state: Any = None,
-            **extra: Any,
+            updates: Any, state: Any, params: Any, *, batch: Any = None, **extra: Any
         ) -> tuple[Any, AuditState]:
-            # jax_privacy's privatizers have names of their own for the first two.
-            updates = sum_of_clipped_grads if updates is None else updates
-            state = self._readings.checked(noise_state if state is None else state)
+            state = self._readings.checked(state)
             if params is None or batch is None:
                 raise InvalidArgumentError(
                     "Expected params and batch in every update, which say at what parameters the "

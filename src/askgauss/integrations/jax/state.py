@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,14 @@ from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
 from askgauss.recording.recorder import Recorder
 from askgauss.sampling import Scheme
 
-__all__ = ["AuditState", "ParameterTree", "Readings", "WrappedRun", "checked_privatizer"]
+__all__ = [
+    "AuditState",
+    "ParameterTree",
+    "Readings",
+    "WrappedRun",
+    "checked_privatizer",
+    "named_as_in_jax_privacy",
+]
 
 
 class ParameterTree:
@@ -138,6 +146,24 @@ def checked_privatizer(privatizer: Any) -> bool:
             "Wrap what adds the noise, not the optimizer behind it.",
         )
     return isinstance(privatizer, optax.GradientTransformationExtraArgs)
+
+
+def named_as_in_jax_privacy(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An update whose first two arguments may have the names of jax_privacy's privatizers."""
+
+    def renamed(
+        updates: Any = None,
+        state: Any = None,
+        params: Any = None,
+        *,
+        sum_of_clipped_grads: Any = None,
+        noise_state: Any = None,
+        **extra: Any,
+    ) -> Any:
+        updates = sum_of_clipped_grads if updates is None else updates
+        return update(updates, noise_state if state is None else state, params, **extra)
+
+    return renamed
 
 
 class Readings:
