@@ -83,7 +83,7 @@ def test_the_bound_is_close_and_the_run_is_cleared():
     assert 0.85 * result.claim.epsilon < result.epsilon_lower < 1.05 * result.claim.epsilon
     findings = {item.check: item for item in result.findings}
     assert findings["predictable noise"].status.value == "pass"
-    assert "by your word" in str(audit.transcript(state).facts.notes)
+    assert "declared, not verified" in str(audit.transcript(state).facts.notes)
 
 
 def test_jit_by_step_inside_a_chain_with_donation_gives_the_same():

@@ -175,7 +175,7 @@ def test_the_statement_says_what_must_be_said(pages):
         "Outside any audit of one run: settings and metadata",
     ):
         assert words in text, words
-    assert "an audit proves nothing private" in Page(pages["consistent"]).text
+    assert "no audit can prove a model private" in Page(pages["consistent"]).text
 
 
 def test_a_bound_whose_assumptions_failed_is_not_sold(pages):

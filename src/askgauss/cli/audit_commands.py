@@ -74,7 +74,7 @@ def audit(
     """Audit scores, a transcript or a run against what it claims.
 
     Exits with 0 if consistent with the claim, 1 on a violation, 2 if there is no answer, 3 if the
-    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim to hold it to.
+    audit is inconclusive (with --lenient: 0) or invalid, or if there is no claim.
     """
     outputs = Documents(html=html, json=json, junit=junit, markdown=markdown)
     method = auditor_named(auditor)
@@ -333,7 +333,7 @@ def replay(
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Replay a training without one record, same coins, and say what differed.
+    """Replay a training without one record, with the same random draws, and say what differed.
 
     Runs the function, on data that should be few: a thousand records and a few steps are enough.
     Exits with 0 if nothing differed but what may, 1 on a leak, 2 if there is no answer (a training

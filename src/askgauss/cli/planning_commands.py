@@ -51,7 +51,7 @@ def theory(
     ] = 4.0,
     json: Json = None,
 ) -> None:
-    """Show the exact law of a present canary's score beside the Gaussian that models it."""
+    """Show the exact distribution of an inserted canary's score next to its Gaussian model."""
     from askgauss import accounting
     from askgauss.files import codec
     from askgauss.stats.score_law import ScoreLaw
@@ -112,7 +112,7 @@ def _plan_monitor(
     power: float,
     error: float,
 ) -> None:
-    """Print after how many steps of a run on paper each fault is seen."""
+    """Print after how many steps of a simulated run each fault is detected."""
     from askgauss import _validate, accounting
     from askgauss.claims import PrivacyClaim
     from askgauss.monitor.simulate_run import RunFault, most_noticed, runs_on_paper, steps_to_alarm
@@ -135,7 +135,7 @@ def _plan_monitor(
         rows.append((name, _step_or_never(half), _step_or_never(most)))
     say(
         f"{present:,} present and {absent:,} absent canaries, noise {noise:.4g}, sampling rate "
-        f"{sampling_rate:.4g}, error {error:g}; of {runs} runs of {steps:,} steps on paper:"
+        f"{sampling_rate:.4g}, error {error:g}; of {runs} simulated runs of {steps:,} steps:"
     )
     say(as_table(rows))
 
@@ -166,10 +166,10 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="Number of steps.  [default: 2500]")] = None,
     alternative: Annotated[
         float | None,
-        typer.Option(help="True epsilon to be noticed.  [default: 1.25 times the claim]"),
+        typer.Option(help="True epsilon to be detected.  [default: 1.25 times the claim]"),
     ] = None,
     power: Annotated[
-        float | None, typer.Option(help="How likely it should be noticed.  [default: 0.8]")
+        float | None, typer.Option(help="How likely it should be detected.  [default: 0.8]")
     ] = None,
     gate_error: GateError = 0.001,
     auditor: Annotated[
@@ -190,7 +190,7 @@ def plan(
         ),
     ] = None,
 ) -> None:
-    """Say before any training how many canaries an audit needs, or which leak it would notice."""
+    """Say before any training how many canaries an audit needs, or which leak it detects."""
     if monitor:
         if alternative is not None or auditor is not None or find is not Unknown.PRESENT:
             raise InvalidArgumentError(

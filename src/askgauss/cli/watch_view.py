@@ -184,8 +184,8 @@ def _lines(feed: Feed, spent: float | None, stale: bool) -> list[tuple[str, str]
     left = feed.seconds_left
     if left is not None and not stale:
         lines.append(("time left", duration(left)))
-    told = f"none told; epsilons at delta {feed.delta:g}"
-    lines.append(("claim", told if feed.claim is None else str(feed.claim)))
+    no_claim = f"none given; epsilons at delta {feed.delta:g}"
+    lines.append(("claim", no_claim if feed.claim is None else str(feed.claim)))
     if feed.sampling is not None:
         lines.append(("batches", str(feed.sampling)))
     if spent is not None:

@@ -676,7 +676,7 @@ def _check_law(result: AuditResult) -> None:
     """Refuse methods and bounds that say nothing of other sizes."""
     name, point = result.auditor.name, result.epsilon_point
     if name not in (*_OF_SCORES, _OF_STEPS):
-        raise NothingToDrawError(f"{name} has no law to say what other sizes would show.")
+        raise NothingToDrawError(f"{name} has no model of what other sizes would show.")
     if not result.usable:
         raise NothingToDrawError("an assumption of the bound failed.")
     if point is not None and result.epsilon_lower > point:

@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 
 def _needs_transcript(summary: Summary) -> NothingToDrawError:
     if summary.run.source == "transcript":
-        return NothingToDrawError("needs finite values of canaries that were not planted.")
+        return NothingToDrawError("needs finite values of canaries that were in no batch.")
     if summary.run.source == "correlated noise":
         return NothingToDrawError("not drawn for correlated noise, which no step has alone.")
     return NothingToDrawError("needs a transcript: scores do not tell one step from another.")
@@ -179,7 +179,7 @@ class NoiseShape(AuditFigure):
     """
 
     title = "Shape of the noise"
-    label = "How often the noise was how large, beside Gaussian noise."
+    label = "How often the noise was how large, next to Gaussian noise."
 
     edges: Array
     share: Array
@@ -196,7 +196,7 @@ class NoiseShape(AuditFigure):
             if summary.run.source == "scores":
                 raise _needs_transcript(summary)
             raise NothingToDrawError(
-                "needs a thousand values without a planting, and a known background, to tell "
+                "needs a thousand values without a canary, and a known background, to tell "
                 "noise from other records."
             )
         edges = np.linspace(-SHAPE_REACH, SHAPE_REACH, SHAPE_BINS + 1)
@@ -400,7 +400,7 @@ class BoundByStep(RunCourse):
 
     title = "Bound over the steps"
     label = "The bound on epsilon by step of the run, with the claim."
-    caption = "Each value speaks of the steps up to it, and all of them hold together."
+    caption = "Each value is a bound for the steps up to it; all of them hold simultaneously."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""

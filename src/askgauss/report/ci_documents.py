@@ -32,7 +32,7 @@ def markdown(result: AuditResult) -> str:
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", words.measured(result)),
         ("method", words.method(result)),
-        ("canaries", f"{result.present:,} present, {result.absent:,} absent"),
+        ("canaries", f"{result.present:,} inserted, {result.absent:,} held-out"),
     ]
     rows += words.closing_rows(result)
     lines = [

@@ -194,7 +194,7 @@ SECTIONS = (
     Section(
         name="noise",
         title="The noise",
-        lead="What was released where nothing was planted is noise alone, so its scale can be "
+        lead="What was released where no canary was included is noise alone, so its scale can be "
         "measured step by step and tensor by tensor, and its shape be looked at.",
         figures=(NoiseByStep, NoiseByTensor, NoiseShape),
     ),

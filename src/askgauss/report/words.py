@@ -74,7 +74,7 @@ _CONSEQUENCES = {
     Consequence.BREACH: "claim broken",
     Consequence.INVALIDATES: "bound too high",
     Consequence.LOOSENS: "bound too low",
-    Consequence.INFORMS: "nothing",
+    Consequence.INFORMS: "informational",
 }
 
 
@@ -167,7 +167,7 @@ def _why(result: AuditResult) -> str:
     if result.verdict is not None and result.reason:
         return result.reason
     if result.claim is None:
-        return "no claim was given to hold the run to."
+        return "no claim was given to compare the run with."
     return "this method gives an estimate without a guarantee."
 
 
@@ -176,7 +176,7 @@ def _rows(result: AuditResult) -> Iterator[tuple[str, str]]:
     if result.claim is not None:
         yield "claimed", str(result.claim)
     yield "measured", measured(result)
-    canaries = f"{result.present:,} present and {result.absent:,} absent canaries"
+    canaries = f"{result.present:,} inserted and {result.absent:,} held-out canaries"
     yield "method", f"{method(result)}; {canaries}"
     if result.distribution_free is not None:
         free = f"epsilon >= {number(result.distribution_free.epsilon_lower)}"
@@ -280,9 +280,9 @@ def scope_line(result: AuditResult) -> str:
 # Methods that an audit takes where none is asked for.
 _DEFAULTS = ("gaussian-shift", "subsampled-gaussian")
 
-_MAINTAINER = "whoever maintains the training code"
-_AUDITOR = "whoever runs the audit"
-_OWNER = "whoever answers for the privacy claim"
+_MAINTAINER = "the maintainer of the training code"
+_AUDITOR = "the person who runs the audit"
+_OWNER = "the owner of the privacy claim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +330,7 @@ def advice(result: AuditResult) -> Advice:
         return _ask_for_membership(result)
     if result.claim is None:
         return Advice(
-            meaning="This is a measurement without a claim to hold it against: it can neither "
+            meaning="This is a measurement without a claim to compare it with: it can neither "
             "pass nor fail.",
             action="Audit it against a claim: --epsilon and --delta, or claim=PrivacyClaim(...).",
             actor=_AUDITOR,
@@ -409,7 +409,7 @@ def _inconclusive(result: AuditResult) -> Advice:
 def _weak(
     why: str, action: str, *, present: int | None = None, absent: int | None = None
 ) -> Advice:
-    meaning = f"Nothing speaks against the claim, but {why}. Treat the claim as untested."
+    meaning = f"No evidence against the claim, but {why}. Treat the claim as untested."
     return Advice(meaning=meaning, action=action, actor=_AUDITOR, present=present, absent=absent)
 
 
@@ -425,7 +425,7 @@ def _ask_for_membership(result: AuditResult) -> Advice:
 
 def _more_canaries(result: AuditResult) -> Advice:
     """How many canaries would be enough; where no number is, what would."""
-    why = "this audit was too weak to have noticed a leak a quarter above it"
+    why = "this audit was too weak to detect a leak a quarter above it"
     needed = power.needed_canaries(result, power=policy.WANTED_POWER)
     if needed is None:
         return _weak(why, _no_number_is_enough(result))
@@ -441,13 +441,13 @@ def _more_canaries(result: AuditResult) -> Advice:
         attached = f", or CanaryAudit(..., planned_steps={run.steps}) if it is to be this short"
     if run is not None and run.fair_coins:
         count = max(2 * present, 2 * absent)
-        said = f"{count:,} canaries, each present by a fair coin (CanaryAudit(..., canaries={count}"
+        said = f"{count:,} canaries, each inserted with probability one half (CanaryAudit(..., canaries={count}"
         said += "); DiracCanaries(count=...) is the same)"
     else:
-        said = f"{present:,} present and {absent:,} absent canaries (CanaryAudit(..., "
+        said = f"{present:,} inserted and {absent:,} held-out canaries (CanaryAudit(..., "
         said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
     action = (
-        f"Train again with {said}{attached}: such an audit notices a true epsilon of "
+        f"Train again with {said}{attached}: such an audit flags a true epsilon of "
         f"{number(policy.ALTERNATIVE * claim.epsilon)} nine times in ten."
     )
     return _weak(why, action, present=present, absent=absent)
@@ -459,7 +459,7 @@ def _no_number_is_enough(result: AuditResult) -> str:
     if name in _DEFAULTS and result.power is None:
         return "Audit a claim at a delta above 0, against which power can be computed."
     if result.power is None:
-        return f"{name} does not say what it would notice: audit with the default method."
+        return f"{name} does not state its power: audit with the default method."
     if room is not None and name == "subsampled-gaussian":
         return (
             f"This model has room for {room:,} canaries, one a parameter, and no number of "
@@ -487,7 +487,7 @@ def _no_number_is_enough(result: AuditResult) -> str:
 def _consistent(result: AuditResult) -> Advice:
     seen = ""
     if result.smallest_leak is not None:
-        seen = f" that notices a leak of epsilon {number(result.smallest_leak)} four times in five"
+        seen = f" that flags a true epsilon of {number(result.smallest_leak)} four times in five"
     untested = _with_status(result.scope, "not tested")
     meaning = f"An audit{seen} found nothing against the claim. That is no proof of privacy"
     if not untested:
@@ -522,11 +522,11 @@ def reason(result: AuditResult) -> str:
 
 def advice_rows(result: AuditResult) -> list[dict[str, str]]:
     """What this means, what to do and who should, for somebody who is no statistician."""
-    told = advice(result)
+    found = advice(result)
     rows = (
-        ("What this means", told.meaning),
-        ("What to do", told.action),
-        ("Who should act", f"{told.actor[:1].upper()}{told.actor[1:]}."),
+        ("What this means", found.meaning),
+        ("What to do", found.action),
+        ("Who should act", f"{found.actor[:1].upper()}{found.actor[1:]}."),
     )
     return [{"name": name, "words": one_line(words, 900)} for name, words in rows]
 
@@ -654,14 +654,14 @@ def _claimed(result: AuditResult) -> str:
 
 def _audited(result: AuditResult, run: RunSummary) -> str:
     text = (
-        f"The audit compared {result.present:,} canaries that were present in the run with "
-        f"{result.absent:,} that were not"
+        f"The audit compared {result.present:,} canaries that were inserted into the run with "
+        f"{result.absent:,} held-out ones"
     )
     text += f", over {run.steps:,} steps" if run.steps is not None else ""
     if run.scheme:
-        text += f", each present one drawn by {run.scheme}"
+        text += f", each inserted one drawn by {run.scheme}"
     elif run.sampling_rate is not None:
-        text += f", each present one in a step with probability {run.sampling_rate:.4g}"
+        text += f", each inserted one in a step with probability {run.sampling_rate:.4g}"
     if run.sampling == "own coin":
         text += " (drawn by the audit itself, not by the sampler of the training)"
     elif run.sampling:
@@ -703,9 +703,7 @@ def _found(result: AuditResult) -> str:
     text += f"A correct run ends in VIOLATION or INVALID with probability {result.gate_error:g}"
     text += " at most. "
     if result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-        text += (
-            "No evidence against a claim is not evidence for it: an audit proves nothing private."
-        )
+        text += "No evidence against a claim is no evidence for it: no audit can prove a model private."
     return text.rstrip()
 
 

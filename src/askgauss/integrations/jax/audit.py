@@ -85,7 +85,7 @@ class Audit(WrappedRun):
 
     Args:
         params: The parameters, or anything of their structure and shapes.
-        sampling: How batches are drawn, by your word: a scheme of `askgauss.sampling`, or a batch
+        sampling: How batches are drawn, as you declare it: a scheme of `askgauss.sampling`, or a batch
             selection strategy of jax_privacy.
         clip_norm: The most one record adds to the sum that is handed to the transformation:
             ``clipped_grad(...).sensitivity()``.
@@ -452,7 +452,7 @@ class Audit(WrappedRun):
             notes=tuple(
                 note
                 for note in (
-                    f"{self._sampling}, by your word: the run's sampler was not seen.",
+                    f"{self._sampling} (declared, not verified).",
                     self._released.note,
                     f"{unseen_steps:,} of {taken:,} steps were taken without the audit."
                     if unseen_steps

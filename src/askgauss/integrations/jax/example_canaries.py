@@ -225,8 +225,8 @@ class ExampleAudit(WrappedRun):
         canaries: The records, as the loss gets them.
         clipped_grad: The function that gives the run's clipped sum, called with the parameters and
             a batch.
-        sampling: How batches are drawn, by your word: a scheme of `askgauss.sampling`, or a batch
-            selection strategy of jax_privacy. The draws of the canaries are held against it.
+        sampling: How batches are drawn, as you declare it: a scheme of `askgauss.sampling`, or a batch
+            selection strategy of jax_privacy. The draws of the canaries are compared with it.
         records: Number of records that batches are drawn from, the present canaries among them:
             the length of what ``canaries.joined`` gave.
         clip_norm: The most one record adds to the sum; ``clipped_grad.sensitivity()`` if not given.
@@ -530,7 +530,7 @@ class ExampleAudit(WrappedRun):
         )
 
     def _notes(self, contribution: float | None, repeats: int) -> list[str]:
-        notes = [f"{self._sampling}, by your word: only the canaries' draws were seen."]
+        notes = [f"{self._sampling} (declared; verified for the canaries only)."]
         if contribution is not None and contribution < 0.995:
             notes.append(
                 f"the canaries' clipped gradients are {contribution:.3g} clip norms long on "
