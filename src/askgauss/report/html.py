@@ -221,7 +221,7 @@ def render(result: AuditResult, comparison: Comparison | None = None) -> str:
     """
     made = {kind: _made(kind, result) for section in _sections(result) for kind in section.figures}
     page = _header(result, comparison) | _body(result, made)
-    return _templates().get_template("template.html").render(page=page, style=_style_sheet())
+    return _rendered("template.html", result=result, page=page)
 
 
 def _made(kind: type[AuditFigure], result: AuditResult) -> AuditFigure | str:
@@ -268,9 +268,8 @@ def card(result: AuditResult) -> str:
     Returns:
         A piece of HTML that brings its own style.
     """
-    page = _header(result, None)
-    inside = _templates().get_template("card.html").render(page=page)
-    verdict = page["verdict"]
+    inside = _rendered("card.html", result=result, page=_header(result, None))
+    verdict = "NONE" if result.verdict is None else result.verdict.value
     return (
         f'<div class="askgauss card" data-verdict="{verdict}">'
         f"<style>{_style_sheet()}</style>{inside}</div>"
@@ -281,11 +280,19 @@ def card(result: AuditResult) -> str:
 def _templates() -> Environment:
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
+    # Every text that may come from outside passes through it.
+    environment.filters["line"] = one_line
+    environment.globals |= {"words": words, "style": _style_sheet()}
+    return environment
+
+
+def _rendered(template: str, **content: Any) -> str:
+    return _templates().get_template(template).render(**content)
 
 
 def _resource(name: str) -> str:
@@ -319,52 +326,23 @@ def _shown(
 
 def _header(result: AuditResult, comparison: Comparison | None) -> dict[str, Any]:
     """What the report and the notebook card share."""
-    claim = result.claim
-    facts = [
-        {
-            "name": "claimed",
-            "value": "none" if claim is None else f"ε = {claim.epsilon:g}",
-            "note": f"at δ = {result.delta:g}",
-        },
-        {
-            "name": "measured",
-            "value": words.bound(result.epsilon_lower) if result.usable else "nothing",
-            "note": f"with confidence {confidence_in_words(result.confidence)}"
-            if result.usable
-            else words.not_usable(result),
-        },
-    ]
-    if result.distribution_free is not None:
-        facts.append(
-            {
-                "name": "without assumptions",
-                "value": words.bound(result.distribution_free.epsilon_lower),
-                "note": f"with confidence {confidence_in_words(result.confidence)}",
-            }
-        )
+    claim, free = result.claim, result.distribution_free
+    confidence = f"with confidence {confidence_in_words(result.confidence)}"
+    claimed = "none" if claim is None else f"ε = {claim.epsilon:g}"
+    facts = [("claimed", claimed, f"at δ = {result.delta:g}")]
+    if result.usable:
+        facts.append(("measured", words.bound(result.epsilon_lower), confidence))
+    else:
+        facts.append(("measured", "nothing", words.not_usable(result)))
+    if free is not None:
+        facts.append(("without assumptions", words.bound(free.epsilon_lower), confidence))
     if result.power is not None and claim is not None:
-        facts.append(
-            {
-                "name": "power",
-                "value": f"{math.floor(100.0 * result.power)} %",
-                "note": f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}",
-            }
-        )
+        leaks = f"of leaks of ε = {policy.ALTERNATIVE * claim.epsilon:g}"
+        facts.append(("power", f"{math.floor(100.0 * result.power)} %", leaks))
     return {
-        "verdict": "NONE" if result.verdict is None else result.verdict.value,
-        "headline": words.headline(result),
-        "reason": words.reason(result),
         "facts": facts,
-        "advice": words.advice_rows(result),
-        "scope": [
-            {"name": name, "words": one_line(said, 600)}
-            for name, said in (
-                *words.scope_rows(result),
-                *(("note", note) for note in result.notes),
-            )
-        ],
+        "scope": [*words.scope_rows(result), *(("note", note) for note in result.notes)],
         "axis": _shown(result, EpsilonAxis, EpsilonAxis.from_result(result, comparison)),
-        "version": one_line(result.version, 40),
     }
 
 
@@ -376,15 +354,8 @@ def _body(result: AuditResult, made: dict[type[AuditFigure], AuditFigure | str])
     tested = sum(item.p_value is not None for item in result.findings)
     return {
         "compared": _compared(result),
-        "parts": words.part_rows(result),
         "sections": [
-            {
-                "id": section.name,
-                "name": section.name,
-                "title": section.title,
-                "lead": section.lead,
-                "figures": [_shown(result, kind, made[kind]) for kind in section.figures],
-            }
+            (section, [_shown(result, kind, made[kind]) for kind in section.figures])
             for section in _sections(result)
         ],
         "meaning": words.meaning_rows(meaning),
@@ -395,53 +366,37 @@ def _body(result: AuditResult, made: dict[type[AuditFigure], AuditFigure | str])
             if result.findings
             else "No checks were made: the audit ran without diagnostics."
         ),
-        "findings": [
-            {
-                "status": words.status(item),
-                "name": one_line(item.check, 80),
-                "summary": one_line(item.summary, 600),
-                "remedy": one_line(item.remedy, 600),
-                "consequence": words.consequence(item),
-                "p_value": words.p_value(item),
-            }
-            for item in words.ordered(result.findings)
-        ],
-        "statement": [one_line(item) for item in words.statement(result, summary.run)],
+        "statement": words.statement(result, summary.run),
         "versions": _versions(result, summary),
         "evidence": _evidence(result),
     }
 
 
-def _compared(result: AuditResult) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": "epsilon",
-            "measured": words.bound(result.epsilon_lower).removeprefix("ε "),
-            "interval": "",
-            "claimed": "–" if result.claim is None else f"{result.claim.epsilon:g}",
-            "status": words.StatusWord(
-                "–" if result.verdict is None else result.verdict.value.lower(),
-                "",
-                "fail" if result.verdict is not None else "skip",
-            ),
-        }
-    ]
+def _compared(result: AuditResult) -> list[tuple[str, str, str, str, words.StatusWord]]:
+    """What was measured, its interval, what was claimed, and the result."""
+    verdict = words.StatusWord("–", "", "skip")
+    if result.verdict is not None:
+        verdict = words.StatusWord(result.verdict.value.lower(), "", "fail")
+    claimed = "–" if result.claim is None else f"{result.claim.epsilon:g}"
+    measured = words.bound(result.epsilon_lower).removeprefix("ε ")
     found = [
         item
         for item in words.ordered(result.findings)
         if item.measured is not None and item.claimed is not None
     ]
-    for item in found[: _COMPARED - 1]:
-        rows.append(
-            {
-                "name": one_line(item.check, 60),
-                "measured": words.value(item.measured),
-                "interval": words.interval(item.interval),
-                "claimed": words.value(item.claimed),
-                "status": words.status(item),
-            }
-        )
-    return rows
+    return [
+        ("epsilon", measured, "", claimed, verdict),
+        *(
+            (
+                item.check,
+                words.value(item.measured),
+                words.interval(item.interval),
+                words.value(item.claimed),
+                words.status(item),
+            )
+            for item in found[: _COMPARED - 1]
+        ),
+    ]
 
 
 def _meaning_note(result: AuditResult, meaning: Meaning) -> str:
@@ -460,7 +415,7 @@ def _meaning_note(result: AuditResult, meaning: Meaning) -> str:
     return note
 
 
-def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
+def _versions(result: AuditResult, summary: Summary) -> list[tuple[str, str]]:
     run = summary.run
     options = codec.to_plain(result.auditor)
     rows = [
@@ -473,9 +428,7 @@ def _versions(result: AuditResult, summary: Summary) -> list[dict[str, str]]:
         *summary.environment,
         *(("note", note) for note in run.notes),
     ]
-    return [
-        {"name": one_line(name, 60), "value": one_line(item, 400)} for name, item in rows if item
-    ]
+    return [(name, item) for name, item in rows if item]
 
 
 def _provenance(result: AuditResult) -> list[tuple[str, str]]:
@@ -500,39 +453,6 @@ def _evidence(result: AuditResult) -> str:
 
 
 def render_replay(report: ReplayReport) -> str:
-    """One self-contained HTML page: no script, nothing fetched.
-
-    Args:
-        report: The replay.
-
-    Returns:
-        The page.
-    """
-    remedies = {item.check: item.remedy for item in report.findings}
-    page = {
-        "verdict": report.verdict.value,
-        "headline": report.verdict.value.capitalize(),
-        "reason": printable(one_line(report.reason)),
-        "facts": [
-            {"name": "claimed adjacency", "value": report.adjacency},
-            {"name": "record", "value": f"{report.record:,} of {report.records:,}"},
-            {"name": "steps", "value": str(report.steps)},
-        ],
-        "differences": [
-            {
-                "leak": report.adjacency in item.leak_under,
-                "name": one_line(item.name),
-                "kind": item.kind,
-                "seen": one_line(f"{item.values[0]} against {item.values[1]}"),
-                "size": "" if item.size is None else f"{item.size:.4g}",
-                "steps": ", ".join(str(step) for step in item.steps[:8]),
-                "under": ", ".join(item.leak_under),
-                "follows": one_line(item.follows),
-                "remedy": remedies.get(f"replay: {item.name}", ""),
-            }
-            for item in report.differences
-        ],
-        "rows": [{"name": name, "value": one_line(value)} for name, value in report.rows()],
-        "version": report.version,
-    }
-    return _templates().get_template("replay.html").render(page=page, style=_style_sheet())
+    """A replay as one self-contained HTML page: no script, nothing fetched."""
+    remedies = {item.check.removeprefix("replay: "): item.remedy for item in report.findings}
+    return _rendered("replay.html", report=report, remedies=remedies)

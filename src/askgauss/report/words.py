@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from askgauss import policy, power
 from askgauss._text import confidence_in_words, number, of_the_claim, one_line, whole_percent
@@ -441,8 +441,8 @@ def _more_canaries(result: AuditResult) -> Advice:
         attached = f", or CanaryAudit(..., planned_steps={run.steps}) if it is to be this short"
     if run is not None and run.fair_coins:
         count = max(2 * present, 2 * absent)
-        said = f"{count:,} canaries, each inserted with probability one half (CanaryAudit(..., canaries={count}"
-        said += "); DiracCanaries(count=...) is the same)"
+        said = f"{count:,} canaries, each inserted with probability one half (CanaryAudit(..., "
+        said += f"canaries={count}); DiracCanaries(count=...) is the same)"
     else:
         said = f"{present:,} inserted and {absent:,} held-out canaries (CanaryAudit(..., "
         said += f"present={present}, absent={absent}); DiracCanaries takes the same)"
@@ -520,15 +520,14 @@ def reason(result: AuditResult) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def advice_rows(result: AuditResult) -> list[dict[str, str]]:
+def advice_rows(result: AuditResult) -> list[tuple[str, str]]:
     """What this means, what to do and who should, for somebody who is no statistician."""
     found = advice(result)
-    rows = (
+    return [
         ("What this means", found.meaning),
         ("What to do", found.action),
         ("Who should act", f"{found.actor[:1].upper()}{found.actor[1:]}."),
-    )
-    return [{"name": name, "words": one_line(words, 900)} for name, words in rows]
+    ]
 
 
 def status(finding: Finding) -> StatusWord:
@@ -594,34 +593,24 @@ def percent(given: float | None, *, up: bool) -> str:
     return f"{rounded:.{digits}f} %"
 
 
-def meaning_rows(meaning: Meaning) -> list[dict[str, str]]:
-    """What epsilon means, claimed beside measured."""
+def meaning_rows(meaning: Meaning) -> list[tuple[str, str, str]]:
+    """What epsilon means: claimed at most, measured at least."""
     names = (
         ("best true positive rate minus false positive rate", meaning.advantage),
         ("true positives at 1 % false positives", meaning.true_positives),
         ("belief in presence, from 50 % before", meaning.belief),
     )
     return [
-        {
-            "name": name,
-            "claimed": percent(pair[0], up=True),
-            "measured": percent(pair[1], up=False),
-        }
-        for name, pair in names
+        (name, percent(claimed, up=True), percent(least, up=False))
+        for name, (claimed, least) in names
     ]
 
 
-def part_rows(result: AuditResult) -> list[dict[str, Any]]:
+def part_rows(result: AuditResult) -> list[tuple[Part, StatusWord]]:
     """Every part of the training, those first that were found broken or not tested."""
     order = ("broken", "not tested", "fine")
-    return [
-        {
-            "name": part.name,
-            "status": _PART_STATUS[part.status],
-            "detail": one_line(part.smallest or part.how_to_test, 400),
-        }
-        for part in sorted(result.scope, key=lambda part: order.index(part.status))
-    ]
+    parts = sorted(result.scope, key=lambda part: order.index(part.status))
+    return [(part, _PART_STATUS[part.status]) for part in parts]
 
 
 def statement(result: AuditResult, run: RunSummary) -> list[str]:
@@ -703,7 +692,9 @@ def _found(result: AuditResult) -> str:
     text += f"A correct run ends in VIOLATION or INVALID with probability {result.gate_error:g}"
     text += " at most. "
     if result.verdict in (Verdict.CONSISTENT, Verdict.INCONCLUSIVE):
-        text += "No evidence against a claim is no evidence for it: no audit can prove a model private."
+        text += (
+            "No evidence against a claim is no evidence for it: no audit can prove a model private."
+        )
     return text.rstrip()
 
 

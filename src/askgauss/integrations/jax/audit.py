@@ -85,7 +85,7 @@ class Audit(WrappedRun):
 
     Args:
         params: The parameters, or anything of their structure and shapes.
-        sampling: How batches are drawn, as you declare it: a scheme of `askgauss.sampling`, or a batch
+        sampling: How batches are drawn, as declared: a scheme of `askgauss.sampling`, or a batch
             selection strategy of jax_privacy.
         clip_norm: The most one record adds to the sum that is handed to the transformation:
             ``clipped_grad(...).sensitivity()``.

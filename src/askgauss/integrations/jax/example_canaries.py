@@ -225,7 +225,7 @@ class ExampleAudit(WrappedRun):
         canaries: The records, as the loss gets them.
         clipped_grad: The function that gives the run's clipped sum, called with the parameters and
             a batch.
-        sampling: How batches are drawn, as you declare it: a scheme of `askgauss.sampling`, or a batch
+        sampling: How batches are drawn, as declared: a scheme of `askgauss.sampling`, or a batch
             selection strategy of jax_privacy. The draws of the canaries are compared with it.
         records: Number of records that batches are drawn from, the present canaries among them:
             the length of what ``canaries.joined`` gave.
