@@ -190,7 +190,7 @@ def test_a_bound_whose_assumptions_failed_is_not_sold(pages):
 def test_every_part_of_the_training_is_shown_as_the_scope_has_it(pages):
     for name in ("violation", "consistent"):
         text, result = Page(pages[name]).text, getattr(samples, name)()
-        words = {"fine": "✓ tested", "broken": "✕ broken", "not tested": "– not tested"}
+        words = {"fine": "✓ tested", "broken": "✕ violated", "not tested": "– not tested"}
         for part in result.scope:
             assert f"{part.name} {words[part.status]}" in text.replace("\xa0", " "), part
     assert "through the loader and clipping" not in Page(pages["violation"]).text

@@ -96,7 +96,7 @@ _STATUS = {
 }
 _PART_STATUS = {
     "fine": StatusWord("tested", "✓", "pass"),
-    "broken": StatusWord("broken", "✕", "fail"),
+    "broken": StatusWord("violated", "✕", "fail"),
     "not tested": StatusWord("not tested", "–", "skip"),
 }
 
@@ -251,7 +251,7 @@ def scope_rows(result: AuditResult) -> list[tuple[str, str]]:
     untested = [f"{names} ({how})" if how else names for names, how in _untested(result.scope)]
     rows = (
         ("tested", tested),
-        ("broken", [part.name for part in _with_status(result.scope, "broken")]),
+        ("violated", [part.name for part in _with_status(result.scope, "broken")]),
         ("not tested", untested if result.scope else ["every part: no checks were made"]),
         ("outside", [f"any audit of one run: {', '.join(OUTSIDE)}"]),
     )
