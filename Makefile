@@ -132,11 +132,7 @@ mutants: $(VENV)/all.stamp  ## deliberate faults, and the tests that find them; 
 docs: $(VENV)/all.stamp  ## the documentation, warnings as errors
 	$(BIN)/mkdocs build --strict --site-dir site
 
-docs-paper: $(VENV)/all.stamp  ## the paper's experiments at full scale; rewrites docs/reproduction.md, goes on where it stopped
-	$(BIN)/python -m paper data fetch cifar10
-	$(BIN)/python -m paper reproduce all --folder reproduction --docs docs
-
-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
+docs-release: $(VENV)/all.stamp  ## the documentation in a folder of its version, beside those of earlier ones
 	$(BIN)/python .ci/versioned_docs.py site
 
 clean:  ## remove the environment and caches
