@@ -6,9 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,7 +34,6 @@ from askgauss.cli.options import (
     make_claim,
     read_input,
     standard_input,
-    write_document,
     write_text,
 )
 from askgauss.cli.program import ExitCode
@@ -361,21 +359,15 @@ def replay(
         )
     if not outputs.on_stdout:
         say_result(found)
-    documents = []
-    if json is not None:
-        documents.append((json, found.to_json() + "\n"))
+    documents = {json: found.to_json() + "\n"} if json is not None else {}
     if html is not None:
         from askgauss.report.html import render_replay
 
-        documents.append((html, render_replay(found)))
-    for path, text in documents:
+        documents[html] = render_replay(found)
+    for path, text in documents.items():
         # What differs between neighbouring data tells of the record.
-        write_document(path, partial(_write, text.encode("utf-8")), private=True)
+        write_text(path, text, private=True)
     raise typer.Exit(ExitCode.of_replay(found))
-
-
-def _write(content: bytes, stream: IO[bytes]) -> None:
-    stream.write(content)
 
 
 def _named(name: str, argument: str) -> Any:
