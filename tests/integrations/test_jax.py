@@ -271,7 +271,7 @@ def test_a_monitored_clean_run_goes_through_and_its_result_shows_the_course():
     assert audit.monitor.steps == 42
     audit.result(state, claim=claim)
     assert audit.monitor.steps == 42
-    assert BoundByStep.from_result(result).step[-1] == 42
+    assert BoundByStep.from_result(result).feed.course.step[-1] == 42
     # At the planned end a watched run has the bound of one that nobody watched; at no other.
     unwatched = plain.result(stepwise(plain, runs.NOISE, steps=42), claim=claim)
     assert result.epsilon_lower == unwatched.epsilon_lower

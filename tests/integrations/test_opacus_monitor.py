@@ -56,7 +56,7 @@ def test_true_watches_and_the_result_shows_the_course():
     result = audit.result(claim=claim(steps=48))
     assert BoundByStep.from_result(result).claimed == 20.0
     # A point has thirty plantings.
-    assert 8 < BoundByStep.from_result(result).step[-1] <= audit.steps == 48
+    assert 8 < BoundByStep.from_result(result).feed.course.step[-1] <= audit.steps == 48
     assert 'id="course"' in result.to_html()
 
 

@@ -12,7 +12,14 @@ from scipy.special import ndtr
 
 from askgauss.figures import style
 from askgauss.figures.style import AuditFigure, NothingToDrawError
-from askgauss.figures.summary import SHAPE_BINS, SHAPE_REACH, Summary, tables_of
+from askgauss.figures.summary import (
+    SHAPE_BINS,
+    SHAPE_REACH,
+    NoiseSummary,
+    Summary,
+    TensorSummary,
+    tables_of,
+)
 from askgauss.monitor.feed import Feed
 from askgauss.results import AuditResult, Finding, Status
 from askgauss.stats.rounding import FEWEST_SHOWN
@@ -56,10 +63,7 @@ class NoiseByStep(AuditFigure):
     label = "Scale of the noise by step, measured and claimed."
     caption = "In clip norms, with pointwise 99 % intervals."
 
-    step: Array
-    scale: Array
-    low: Array
-    high: Array
+    table: NoiseSummary
     claimed: Array | None
     background: bool
 
@@ -78,10 +82,7 @@ class NoiseByStep(AuditFigure):
             claimed = None if given is None else np.full(noise.step.size, given)
         return cls(
             verdict=result.verdict,
-            step=noise.step,
-            scale=noise.scale,
-            low=noise.low,
-            high=noise.high,
+            table=noise,
             claimed=claimed,
             background=summary.run.background == "unknown",
         )
@@ -89,14 +90,14 @@ class NoiseByStep(AuditFigure):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
         ax = style.axes(ax)
-        color = self.accent
-        ax.fill_between(self.step, self.low, self.high, color=color, alpha=0.2, linewidth=0)
+        color, noise = self.accent, self.table
+        ax.fill_between(noise.step, noise.low, noise.high, color=color, alpha=0.2, linewidth=0)
         name = "noise and background" if self.background else "measured"
-        ax.plot(self.step, self.scale, color=color, linewidth=1.4, label=name)
+        ax.plot(noise.step, noise.scale, color=color, linewidth=1.4, label=name)
         if self.claimed is not None:
-            ax.plot(self.step, self.claimed, color=style.CLAIM, linewidth=1.4, label="claimed")
+            ax.plot(noise.step, self.claimed, color=style.CLAIM, linewidth=1.4, label="claimed")
         style.tidy(ax, x="step", y="noise, in clip norms")
-        ax.set_ylim(bottom=0.0, top=1.25 * _highest(self.high, self.claimed))
+        ax.set_ylim(bottom=0.0, top=1.25 * _highest(noise.high, self.claimed))
         style.legend(ax, loc="lower right")
         return ax
 
@@ -108,12 +109,7 @@ class NoiseByTensor(AuditFigure):
     title = "Noise by tensor"
     label = "Scale of the noise by tensor, measured and claimed."
 
-    names: tuple[str, ...]
-    scale: Array
-    low: Array
-    high: Array
-    of: int
-    overall: float
+    table: TensorSummary
     claimed: float | None
 
     @classmethod
@@ -127,42 +123,37 @@ class NoiseByTensor(AuditFigure):
         claimed = claim.noise_multiplier if claim is not None else None
         return cls(
             verdict=result.verdict,
-            names=tensors.names,
-            scale=tensors.scale,
-            low=tensors.low,
-            high=tensors.high,
-            of=tensors.of,
-            overall=tensors.overall,
+            table=tensors,
             claimed=summary.run.noise_multiplier if claimed is None else claimed,
         )
 
     @property
     def caption(self) -> str:
         """What the figure shows."""
-        shown = len(self.names)
-        rest = "" if self.of == shown else f" The {shown} of {self.of} furthest from the rest."
+        shown, of = len(self.table.names), self.table.of
+        rest = "" if of == shown else f" The {shown} of {of} furthest from the rest."
         return f"In clip norms, with 99 % intervals.{rest}"
 
     @property
     def size(self) -> tuple[float, float]:
         """As high as there are tensors."""
-        return style.WIDTH, max(2.0, 0.8 + 0.22 * len(self.names))
+        return style.WIDTH, max(2.0, 0.8 + 0.22 * len(self.table.names))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
-        ax = style.axes(ax, height=1.0 + 0.24 * len(self.names))
-        color = self.accent
-        rows = -np.arange(len(self.names))
-        ax.hlines(rows, self.low, self.high, color=color, linewidth=5, alpha=0.28)
-        ax.plot(self.scale, rows, linestyle="none", marker="o", markersize=4, color=color)
+        color, tensors = self.accent, self.table
+        ax = style.axes(ax, height=1.0 + 0.24 * len(tensors.names))
+        rows = -np.arange(len(tensors.names))
+        ax.hlines(rows, tensors.low, tensors.high, color=color, linewidth=5, alpha=0.28)
+        ax.plot(tensors.scale, rows, linestyle="none", marker="o", markersize=4, color=color)
         if self.claimed is not None:
             ax.axvline(self.claimed, color=style.CLAIM, linewidth=1.4, label="claimed")
             style.legend(ax, loc="lower left")
         style.tidy(ax, x="noise, in clip norms", grid="x")
-        ax.set_xlim(0.0, 1.25 * _highest(self.high, self.claimed))
+        ax.set_xlim(0.0, 1.25 * _highest(tensors.high, self.claimed))
         ax.set_ylim(rows[-1] - 0.7, 0.7)
         # Names come from outside: a dollar sign in one is not the start of a formula.
-        ax.set_yticks(rows, [style.label(name) for name in self.names], parse_math=False)
+        ax.set_yticks(rows, [style.label(name) for name in tensors.names], parse_math=False)
         return ax
 
 
@@ -337,26 +328,12 @@ class RunCourse(AuditFigure):
     """What a monitor saw of a run, by step.
 
     Attributes:
-        step: Steps, thinned out.
-        bound: Lower bound on epsilon that held there; nan before there was one.
+        feed: What the monitor said last.
         claimed: The claimed epsilon, if any.
-        spent: Epsilon by the accountant at the end of the watched steps, where known.
-        evidence: Decimal logarithm of the joint evidence.
-        alarm_at: The evidence of an alarm.
-        alarm_step: Where the alarm came; None where none did.
-        alarm: The alarm in words; empty where none came.
-        untested: Parts that were not watched, and why.
     """
 
-    step: tuple[int, ...]
-    bound: tuple[float, ...]
+    feed: Feed
     claimed: float | None
-    spent: float | None
-    evidence: tuple[float, ...]
-    alarm_at: float
-    alarm_step: int | None
-    alarm: str
-    untested: dict[str, str]
 
     @classmethod
     def from_result(cls, result: AuditResult) -> Self:
@@ -371,25 +348,18 @@ class RunCourse(AuditFigure):
         claimed = feed.claim or result.claim
         return cls(
             verdict=result.verdict,
-            step=feed.course.step,
-            bound=feed.course.bound,
+            feed=feed,
             claimed=None if claimed is None else claimed.epsilon,
-            spent=feed.spent,
-            evidence=feed.course.evidence,
-            alarm_at=feed.alarm_at,
-            alarm_step=None if feed.alarm is None else feed.alarm.step,
-            alarm="" if feed.alarm is None else str(feed.alarm),
-            untested=feed.untested,
         )
 
     def _mark_alarm(self, ax: Axes) -> None:
-        if self.alarm_step is not None:
+        if self.feed.alarm is not None:
             ax.axvline(
-                self.alarm_step,
+                self.feed.alarm.step,
                 color=style.OTHER,
                 linewidth=1.2,
                 linestyle=(0, (4, 3)),
-                label=f"alarm at step {self.alarm_step:,}",
+                label=f"alarm at step {self.feed.alarm.step:,}",
             )
 
 
@@ -407,10 +377,11 @@ class BoundByStep(RunCourse):
         ax = style.axes(ax)
         if self.claimed is not None:
             ax.axhline(self.claimed, color=style.CLAIM, linewidth=1.4, label="claimed")
-        if self.spent is not None:
+        course = self.feed.course
+        if self.feed.spent is not None:
             ax.plot(
-                [self.step[-1]],
-                [self.spent],
+                [course.step[-1]],
+                [self.feed.spent],
                 marker="o",
                 linestyle="none",
                 color=style.CLAIM,
@@ -418,12 +389,7 @@ class BoundByStep(RunCourse):
                 label="spent by the accountant",
             )
         ax.step(
-            self.step,
-            self.bound,
-            where="post",
-            color=self.accent,
-            linewidth=2.0,
-            label="bound",
+            course.step, course.bound, where="post", color=self.accent, linewidth=2.0, label="bound"
         )
         self._mark_alarm(ax)
         style.tidy(ax, x="step", y="epsilon")
@@ -443,13 +409,14 @@ class EvidenceByStep(RunCourse):
     @property
     def caption(self) -> str:
         """What the figure shows."""
-        return f"Of correct runs one in ten to the {self.alarm_at:.3g} ever reaches the line."
+        return f"Of correct runs one in ten to the {self.feed.alarm_at:.3g} ever reaches the line."
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it."""
         ax = style.axes(ax)
-        ax.axhline(self.alarm_at, color=style.CLAIM, linewidth=1.4, label="an alarm")
-        ax.plot(self.step, self.evidence, color=self.accent, linewidth=1.6, label="evidence")
+        ax.axhline(self.feed.alarm_at, color=style.CLAIM, linewidth=1.4, label="an alarm")
+        course = self.feed.course
+        ax.plot(course.step, course.evidence, color=self.accent, linewidth=1.6, label="evidence")
         self._mark_alarm(ax)
         style.tidy(ax, x="step", y="evidence, powers of ten")
         style.legend(ax, loc="best")

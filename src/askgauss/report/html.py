@@ -246,13 +246,14 @@ def _course_section(result: AuditResult) -> list[Section]:
     course = _made(BoundByStep, result)
     if not isinstance(course, BoundByStep):
         return []
-    told = one_line(course.alarm, 600) or "There was no alarm."
-    unseen = "; ".join(f"{name}: {why}" for name, why in course.untested.items())
+    alarm, untested = course.feed.alarm, course.feed.untested
+    happened = "There was no alarm." if alarm is None else one_line(str(alarm), 600)
+    unseen = "; ".join(f"{name}: {why}" for name, why in untested.items())
     return [
         Section(
             name="course",
             title="While it trained",
-            lead=f"A monitor watched every step. {told}"
+            lead=f"A monitor watched every step. {happened}"
             + (f" Not watched: {one_line(unseen, 400)}." if unseen else ""),
             figures=(BoundByStep, EvidenceByStep),
         )
