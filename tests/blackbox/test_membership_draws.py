@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, ScoresError
-from askgauss.membership import Membership
+from askgauss.blackbox.membership import Membership
 
 
 def test_inclusion_is_independent_with_the_stated_probability():

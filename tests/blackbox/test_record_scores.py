@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from askgauss.blackbox import calibrated, lira, logit_confidence, losses, rmia
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, ScoresError
-from askgauss.membership import Membership
+from askgauss.blackbox.membership import Membership
 
 RNG = np.random.default_rng(11)
 

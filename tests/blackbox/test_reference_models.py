@@ -9,7 +9,7 @@ import pytest
 
 from askgauss.blackbox import train_references
 from askgauss.exceptions import InvalidArgumentError, RecordingError
-from askgauss.membership import Membership
+from askgauss.blackbox.membership import Membership
 
 MEMBERSHIP = Membership.randomised(audited=range(40, 140), seed=1)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import askgauss as ag
-from askgauss._ray import WorkerError
+from askgauss.final.workers import WorkerError
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.final import FullBatchTraining, trained_scores, worst_start
 

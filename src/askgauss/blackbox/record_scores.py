@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
+from askgauss.blackbox.membership import Membership
 from askgauss.exceptions import InvalidArgumentError, ScoresError
-from askgauss.membership import Membership
 
 __all__ = ["calibrated", "lira", "logit_confidence", "losses", "rmia"]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from askgauss._version import __version__, installed_versions
+from askgauss import __version__
 from askgauss.cli.attest_command import attest
 from askgauss.cli.audit_commands import audit, compare, diagnose, report
 from askgauss.cli.check_command import check_results
@@ -100,6 +100,8 @@ def program(
 
 def version() -> None:
     """Print the version of askgauss and of its dependencies."""
+    from askgauss.files.run_folder import installed_versions
+
     say("\n".join(f"{name} {number}" for name, number in installed_versions().items()))
 
 

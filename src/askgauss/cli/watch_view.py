@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from askgauss._version import __version__
+from askgauss import __version__
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.monitor.feed import FEED_NAME, Feed, read_feed
 
