@@ -10,6 +10,9 @@ Gauss, rather than threshold the scores into guesses, gives a far tighter lower 
     print(result)
 """
 
+# ruff: isort: skip_file
+# Names are imported under themselves, which says that they are exported; the sorter splits those.
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

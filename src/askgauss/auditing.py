@@ -14,10 +14,10 @@ from scipy.special import binom, stdtr
 from askgauss import __version__, _validate, policy
 from askgauss.auditors import as_auditor
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
-from askgauss.auditors.one_run import OneRun
+from askgauss.auditors.guessing import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.auditors.thresholding import ClopperPearson
 from askgauss.checks import diagnose
 from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours, has_opposites
 from askgauss.checks.registry import made

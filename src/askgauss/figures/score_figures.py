@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.figures import style, summary as tables
+from askgauss.figures import style
+from askgauss.figures import summary as tables
 from askgauss.figures.style import AuditFigure, NothingToDrawError
 from askgauss.figures.summary import RunSummary, Summary, tables_of
 from askgauss.results import AuditResult

@@ -19,6 +19,9 @@ from askgauss.auditors import (
     SubsampledGaussian,
     auditor_types,
 )
+from askgauss.auditors import (
+    gaussian_regions as region_methods,
+)
 from askgauss.paper import uncorrected
 from askgauss.paper.csv_rows import Row
 from askgauss.paper.heads_plan import DpsgdHead
@@ -45,7 +48,6 @@ from askgauss.recording.transcript import CanarySums, Transcript
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
 from askgauss.simulation import simulate_dpsgd
-from askgauss.stats import regions as region_methods
 from askgauss.stats.score_law import ScoreLaw
 
 if TYPE_CHECKING:

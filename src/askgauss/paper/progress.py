@@ -38,6 +38,8 @@ def stages(progress: bool = True) -> Iterator[Report]:
         Progress,
         TaskID,
         TextColumn,
+    )
+    from rich.progress import (
         TimeRemainingColumn as Remaining,
     )
 
