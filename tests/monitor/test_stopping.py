@@ -9,7 +9,7 @@ import pytest
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.checks.stopping import error_share
 from askgauss.evidence.standard import Standard
 from askgauss.evidence.verification import verify

@@ -21,7 +21,7 @@ from askgauss.checks.tails import binomial_p_value, overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import DrawnBatches, assumed_poisson, mismatch
 from askgauss.sampling.inclusion import NEVER
-from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from askgauss.stats.limits import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.rounding import about, digits, widened
 
 __all__ = ["SAMPLER_CHECKS"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaincc, chdtr, chdtrc, chdtri, gammaincc, gammaln, ndtr, stdtr
 
-from askgauss.stats.binomial import binomial_p_value
+from askgauss.stats.limits import binomial_p_value
 from askgauss.stats.rounding import rounding_factor
 
 __all__ = [

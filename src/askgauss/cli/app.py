@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from askgauss._version import __version__, installed_versions
+from askgauss import __version__
 from askgauss.cli.audit_commands import audit, compare, diagnose, replay, report
 from askgauss.cli.demo import demo
 from askgauss.cli.evidence_commands import attest, check_results, verify
@@ -16,6 +16,7 @@ from askgauss.cli.planning_commands import faults, plan, selftest, simulate, the
 from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
 from askgauss.cli.terminal import say
 from askgauss.cli.watch_command import watch
+from askgauss.files.run_folder import installed_versions
 
 __all__ = ["app", "main"]
 

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from askgauss._version import __version__
+from askgauss import __version__
 from askgauss.cli.terminal import one_line
 from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 from askgauss.files import codec

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from askgauss import __version__
 from askgauss._text import confidence_in_words, number
-from askgauss._version import __version__
 from askgauss.auditing import audit, audited, with_findings
 from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard

@@ -52,7 +52,7 @@ except ImportError as error:
         "askgauss.integrations.torch_ftrl needs torch and Opacus: pip install 'askgauss[opacus]'."
     ) from error
 
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 
 __all__ = ["DPFTRL"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from askgauss import _validate
+from askgauss import __version__, _validate
 from askgauss._text import one_line
-from askgauss._version import __version__
 from askgauss.exceptions import (
     AskGaussError,
     InvalidArgumentError,

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from askgauss import _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.files import codec
-from askgauss.stats.search import close_bracket
+from askgauss.stats.limits import close_bracket
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums, SchemeTest
