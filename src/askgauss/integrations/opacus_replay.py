@@ -319,34 +319,31 @@ class _Follower:
         parameters = [item for item in self._parameters() if item.grad is not None]
         gradients = [_numbers(item.grad) for item in parameters if item.grad is not None]
         rounding = max((torch.finfo(item.dtype).eps for item in parameters), default=0.0)
+        clean, noise, doubt = gradients, None, ""
+        coupled: tuple[str, ...] | None = ("set in every step",)
         if self._private:
             divisor = self._divisor()
             replay.public("divisor", divisor)
-            clean, self._clean = self._clean, None
             noisy = [item.astype(np.float64) * divisor for item in gradients]
-            if clean is None or len(clean) != len(noisy):
+            if self._clean is None or len(self._clean) != len(noisy):
                 replay.note(f"step {replay.step} moved weights without add_noise")
                 clean = noisy
-                self._doubt = ""
+            else:
+                clean, doubt = self._clean, self._doubt
+            self._clean = None
             noise = [a - b.astype(np.float64) for a, b in zip(noisy, clean, strict=True)]
-            release = Release(
-                total=clean,
-                noise=noise,
-                clip_norm=self._clipped_at or float(optimizer.max_grad_norm),
-                coupled=("set in every step",),
-                given=gradients,
-                rounding=rounding,
-                doubt=self._doubt,
-            )
+            clip_norm = self._clipped_at or float(optimizer.max_grad_norm)
         else:
-            release = Release(
-                total=gradients,
-                noise=None,
-                clip_norm=self._clip_norm,
-                coupled=self._randomness.position(),
-                given=gradients,
-                rounding=rounding,
-            )
+            clip_norm, coupled = self._clip_norm, self._randomness.position()
+        release = Release(
+            total=clean,
+            noise=noise,
+            clip_norm=clip_norm,
+            coupled=coupled,
+            given=gradients,
+            rounding=rounding,
+            doubt=doubt,
+        )
         for item, value in zip(parameters, replay.exchange(release), strict=True):
             if item.grad is not None:
                 item.grad.copy_(torch.from_numpy(value))

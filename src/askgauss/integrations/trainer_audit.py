@@ -111,12 +111,18 @@ class TrainerAudit:
                 hint = "It needs numbers(), text() and document(): see askgauss.loggers."
                 raise _validate.fail("loggers", logger, "to be loggers", hint)
         self._claim, self._delta = claim, float(delta)
-        self._canaries, self._present, self._absent = canaries, present, absent
-        self._inject: Literal["auto", "sum", "sample"] = inject
-        self._seed, self._optimizer, self._accountant = seed, optimizer, accountant
-        self._sampling_rate, self._sampling = sampling_rate, sampling
-        self._observation = observation
-        self._monitor = monitor
+        self._seed, self._optimizer, self._monitor = seed, optimizer, monitor
+        # What is passed on to the audit as it is.
+        self._options: dict[str, Any] = {
+            "canaries": canaries,
+            "present": present,
+            "absent": absent,
+            "inject": inject,
+            "accountant": accountant,
+            "sampling_rate": sampling_rate,
+            "sampling": sampling,
+            "observation": observation,
+        }
         self._folder = None if folder is None else Path(folder)
         self._report = report
         self._own_loggers = tuple(loggers)
@@ -165,21 +171,14 @@ class TrainerAudit:
         resumed = self._pending is not None
         audit = _TrainerRun(
             optimizer,
-            canaries=self._canaries,
-            present=self._present,
-            absent=self._absent,
+            loader if hasattr(loader, "batch_sampler") else None,
+            self._claim,
+            **self._options,
             planned_steps=training.planned,
-            inject=self._inject,
             seed=self._kept_seed() if self._seed is None else self._seed,
-            data_loader=loader if hasattr(loader, "batch_sampler") else None,
-            accountant=self._accountant,
-            sampling_rate=self._sampling_rate,
-            sampling=self._sampling,
             # What other optimizers train may see records only through what is private, as a
             # generator does behind a private critic: whether it does is not known here.
             model=training.model if len(training.optimizers) == 1 else None,
-            observation=self._observation,
-            claim=self._claim,
             monitor=self._watching(),
         )
         if self._pending is not None:
@@ -215,7 +214,9 @@ class TrainerAudit:
 
     def _kept_seed(self) -> int | None:
         """The seed of the checkpoint to go on from, so that the canaries are the same."""
-        if self._pending is None or isinstance(self._canaries, (DiracCanaries, BlockCanaries)):
+        if self._pending is None or isinstance(
+            self._options["canaries"], (DiracCanaries, BlockCanaries)
+        ):
             return None
         kept = self._pending.get("audit")
         return kept.get("seed") if isinstance(kept, Mapping) else None

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.canaries import TextCanaries
 from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, MissingExtraError
-from askgauss.integrations.opacus.restarts import read_state
+from askgauss.integrations.opacus.canary_audit import read_state
 from askgauss.integrations.trainer_audit import TrainerAudit, TrainerView, warn_untried
 from askgauss.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases
 

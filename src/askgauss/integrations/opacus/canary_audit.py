@@ -59,15 +59,22 @@ from askgauss.integrations.attachment import Attachment, Leaving, PatchedMethod
 from askgauss.integrations.canary_choice import choose_canaries
 from askgauss.integrations.opacus import run_description as described
 from askgauss.integrations.opacus.canary_insertion import GradientCanaries
+from askgauss.integrations.opacus.exact_steps import ExactStepChecks
 from askgauss.integrations.opacus.example_canaries import ExampleProbe
-from askgauss.integrations.opacus.moments import Observer, StepCount
-from askgauss.integrations.opacus.observers import make_observers
-from askgauss.integrations.opacus.private_step import CanaryMode, NoiseByParameter, PrivateSteps
+from askgauss.integrations.opacus.ledger import ClipCountWatch, Ledger, SettingsWatch
+from askgauss.integrations.opacus.noise_watch import FirstNoise, SampledNoise
+from askgauss.integrations.opacus.private_step import (
+    CanaryMode,
+    NoiseByParameter,
+    Observer,
+    PrivateSteps,
+)
 from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
-from askgauss.integrations.opacus.restarts import OpacusState, read_state
+from askgauss.integrations.opacus.row_watch import LoaderWatch, TrainedRows
 from askgauss.integrations.opacus.run_description import TrainingRun
+from askgauss.integrations.opacus.shadow import OutsideParameters, ResumedWeights, Shadow
 
-__all__ = ["CanaryAudit", "Observation"]
+__all__ = ["CanaryAudit", "Observation", "OpacusState", "read_state"]
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -95,6 +102,54 @@ class Observation:
     criterion: Any = None
     every: int = 1
     store: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpacusState:
+    """The part of an audit's checkpoint that is not the recorder's.
+
+    Attributes:
+        inject: Where canaries go in.
+        known: Whether the clean sum of the other records is subtracted.
+        seed: Root of the canaries' random choices.
+        unnoised: Steps of the wrapped optimizer without noise.
+        discarded: How often noise was added and no step followed.
+        accumulated: Numbers of batches that steps were made of.
+        commitment: What was fixed before the first step.
+        ended: Why the recording ended before the training did; empty where it did not.
+        observers: The observers' states, by their keys.
+    """
+
+    inject: str
+    known: bool
+    seed: int
+    unnoised: int
+    discarded: int
+    accumulated: tuple[int, ...]
+    commitment: Commitment | None
+    ended: str
+    observers: dict[str, Any]
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> OpacusState:
+        """What a `CanaryAudit.state_dict` holds of it.
+
+        Raises:
+            FileFormatError: It is no such state, or parts of it are missing.
+        """
+        found: OpacusState = codec.from_plain(cls, state.get("audit"), "audit")
+        return found
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `CanaryAudit.save` wrote, as `CanaryAudit.load_state_dict` takes it.
+
+    Raises:
+        FileFormatError: It is no such checkpoint.
+    """
+    arrays, content = archive.read_arrays(path, OPACUS_KIND, OPACUS_SCHEMA)
+    arrays.pop(TRANSCRIPT, None)
+    return {**arrays, **{name: content.get(name) for name in ("state", "audit")}}
 
 
 class CanaryAudit(AuditedRun[()]):
@@ -295,15 +350,9 @@ class CanaryAudit(AuditedRun[()]):
                 known=self._known,
                 stored=store is not None,
             )
-        self._count = StepCount()
         seed = self._canaries.root_seed
-        self._observers: tuple[Observer, ...] = make_observers(
-            run,
-            self._mode,
-            self._count,
-            exact_share=observation.exact_share,
-            seed=seed,
-            declare=self._declare,
+        self._observers = make_observers(
+            run, self._mode, exact_share=observation.exact_share, seed=seed, declare=self._declare
         )
         exact = 0.0 if described.noise_by_parameter(optimizer) else observation.exact_share
         self._stored = store is not None
@@ -311,7 +360,6 @@ class CanaryAudit(AuditedRun[()]):
             run,
             self._mode,
             self._observers,
-            self._count,
             new_recorder=new_recorder,
             recorder=recorder,
             rate_may_change=not self._stored,
@@ -392,7 +440,8 @@ class CanaryAudit(AuditedRun[()]):
         attachment.undo(self._release_files)
         self._hold_files()
         self._commit()
-        self._count.made = max(self._count.recorded, self._count.made)
+        count = self._run.count
+        count.made = max(count.recorded, count.made)
         attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._steps.observe)
         attachment.undo(self._stop_inserting)
         self._noise = (
@@ -572,15 +621,15 @@ class CanaryAudit(AuditedRun[()]):
 
         Put it in the same file as the state of model and optimizer, so that the two never part.
         """
-        state = self._arrays()
-        plain = {"state": state.pop("state"), "audit": codec.to_plain(self._state())}
-        return {**{name: torch.from_numpy(array) for name, array in state.items()}, **plain}
+        arrays, plain = self._saved()
+        return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, **plain}
 
-    def _arrays(self) -> dict[str, Any]:
-        state = self._steps.recorder.state_dict()
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and plain values of a checkpoint; with sharded parameters a collective call."""
+        arrays = self._steps.recorder.state_dict()
         for observer in self._observers:
-            state |= observer.arrays()
-        return state
+            arrays |= observer.arrays()
+        return arrays, {"state": arrays.pop("state"), "audit": codec.to_plain(self._state())}
 
     def _state(self) -> OpacusState:
         return OpacusState(
@@ -644,12 +693,9 @@ class CanaryAudit(AuditedRun[()]):
         target = self._checkpoint if path is None else Path(path)
         if target is None:
             raise _validate.fail("path", path, "to be a file", "Or give the audit checkpoint=.")
-        # Where parameters are shared out, the ranks read the weights together.
-        kept = self._state()
+        arrays, plain = self._saved()
         if self._run.rank != 0:
             return
-        arrays = self._arrays()
-        plain = {"state": arrays.pop("state"), "audit": codec.to_plain(kept)}
         if self.steps and not self._entered:
             # After the run the file can be audited as well: askgauss audit reads this part alone.
             arrays[TRANSCRIPT] = enclosed(self.transcript())
@@ -669,6 +715,37 @@ class CanaryAudit(AuditedRun[()]):
         """
         with self._checkpoints.read(path, hold=hold and self._run.rank == 0):
             self.load_state_dict(read_state(path))
+
+
+def make_observers(
+    run: TrainingRun, mode: CanaryMode, *, exact_share: float, seed: int, declare: str
+) -> tuple[Observer, ...]:
+    """All observers of a run, in the order in which they are called and their notes are given.
+
+    To add one: a subclass of `Observer`, and a line here.
+
+    Args:
+        run: The training.
+        mode: How canaries take part; the last of the observers.
+        exact_share: The share of steps to check exactly.
+        seed: Root of the random choices.
+        declare: How the user declares postprocessing, for what is advised.
+    """
+    places, rows = mode.places, TrainedRows(run)
+    return (
+        Ledger(run),
+        ResumedWeights(run, places),
+        *(() if places is None else (Shadow(run, places, declare),)),
+        OutsideParameters(run),
+        SettingsWatch(run),
+        rows,
+        LoaderWatch(run, rows, rows_only=not mode.drawn_by_recorder),
+        ExactStepChecks(run, mode, share=exact_share, seed=seed),
+        ClipCountWatch(run),
+        SampledNoise(run),
+        FirstNoise(run),
+        mode,
+    )
 
 
 def _goes_through_clipping(optimizer: Any) -> bool:

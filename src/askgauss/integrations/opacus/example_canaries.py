@@ -24,13 +24,12 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import PrivateStep
 from askgauss.integrations.opacus.opacus_versions import (
     DPLossFastGradientClipping,
     DPPerLayerOptimizer,
 )
-from askgauss.integrations.opacus.private_step import CanaryMode
+from askgauss.integrations.opacus.private_step import CanaryMode, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates
 from askgauss.integrations.opacus.run_description import TrainingRun
 from askgauss.recording.recorder import Recorder
 from askgauss.recording.transcript import Transcript

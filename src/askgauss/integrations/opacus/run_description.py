@@ -9,7 +9,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,12 @@ from torch.utils.data import (
 )
 
 from askgauss import _validate
-from askgauss.exceptions import AskGaussWarning, InvalidArgumentError, UnsupportedError
+from askgauss.exceptions import (
+    AskGaussWarning,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.integrations.attachment import Guard
 from askgauss.integrations.canary_choice import present_needed
 from askgauss.integrations.opacus.opacus_versions import (
@@ -46,6 +51,7 @@ from askgauss.sampling import Poisson, Scheme, scheme_of
 
 __all__ = [
     "Sampling",
+    "StepCount",
     "TrainingRun",
     "accumulated",
     "adapts_clipping",
@@ -61,6 +67,7 @@ __all__ = [
     "find_sampling",
     "gradient_noise_multiplier",
     "noise_by_parameter",
+    "not_of_one_step",
     "sampler_of",
     "tensor_names",
     "unwrapped",
@@ -70,6 +77,24 @@ __all__ = [
 
 # Wrappers around an optimizer, and hooks around a hook, that are looked through.
 _DEEPEST = 4
+
+
+@dataclass(slots=True)
+class StepCount:
+    """Steps so far.
+
+    Attributes:
+        made: Those with noise.
+        recorded: Those of them that were recorded; with examples, some may be skipped.
+    """
+
+    made: int = 0
+    recorded: int = 0
+
+    @property
+    def number(self) -> int:
+        """The step that is being made, counted from 1."""
+        return self.made + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +115,7 @@ class TrainingRun:
         rank: The rank of this process.
         world: Number of ranks.
         guard: Keeps what goes wrong in the audit from stopping the training.
+        count: Steps so far.
     """
 
     optimizer: Any
@@ -105,6 +131,7 @@ class TrainingRun:
     rank: int
     world: int
     guard: Guard
+    count: StepCount = field(default_factory=StepCount)
 
     @classmethod
     def of(
@@ -465,6 +492,15 @@ def _differs(rate: float, accounted: float | None) -> tuple[str, ...]:
 def counted_steps(accountant: Any) -> int | None:
     """Steps that an accountant has counted in all; None without an accountant."""
     return None if accountant is None else sum(steps for _, _, steps in history_of(accountant))
+
+
+def not_of_one_step(run: TrainingRun, wanted: str, found: str) -> RecordingError:
+    """The refusal to resume with a model or an accountant of another step than the audit's."""
+    return RecordingError(
+        f"Expected {wanted}, after {run.count.recorded:,} observed steps, got {found}. Model, "
+        "accountant and audit are not of the same step: resume from checkpoints written together "
+        "(put audit.state_dict() into the model's file), or start a new audit without this one."
+    )
 
 
 def find_accountant(optimizer: Any, given: Any) -> tuple[Any, float | None]:

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from askgauss.checks.registry import made
 from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
-from askgauss.exceptions import RecordingError
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCount
-from askgauss.integrations.opacus.ranks import local
-from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
+from askgauss.integrations.opacus.private_step import Observer, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates, local
+from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps, not_of_one_step
 from askgauss.monitor import Monitor
 from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
 from askgauss.recording.transcript import Transcript
@@ -106,17 +104,14 @@ class Shadow(Observer):
     Args:
         run: The training.
         places: The coordinates.
-        count: Steps so far.
         declare: How the user declares postprocessing, for what is advised.
     """
 
     key = "shadow"
     state_type = ShadowState
 
-    def __init__(
-        self, run: TrainingRun, places: CanaryCoordinates, count: StepCount, declare: str
-    ) -> None:
-        self._run, self._count, self._declare = run, count, declare
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates, declare: str) -> None:
+        self._run, self._count, self._declare = run, run.count, declare
         self._optimizer = optimizer = run.optimizer.original_optimizer
         self._parameters = run.parameters
         self._places = places
@@ -463,25 +458,23 @@ class ResumedWeights(Observer):
     """Whether a run that is resumed continues with the weights of its checkpoint.
 
     Args:
+        run: The training.
         places: The coordinates at which they are compared; None for none.
-        weights: The weights.
-        count: Steps so far.
     """
 
     key = "weights"
     state_type = str
 
-    def __init__(
-        self, places: CanaryCoordinates | None, weights: Sequence[Tensor], count: StepCount
-    ) -> None:
-        self._places, self._weights, self._count = places, weights, count
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates | None) -> None:
+        self._run, self._places = run, places
         self._expected = ""
 
     def state(self) -> str:
         """A short digest of the weights; empty where they are not read."""
         if self._places is None:
             return ""
-        return hashlib.sha256(_host(self._places.read(self._weights)).tobytes()).hexdigest()[:32]
+        weights = _host(self._places.read(self._run.parameters))
+        return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
 
     def load(self, state: str, arrays: Mapping[str, Any], steps: int) -> None:
         """Compare with these before the next step."""
@@ -492,13 +485,8 @@ class ResumedWeights(Observer):
         if not started or not self._expected:
             return
         if self._expected != self.state():
-            raise RecordingError(
-                f"Expected the weights that the audit's checkpoint was written with, after "
-                f"{self._count.recorded:,} "
-                "observed steps, got others. Model and audit are not of the same step: go on from "
-                "a pair of checkpoints written together (put audit.state_dict() into the model's "
-                "file), or start a new audit without this checkpoint."
-            )
+            wanted = "the weights that the audit's checkpoint was written with"
+            raise not_of_one_step(self._run, wanted, "others")
         self._expected = ""
 
 
