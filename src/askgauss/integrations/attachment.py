@@ -92,8 +92,11 @@ class SharedPatch:
 
     def add(self, key: Any, listener: Any = None) -> None:
         """Begin to listen."""
-        if self._original is not None:
-            self.listeners[key] = listener
+        if self._original is None:
+            return
+        first = not self.listeners
+        self.listeners[key] = listener
+        if first:
             setattr(self._owner, self._name, self._replaced)
 
     def remove(self, key: Any) -> None:

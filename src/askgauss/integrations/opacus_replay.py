@@ -166,39 +166,37 @@ def _couple_loader(replay: Replay, loader: Any) -> None:
     object.__setattr__(loader, "dataset", _CoupledRecords(replay, loader.dataset))
 
 
-class _CoupledBatches:
-    """A batch sampler that draws as it did, and gives out the replay's batches."""
+class _Coupled:
+    """Something of a loader that is coupled to the replay; of all else it is what it was."""
 
-    def __init__(self, replay: Replay, sampler: Any) -> None:
-        self._replay, self._sampler = replay, sampler
+    def __init__(self, replay: Replay, inner: Any) -> None:
+        self._replay, self._inner = replay, inner
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class _CoupledBatches(_Coupled):
+    """A batch sampler that draws as it did, and gives out the replay's batches."""
 
     def __iter__(self) -> Iterator[list[int]]:
         replay = self._replay
         replay.look()
         if replay.finished():
             return
-        for own in self._sampler:
+        for own in self._inner:
             yield replay.draw(own).tolist()
             if replay.finished():
                 return
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._sampler, name)
 
-
-class _CoupledRecords:
+class _CoupledRecords(_Coupled):
     """A dataset in which every record has a random stream, whatever is fetched before it."""
-
-    def __init__(self, replay: Replay, data: Any) -> None:
-        self._replay, self._data = replay, data
-
-    def __len__(self) -> int:
-        return len(self._data)
 
     def __getitem__(self, position: int) -> Any:
         replay = self._replay
@@ -207,15 +205,10 @@ class _CoupledRecords:
             coupled_randomness.reset_all(
                 replay.seed, "record", record, len(replay.recording.batches)
             )
-            return self._data[position]
+            return self._inner[position]
 
     def __getitems__(self, positions: list[int]) -> list[Any]:
         return [self[position] for position in positions]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._data, name)
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -442,7 +435,7 @@ class _ModelRandomness:
         """Why the sum of this step may differ by itself."""
         self._new_step()
         if not torch.equal(self._start, torch.get_rng_state()):
-            return "the model or the loss draws coins that differ with the size of a batch"
+            return "the model or the loss draws random numbers that depend on the size of a batch"
         if self._dropped and self._forwards > 1:
             return "dropout falls otherwise where a step's batch is taken in several pieces"
         return ""

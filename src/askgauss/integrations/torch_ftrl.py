@@ -84,8 +84,8 @@ class DPFTRL(AuditedRun[()]):
         expected_batch_size: Divides the sums, so that the learning rate is that of a mean.
         seed: Of the noise, and of canaries given by number, to repeat a run; drawn from the
             operating system if not given. An adversary who knows it can subtract the noise.
-        canaries: Canaries to plant, by number (each present by a fair coin) or made by you over the
-            flat vector of trainable parameters; none if not given.
+        canaries: How many, each inserted with probability one half; or canaries made by you over
+            the flat vector of trainable parameters; none if not given.
         release: What the audit sees: ``prefixes``, which the training uses, or ``nodes``, all that
             the accounting covers (the noise is then read where it is drawn; ``honaker`` only).
         background: Whether to subtract the other records' clean sums, which the auditor can see.

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from askgauss.integrations.opacus.opacus_versions import (
     AbstractGradSampleModule,
     BatchSplittingSampler,
 )
+
+if TYPE_CHECKING:
+    from askgauss.integrations.opacus.row_watch import TrainedRows
 
 __all__ = [
     "LOOKED_IN",
@@ -107,29 +110,7 @@ class Pass:
     pending: dict[int, int] = field(default_factory=dict)
 
 
-class Listener(Protocol):
-    """Is called for every batch and every call."""
-
-    def loaded(self, source: Pass, indices: NDArray[np.int64] | None, batch: Any) -> None:
-        """A loader yielded a batch; ``indices`` is None if it was drawn before `listen`."""
-
-    def called(self, model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """The model that trains, or one that computes per-sample gradients, is called."""
-
-    def returned(self, model: Any, output: Any) -> None:
-        """It was called."""
-
-    def backward(self, losses: Any) -> None:
-        """A loss is about to be differentiated."""
-
-    def collates(self, collate: Any) -> bool:
-        """Whether to call `collated` with the samples that this function puts together."""
-
-    def collated(self, samples: Any) -> None:
-        """Samples are about to be put together to a batch, in this process."""
-
-
-_listeners: list[Listener] = []
+_listeners: list[TrainedRows] = []
 _passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
 _drawing = 0
 # Calls of Opacus' modules so far.
@@ -140,7 +121,7 @@ _models: weakref.WeakKeyDictionary[nn.Module, bool | None] = weakref.WeakKeyDict
 _patches: dict[Any, SharedPatch] = {}
 
 
-def listen(listener: Listener, model: nn.Module | None = None) -> None:
+def listen(listener: TrainedRows, model: nn.Module | None = None) -> None:
     """Begin to call a listener.
 
     Args:
@@ -182,7 +163,7 @@ def _observed_model(call: Any, model: Any, *arguments: Any, **options: Any) -> A
     return found
 
 
-def unlisten(listener: Listener) -> None:
+def unlisten(listener: TrainedRows) -> None:
     """Stop; without any listener, torch and Opacus are as they were."""
     for patch in _patches.values():
         patch.remove(listener)

@@ -56,19 +56,14 @@ except ImportError as error:
     ) from error
 
 from askgauss.integrations.attachment import Attachment, Leaving, PatchedMethod
-from askgauss.integrations.canary_choice import choose_canaries
+from askgauss.integrations.canary_choice import choose_canaries, warn_of_few_canaries
 from askgauss.integrations.opacus import run_description as described
 from askgauss.integrations.opacus.canary_insertion import GradientCanaries
 from askgauss.integrations.opacus.exact_steps import ExactStepChecks
 from askgauss.integrations.opacus.example_canaries import ExampleProbe
 from askgauss.integrations.opacus.ledger import ClipCountWatch, Ledger, SettingsWatch
 from askgauss.integrations.opacus.noise_watch import FirstNoise, SampledNoise
-from askgauss.integrations.opacus.private_step import (
-    CanaryMode,
-    NoiseByParameter,
-    Observer,
-    PrivateSteps,
-)
+from askgauss.integrations.opacus.private_step import CanaryMode, Observer, PrivateSteps
 from askgauss.integrations.opacus.ranks import agree, meet, shared_nonce
 from askgauss.integrations.opacus.row_watch import LoaderWatch, TrainedRows
 from askgauss.integrations.opacus.run_description import TrainingRun
@@ -321,7 +316,7 @@ class CanaryAudit(AuditedRun[()]):
                 planned_steps=planned_steps,
             )
             if canaries is not None or present is not None:
-                described.warn_of_few_canaries(
+                warn_of_few_canaries(
                     int(self._canaries.member.sum()),
                     sampling_rate=run.sampling.rate,
                     noise_multiplier=described.gradient_noise_multiplier(optimizer),
@@ -370,7 +365,7 @@ class CanaryAudit(AuditedRun[()]):
         self._ended: Callable[[], bool] | None = None
         self._entered = False
         self._attachment = Attachment()
-        self._noise: PatchedMethod | NoiseByParameter | None = None
+        self._noise: list[PatchedMethod] = []
         if kept is not None:
             assert self._checkpoint is not None
             self.load(self._checkpoint)
@@ -417,7 +412,7 @@ class CanaryAudit(AuditedRun[()]):
                 "Expected an optimizer that no audit is attached to, got one that has an audit. "
                 "Leave the other audit's context first."
             )
-        if self._noise is not None:
+        if self._noise:
             raise RecordingError(
                 "Expected the optimizer as the audit left it, got one whose add_noise something "
                 "else has wrapped since. Start a new audit and load this one's state_dict()."
@@ -445,11 +440,12 @@ class CanaryAudit(AuditedRun[()]):
         attachment.hook(optimizer.original_optimizer.register_step_pre_hook, self._steps.observe)
         attachment.undo(self._stop_inserting)
         self._noise = (
-            NoiseByParameter(self._run, self._steps)
+            self._steps.by_parameter()
             if described.noise_by_parameter(optimizer)
-            else PatchedMethod(optimizer, "add_noise", self._add_noise)
+            else [PatchedMethod(optimizer, "add_noise", self._add_noise)]
         )
-        self._noise.put()
+        for method in self._noise:
+            method.put()
         attachment.undo(functools.partial(_attached.discard, optimizer))
         _attached.add(optimizer)
         for observer in self._observers:
@@ -470,8 +466,8 @@ class CanaryAudit(AuditedRun[()]):
             self._steps.add_noise(add_noise)
 
     def _stop_inserting(self) -> None:
-        if self._noise is not None and self._noise.remove():
-            self._noise = None
+        # All are removed. One that something else has wrapped since stays, and passes on.
+        self._noise = [method for method in self._noise if not method.remove()]
 
     def _hold_files(self) -> None:
         """Keep other audits from the files, and detect what was written to them meanwhile."""
@@ -499,7 +495,7 @@ class CanaryAudit(AuditedRun[()]):
             nonce=shared_nonce(self._run.world, self._run.device),
         )
         if self._run.rank == 0:
-            what = "seed and coins" if self._claim is None else "seed, coins and claim"
+            what = "seed and membership" if self._claim is None else "seed, membership and claim"
             sys.stderr.write(f"askgauss committed to {what}: sha256 {self._commitment.digest}\n")
 
     __exit__ = Leaving()

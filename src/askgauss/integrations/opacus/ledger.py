@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -275,6 +276,8 @@ def _opacus_schedulers() -> dict[str, tuple[type, ...]]:
     return found
 
 
+# By how much a setting changed, in an order of how much there is to explain.
+_CHANGES = operator.attrgetter("erratic", "turns", "changes", "declared")
 _KINDS: dict[str, tuple[type, ...]] = {
     _RATE: (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau),
     **_opacus_schedulers(),
@@ -298,7 +301,7 @@ class SettingsWatch(Observer):
         self._schedulers: dict[str, weakref.ref[Any] | None] = {}
         self._declared: set[tuple[str, int]] = set()
         # What the last step had, and how many since then had the same.
-        self._last: list[float] = []
+        self._last: dict[tuple[str, int], float] = {}
         self._alike = 0
 
     def state(self) -> tuple[SettingFacts, ...]:
@@ -307,7 +310,7 @@ class SettingsWatch(Observer):
         found: dict[str, SettingFacts] = {}
         for (name, _), course in self._courses.items():
             facts = course.facts
-            if name not in found or _worse(facts, found[name]):
+            if name not in found or _CHANGES(facts) > _CHANGES(found[name]):
                 found[name] = facts
         return tuple((self._loaded | found).values())
 
@@ -327,22 +330,18 @@ class SettingsWatch(Observer):
     def load(self, state: tuple[SettingFacts, ...], arrays: Mapping[str, Any], steps: int) -> None:
         """Resume."""
         self._courses, self._loaded = {}, {item.name: item for item in state}
-        self._last, self._alike = [], 0
+        self._last, self._alike = {}, 0
 
     def released(self, step: PrivateStep, gradient: NDArray[np.float64] | None) -> None:
         """A step was taken with these settings; the learning rates are read here."""
-        clip_norm, noise, batch_size = step.clip_norm, step.noise_multiplier, step.batch_size
-        # Numbers, not the tensors that may hold them: those are written to.
-        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
-        norms = [float(norm) for norm in getattr(self._optimizer, "max_grad_norms", ())]
-        now = [clip_norm, noise, batch_size, *norms, *rates]
-        if now == self._last and not self._declared:
+        values = self._values(step.clip_norm, step.noise_multiplier, step.batch_size)
+        if values == self._last and not self._declared:
             # In nearly every step of nearly every run nothing moves.
             self._alike += 1
             return
         self._note_alike()
-        self._last = now
-        for (name, place), value in self._values(clip_norm, noise, batch_size).items():
+        self._last = values
+        for (name, place), value in values.items():
             course = self._courses.get((name, place))
             if course is None:
                 course = self._courses[name, place] = self._begun(name)
@@ -421,15 +420,6 @@ class SettingsWatch(Observer):
                 if any(owner is one for one in mine):
                     return weakref.ref(item)
         return None
-
-
-def _worse(one: SettingFacts, other: SettingFacts) -> bool:
-    return (one.erratic, one.turns, one.changes, one.declared) > (
-        other.erratic,
-        other.turns,
-        other.changes,
-        other.declared,
-    )
 
 
 # The part of a batch that is the deviation of the count's noise, in adaptive ghost clipping.

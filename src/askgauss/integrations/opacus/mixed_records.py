@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -173,11 +173,11 @@ class MixingWatch:
                 (rows, item) for item in outputs_of(output, rows)[0] if item.requires_grad
             ]
             if call is not None:
-                found = call.look(output)
-                self._numbers += found.scalars
-                if found.state:
+                mixed, state, scalars = call.look(output)
+                self._numbers += scalars
+                if state:
                     self._first("state_first")
-                self._note("forward", found.mixed)
+                self._note("forward", mixed)
 
     # --- loss -------------------------------------------------------------------------------------
 
@@ -373,22 +373,6 @@ class UnseenError(Exception):
     """Why something cannot be looked at."""
 
 
-@dataclass(slots=True)
-class ForwardLook:
-    """What a repeated forward pass showed.
-
-    Attributes:
-        mixed: Whether an output depends on other records of the batch.
-        state: Whether a statistic of the batch was written to the model, and later outputs depend
-            on it.
-        scalars: Single numbers, such as a loss, that are no sum over records.
-    """
-
-    mixed: bool = False
-    state: bool = False
-    scalars: list[Tensor] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One forward pass of a copy.
@@ -439,13 +423,17 @@ class ForwardCall:
         self._versions = _versions(module)
         self._random = _random_states()
 
-    def look(self, output: Any) -> ForwardLook:
+    def look(self, output: Any) -> tuple[bool, bool, list[Tensor]]:
         """Compare the call's output with those of copies of the model.
+
+        Returns:
+            Whether an output depends on other records of the batch; whether a statistic of the
+            batch was written to the model and later outputs depend on it; single numbers, such as
+            a loss, that are no sum over records.
 
         Raises:
             UnseenError: The passes cannot be compared.
         """
-        found = ForwardLook()
         own = _Pass(*outputs_of(output, self._rows), {}, [])
         own.numbers.update(_kept_numbers(self._module))
         numbers = {name: item for name, item in own.numbers.items() if item.requires_grad}
@@ -454,24 +442,25 @@ class ForwardCall:
         changed = _versions(self._module) != self._versions
         # Nearly all models: one pass, of some records without the others, is enough.
         if not (changed or numbers) and self._is_same_alone(own):
-            return found
+            return False, False, []
         plain, again, odd = self._run(), self._run(), self._run(odd=True)
         if _differ(plain, again, every=True):
             raise UnseenError("the model gives other outputs when its forward pass is repeated")
         if not _same_random(plain.random, odd.random):
             raise UnseenError("how many random numbers the model draws depends on its input")
-        found.mixed = _differ(plain, odd)
-        if found.mixed and self._rejects():
+        mixed = _differ(plain, odd)
+        if mixed and self._rejects():
             raise UnseenError("how many random numbers the model draws depends on its input")
-        found.state = changed and self._keeps_statistic(plain, odd)
-        if numbers:
-            both, even = self._run(odd=True, even=True), self._run(even=True)
-            found.scalars = [
-                item
-                for name, item in numbers.items()
-                if _interact(*(found.numbers.get(name) for found in (plain, odd, even, both)))
-            ]
-        return found
+        state = changed and self._keeps_statistic(plain, odd)
+        if not numbers:
+            return mixed, state, []
+        both, even = self._run(odd=True, even=True), self._run(even=True)
+        scalars = [
+            item
+            for name, item in numbers.items()
+            if _interact(*(found.numbers.get(name) for found in (plain, odd, even, both)))
+        ]
+        return mixed, state, scalars
 
     def _is_same_alone(self, own: _Pass) -> bool:
         """Whether some records have the outputs that they have in the whole batch."""

@@ -29,7 +29,6 @@ from askgauss.recording.transcript import Transcript
 __all__ = [
     "AddedNoise",
     "CanaryMode",
-    "NoiseByParameter",
     "Observer",
     "PrivateStep",
     "PrivateSteps",
@@ -419,10 +418,38 @@ class PrivateSteps:
 
     # --- noise inside the backward pass, one parameter after the other ----------------------------
 
-    def one_ready(self, index: int) -> None:
+    def by_parameter(self) -> list[PatchedMethod]:
+        """What replaces the methods of an optimizer that adds noise as each sum is ready.
+
+        One rank adds noise; the others only divide.
+        """
+        index = {id(item): number for number, item in enumerate(self._run.parameters)}
+        noisy: set[int] = set()
+
+        def add_noise(original: Callable[..., None], parameter: nn.Parameter) -> None:
+            number = index.get(id(parameter))
+            self._one_ready(number)
+            noisy.add(id(parameter))
+            original(parameter)
+            self._one_noisy(number)
+
+        def divide(original: Callable[..., None], parameter: nn.Parameter) -> None:
+            if id(parameter) in noisy:
+                noisy.discard(id(parameter))
+            else:
+                self._one_ready(index.get(id(parameter)))
+            original(parameter)
+
+        optimizer = self._run.optimizer
+        return [
+            PatchedMethod(optimizer, "_add_noise_parameter", add_noise),
+            PatchedMethod(optimizer, "_scale_grad_parameter", divide),
+        ]
+
+    def _one_ready(self, index: int | None) -> None:
         """One parameter's sum is complete, and about to get its noise."""
         guard = self._run.guard
-        if not guard.reason:
+        if index is not None and not guard.reason:
             if not self._arrived or index in self._arrived:
                 self._at(Observer.resuming, started=True)
             with guard:
@@ -447,8 +474,10 @@ class PrivateSteps:
             self._arrived = {}
             self._begin(torch.cat(parts).to(mode.places.dtype))
 
-    def one_noisy(self, index: int) -> None:
+    def _one_noisy(self, index: int | None) -> None:
         """One parameter got its noise."""
+        if index is None:
+            return
         optimizer = self._run.optimizer
         multiplier = described.gradient_noise_multiplier(optimizer)
         deviation = multiplier * float(optimizer.max_grad_norm)
@@ -476,12 +505,7 @@ class PrivateSteps:
             gradient = applied = mode.places.read(self._gradients(step.missing))
             if step.missing:
                 # An old gradient of a frozen parameter, where there is one, is applied again.
-                applied = mode.places.read(
-                    [
-                        torch.zeros_like(p) if p.grad is None else p.grad
-                        for p in self._run.parameters
-                    ]
-                )
+                applied = mode.places.read(described.gradients(self._run.parameters))
         self._at(Observer.stepping, step, applied, arguments, options)
         if step is None:
             self.unnoised += 1
@@ -542,56 +566,6 @@ class PrivateSteps:
         """How often a record is in a step that accumulates so many batches."""
         sampling = self._run.sampling
         return min(1.0, sampling.rate * (max(accumulated) if sampling.by_batch else 1))
-
-
-class NoiseByParameter:
-    """Replaces the methods of an optimizer that adds noise to each parameter when its sum is ready.
-
-    One rank adds noise; the others only divide.
-
-    Args:
-        run: The training.
-        steps: Told of every parameter before and after its noise.
-    """
-
-    def __init__(self, run: TrainingRun, steps: PrivateSteps) -> None:
-        self._index = {id(item): index for index, item in enumerate(run.parameters)}
-        self._steps = steps
-        self._noisy: set[int] = set()
-        self._methods = [
-            PatchedMethod(run.optimizer, "_add_noise_parameter", self._add_noise),
-            PatchedMethod(run.optimizer, "_scale_grad_parameter", self._scale),
-        ]
-
-    def put(self) -> None:
-        """Replace the methods."""
-        for item in self._methods:
-            item.put()
-
-    def remove(self) -> bool:
-        """Restore the methods; whether nothing had wrapped them since."""
-        removed = [item.remove() for item in self._methods]
-        return all(removed)
-
-    def _add_noise(self, original: Callable[..., None], parameter: nn.Parameter) -> None:
-        self._ready(parameter)
-        self._noisy.add(id(parameter))
-        original(parameter)
-        index = self._index.get(id(parameter))
-        if index is not None:
-            self._steps.one_noisy(index)
-
-    def _scale(self, original: Callable[..., None], parameter: nn.Parameter) -> None:
-        if id(parameter) in self._noisy:
-            self._noisy.discard(id(parameter))
-        else:
-            self._ready(parameter)
-        original(parameter)
-
-    def _ready(self, parameter: nn.Parameter) -> None:
-        index = self._index.get(id(parameter))
-        if index is not None:
-            self._steps.one_ready(index)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

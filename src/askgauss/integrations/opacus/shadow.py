@@ -17,7 +17,12 @@ from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
 from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus.private_step import Observer, PrivateStep
 from askgauss.integrations.opacus.ranks import CanaryCoordinates, local
-from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps, not_of_one_step
+from askgauss.integrations.opacus.run_description import (
+    TrainingRun,
+    counted_steps,
+    gradients,
+    not_of_one_step,
+)
 from askgauss.monitor import Monitor
 from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
 from askgauss.recording.transcript import Transcript
@@ -49,19 +54,6 @@ _PLAIN = (int, float, str, bool, type(None))
 _BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
 # What a scheduler hangs on the optimizer it steps.
 _SCHEDULED = frozenset({"step", "_opt_called", "_step_count"})
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step that is over, and not compared yet: its numbers may still be on their way."""
-
-    step: int
-    before: Tensor
-    after: Tensor
-    expected: Tensor
-    read: Tensor
-    applied: Tensor
-    loaded: bool
 
 
 @dataclass(slots=True)
@@ -144,7 +136,9 @@ class Shadow(Observer):
         # Which of the followed weights ever moved, and which ever had a gradient of a record.
         self._moved: Tensor | None = None
         self._reached: Tensor | None = None
-        self._pending: _Pending | None = None
+        # A step that is over and not compared yet, since its numbers may still be on their way: its
+        # number, whether a state was loaded before it, and the tensors of a `WeightMove`.
+        self._pending: tuple[int, bool, dict[str, Tensor]] | None = None
         # Whether the optimizer's state must be a known one as its next step begins; and the digests
         # of those it had whenever it was saved, the oldest first.
         self._doubted = self._loaded = False
@@ -355,26 +349,20 @@ class Shadow(Observer):
         if not loaded and self._equal(expected, self._after):
             self._comparison.moved_alike()
             return
-        self._pending = _Pending(
-            step=self._count.recorded,
-            before=before,
-            after=self._after,
-            expected=expected,
-            read=read,
-            applied=self._applied(),
-            loaded=loaded,
+        self._pending = (
+            self._count.recorded,
+            loaded,
+            {
+                "before": before,
+                "after": self._after,
+                "expected": expected,
+                "read": read,
+                # As it stands after the step.
+                "applied": self._places.read(gradients(self._parameters)),
+            },
         )
         if loaded:
             self._twin = None
-
-    def _applied(self) -> Tensor:
-        """The gradient as it stands after the step."""
-        return self._places.read(
-            [
-                torch.zeros_like(item) if item.grad is None else item.grad
-                for item in self._parameters
-            ]
-        )
 
     def _step_twin(self, before: Tensor, read: Tensor) -> None:
         assert self._twin is not None
@@ -397,16 +385,11 @@ class Shadow(Observer):
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        move = WeightMove(
-            before=_host(pending.before),
-            after=_host(pending.after),
-            expected=_host(pending.expected),
-            read=_host(pending.read),
-            applied=_host(pending.applied),
-        )
-        if pending.loaded:
+        step, loaded, tensors = pending
+        move = WeightMove(**{name: _host(value) for name, value in tensors.items()})
+        if loaded:
             self._comparison.loaded_move(move)
-        elif not self._comparison.move(move, pending.step):
+        elif not self._comparison.move(move, step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
 
