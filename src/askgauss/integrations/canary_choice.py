@@ -176,14 +176,12 @@ def _steps_taken_for_granted(sampling_rate: float, noise_multiplier: float) -> i
 
 
 def warn_of_few_canaries(
-    present: int, *, sampling_rate: float, noise_multiplier: float, planned_steps: int | None
+    present: int, sampling_rate: float, noise_multiplier: float, planned_steps: int
 ) -> None:
-    """Warn where the planned steps are too few for a verdict with so many canaries."""
-    if planned_steps is None or noise_multiplier <= 0.0:
-        return
+    """Warn where the planned steps are too few for a verdict with these inserted canaries."""
     needed = _present_needed(sampling_rate, noise_multiplier, planned_steps)
     # A third of what is advised has a power of about one half.
-    if present >= math.ceil(needed / 3):
+    if noise_multiplier <= 0.0 or present >= math.ceil(needed / 3):
         return
     warnings.warn(
         f"{present:,} inserted canaries are too few for a verdict after {planned_steps:,} steps: "

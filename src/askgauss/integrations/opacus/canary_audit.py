@@ -252,21 +252,11 @@ class CanaryAudit(AuditedRun[()]):
         monitor: Monitor | bool | None = None,
     ) -> None:
         observation = observation or Observation()
-        background, store = observation.background, observation.store
-        _validate.one_of(("auto", "sum", "sample"), inject=inject)
-        _validate.one_of(("auto", "known", "unknown"), background=background)
-        given: Any = claim
-        if not isinstance(given, (PrivacyClaim, type(None))):
-            hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
-            raise _validate.fail("claim", claim, "to be a claim", hint)
+        store, self._stored = observation.store, observation.store is not None
         optimizer = described.unwrapped(optimizer)
         described.check_optimizer(optimizer, inject)
         rank, world = int(getattr(optimizer, "rank", 0)), int(getattr(optimizer, "world_size", 1))
-        if store is not None and world > 1:
-            raise UnsupportedError(
-                "A store keeps the steps of one process, and this run has several: leave store= "
-                "out and read the transcript, which every rank has."
-            )
+        _check_arguments(canaries, claim, inject, seed, observation, world)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         kept: OpacusState | None = None
         if self._checkpoint is not None and self._checkpoint.exists():
@@ -288,19 +278,16 @@ class CanaryAudit(AuditedRun[()]):
         self._planned_end = (claim and claim.steps) or planned_steps
         self._monitor = monitor_of(monitor)
         self._checkpoints = CheckpointFiles()
-        self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
-        self._known = False
         through = _goes_through_clipping(optimizer) if inject == "auto" else inject == "sample"
         if inject == "auto" and kept is not None:
             through = kept.inject == "sample"
+        multiplier = described.gradient_noise_multiplier(optimizer)
+        self._known = False
+        self._canaries: DiracCanaries | BlockCanaries | ExampleCanaries
         if isinstance(canaries, ExampleCanaries):
-            _check_for_examples(inject, background, seed)
             self._canaries = canaries
         else:
-            if observation.every != 1:
-                hint = "Only examples may skip steps."
-                raise _validate.fail("every", observation.every, "to be 1", hint)
-            self._known = described.background_known(background, run.sampling)
+            self._known = described.background_known(observation.background, run.sampling)
             self._canaries = choose_canaries(
                 canaries,
                 sizes=run.tensor_sizes,
@@ -312,45 +299,40 @@ class CanaryAudit(AuditedRun[()]):
                 present=present,
                 absent=absent,
                 sampling_rate=run.sampling.rate,
-                noise_multiplier=described.gradient_noise_multiplier(optimizer),
+                noise_multiplier=multiplier,
                 planned_steps=planned_steps,
             )
-            if canaries is not None or present is not None:
-                warn_of_few_canaries(
-                    int(self._canaries.member.sum()),
-                    sampling_rate=run.sampling.rate,
-                    noise_multiplier=described.gradient_noise_multiplier(optimizer),
-                    planned_steps=planned_steps,
-                )
+            if planned_steps is not None and (canaries is not None or present is not None):
+                inserted = int(self._canaries.member.sum())
+                warn_of_few_canaries(inserted, run.sampling.rate, multiplier, planned_steps)
         if self._checkpoint is not None and rank == 0:
             self._checkpoints.holds.take(self._checkpoint)
         new_recorder = functools.partial(
             _new_recorder, run, self._canaries, store=store, monitor=self._monitor
         )
         recorder = new_recorder(run.sampling.rate)
-        self._mode: CanaryMode
-        if isinstance(self._canaries, ExampleCanaries):
-            self._mode = ExampleProbe(
+        self._mode: CanaryMode = (
+            ExampleProbe(
                 run,
                 self._canaries,
                 criterion=observation.criterion,
                 every=observation.every,
                 kept=recorder.kept,
             )
-        else:
-            self._mode = GradientCanaries(
+            if isinstance(self._canaries, ExampleCanaries)
+            else GradientCanaries(
                 run,
                 self._canaries,
                 before_clipping=through,
                 known=self._known,
-                stored=store is not None,
+                stored=self._stored,
             )
-        seed = self._canaries.root_seed
-        self._observers = make_observers(
-            run, self._mode, exact_share=observation.exact_share, seed=seed, declare=self._declare
         )
-        exact = 0.0 if described.noise_by_parameter(optimizer) else observation.exact_share
-        self._stored = store is not None
+        seed, share = self._canaries.root_seed, observation.exact_share
+        self._observers = make_observers(
+            run, self._mode, exact_share=share, seed=seed, declare=self._declare
+        )
+        exact = 0.0 if described.noise_by_parameter(optimizer) else share
         self._steps = PrivateSteps(
             run,
             self._mode,
@@ -787,11 +769,33 @@ def _new_recorder(
     )
 
 
-def _check_for_examples(inject: str, background: str, seed: int | None) -> None:
-    if inject != "auto":
-        raise _validate.fail(
-            "inject", inject, "to be left out", "Examples go through the whole training anyway."
+def _check_arguments(
+    canaries: Any,
+    claim: Any,
+    inject: str,
+    seed: int | None,
+    observation: Observation,
+    world: int,
+) -> None:
+    """Refuse arguments that do not go together, whatever the run is like."""
+    background, every = observation.background, observation.every
+    _validate.one_of(("auto", "sum", "sample"), inject=inject)
+    _validate.one_of(("auto", "known", "unknown"), background=background)
+    if not isinstance(claim, (PrivacyClaim, type(None))):
+        hint = "Make it with PrivacyClaim(epsilon=..., delta=...)."
+        raise _validate.fail("claim", claim, "to be a claim", hint)
+    if observation.store is not None and world > 1:
+        raise UnsupportedError(
+            "A store keeps the steps of one process, and this run has several: leave store= out "
+            "and read the transcript, which every rank has."
         )
+    if not isinstance(canaries, ExampleCanaries):
+        if every != 1:
+            raise _validate.fail("every", every, "to be 1", "Only examples may skip steps.")
+        return
+    if inject != "auto":
+        hint = "Examples go through the whole training anyway."
+        raise _validate.fail("inject", inject, "to be left out", hint)
     if background == "known":
         raise UnsupportedError(
             "background='known' needs places where the other records' sum can be read: what they "
