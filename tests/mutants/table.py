@@ -788,16 +788,6 @@ _OPACUS = (
         "integrations/test_opacus.py",
         "integrations/test_opacus_facts.py",
     ),
-    _mutant(
-        "accountant-still-wrapped",
-        "integrations/opacus/ledger.py",
-        "            del accountant.get_epsilon\n",
-        "            return\n",
-        "The accountant's get_epsilon is not put back when the audit ends.",
-        "test_opacus_accountant.py",
-        "integrations/test_opacus.py",
-        "integrations/test_opacus_facts.py",
-    ),
 )
 
 _VERDICT = (
