@@ -93,6 +93,8 @@ def accounted_epsilon(context: Context) -> Finding | None:
     if claim is None or not facts.accounted:
         return not_run("a claim, and what the run's accountant has counted")
     least, own = _least_accounted(facts, claim), facts.accounted_epsilon
+    # As it is published, so that whoever verifies the result can decide by the same number.
+    own = None if own is None else digits(own, 4)
     most = (1.0 + TOLERANCE) * float(claim.epsilon)
     counted = sum(steps for _, _, steps in facts.accounted)
     says = "" if own is None else f"; the accountant itself says {own:.4g}"
