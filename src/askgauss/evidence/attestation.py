@@ -16,7 +16,7 @@ from typing import Any
 
 from askgauss import policy
 from askgauss._text import number, one_line
-from askgauss._version import __version__
+from askgauss import __version__
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.report.ci_documents import escaped
