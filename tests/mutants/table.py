@@ -476,7 +476,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "invalid-is-a-warning",
-        "checks/findings.py",
+        "checks/registry.py",
         "serious = consequence in (Consequence.BREACH, Consequence.INVALIDATES)",
         "serious = consequence is Consequence.BREACH",
         "A failed check that voids the bound is only a warning.",
@@ -492,7 +492,7 @@ _DIAGNOSTICS = (
     ),
     _mutant(
         "tolerable-fails",
-        "checks/findings.py",
+        "checks/registry.py",
         "p_value=1.0 if tolerable else min(max(float(p_value), 0.0), 1.0)",
         "p_value=min(max(float(p_value), 0.0), 1.0)",
         "A difference that is too small to matter fails its check.",

@@ -10,7 +10,7 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.auditors.thresholding import ClopperPearson
-from askgauss.checks.stopping import stated_share
+from askgauss.checks.gate import stated_share
 from askgauss.results import AuditResult
 
 __all__ = ["Standard"]

@@ -21,8 +21,7 @@ from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
-from askgauss.replay.joining import joined_findings
-from askgauss.replay.replay_report import ReplayReport
+from askgauss.replay.replay_report import ReplayReport, joined_findings
 from askgauss.results import AuditResult, Finding, Status
 from askgauss.scores import CanaryScores
 

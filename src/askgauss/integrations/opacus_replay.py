@@ -35,7 +35,8 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.replay import Replay, coupled_randomness
+from askgauss.replay import Replay
+from askgauss.replay import replay_recording as coupled_randomness
 from askgauss.replay.replay_recording import Release
 
 try:

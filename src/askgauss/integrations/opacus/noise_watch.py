@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from askgauss.checks.predictable_noise import (
+from askgauss.checks.noise_reuse import (
     FEWEST,
     Candidates,
     likely_seeds,
