@@ -9,8 +9,8 @@ import pytest
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.audited_run import AuditedRun
-from askgauss.checks.stopping import error_share
+from askgauss.auditing import AuditedRun
+from askgauss.checks.gate import error_share
 from askgauss.evidence.standard import Standard
 from askgauss.evidence.verification import verify
 from askgauss.monitor import run_monitor, sequential
@@ -259,7 +259,7 @@ def test_the_planned_end_and_no_plan_at_all():
     unplanned = Run(planned=False).train(40)
     result = unplanned.result(claim=unplanned.claim)
     assert result.confidence == 0.95
-    assert "not ended by what its monitor showed" in finding(result).summary
+    assert "what the monitor showed did not decide" in finding(result).summary
 
 
 def finding(result):

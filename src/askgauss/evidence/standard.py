@@ -7,10 +7,10 @@ from typing import Any
 
 from askgauss import _validate
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
-from askgauss.checks.stopping import stated_share
+from askgauss.auditors.thresholding import ClopperPearson
+from askgauss.checks.gate import stated_share
 from askgauss.results import AuditResult
 
 __all__ = ["Standard"]

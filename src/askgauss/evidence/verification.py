@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from askgauss import __version__
 from askgauss._text import confidence_in_words, number
-from askgauss._version import __version__
 from askgauss.auditing import audit, audited, with_findings
 from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError, FileFormatError
 from askgauss.recording.linear_transcript import LinearTranscript
 from askgauss.recording.transcript import Transcript
-from askgauss.replay.joining import joined_findings
-from askgauss.replay.replay_report import ReplayReport
+from askgauss.replay.replay_report import ReplayReport, joined_findings
 from askgauss.results import AuditResult, Finding, Status
 from askgauss.scores import CanaryScores
 
