@@ -17,8 +17,6 @@ from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
 from askgauss.cli.terminal import say
 from askgauss.cli.watch_command import watch
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     cls=Program,
     name="askgauss",
