@@ -155,6 +155,7 @@ def _wrapped(
         one_line(words),
         width=width,
         break_long_words=False,
+        break_on_hyphens=False,
         initial_indent=first,
         subsequent_indent=" " * then,
         max_lines=most,
