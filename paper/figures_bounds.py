@@ -19,11 +19,11 @@ from askgauss.auditors import (
     SubsampledGaussian,
     auditor_types,
 )
+from askgauss.auditors import gaussian_regions as region_methods
 from askgauss.recording.transcript import CanarySums, Transcript
 from askgauss.results import Assumption
 from askgauss.scores import CanaryScores
 from askgauss.simulation import simulate_dpsgd
-from askgauss.stats import regions as region_methods
 from askgauss.stats.score_law import ScoreLaw
 from paper import uncorrected
 from paper.csv_rows import Row

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from askgauss._version import installed_versions
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic
+from askgauss.files.run_folder import installed_versions
 from paper.figures_bounds import (
     BoundsFigure,
     CanariesFigure,

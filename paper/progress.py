@@ -32,8 +32,16 @@ def stages(progress: bool = True) -> Iterator[Report]:
 
         yield tell
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+    )
+    from rich.progress import (
+        TimeRemainingColumn as Remaining,
+    )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
     with Progress(*columns, console=console) as bar:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from askgauss import _ray, _validate, accounting
+from askgauss import _validate, accounting
 from askgauss.auditing import audit
 from askgauss.auditors import auditor_types
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, MissingExtraError
 from askgauss.files import atomic, codec
 from askgauss.files.run_folder import RunFolder
+from askgauss.final import workers
 from askgauss.recording.transcript import Transcript
 from askgauss.simulation import simulate_dpsgd
 from askgauss.simulation.simulated_runs import check_canaries, check_work
@@ -41,7 +42,7 @@ _ROW = {"epsilon": float, "seed": int, "auditor": str, "bound": float, "above": 
 _MOST_ROWS = 10**7
 
 
-SweepWorkerError = _ray.WorkerError
+SweepWorkerError = workers.WorkerError
 """The machines of a sweep cannot be reached, or fail at one cell again and again."""
 
 
@@ -220,7 +221,7 @@ def _audited(cells: Sequence[Cell], ray: str | None) -> Iterator[tuple[Cell, lis
     """Each cell with its rows, one after another here or as they finish on Ray."""
     if ray is None:
         return ((cell, audit_cell(cell)) for cell in cells)
-    return _ray.as_finished(audit_cell, cells, ray, name=lambda cell: cell.name)
+    return workers.as_finished(audit_cell, cells, ray, name=lambda cell: cell.name)
 
 
 def _gather(folder: Path, rows: list[Row]) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from askgauss.scores import CanaryScores
-from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
 
 __all__ = ["uncorrected_fdp", "uncorrected_one_run"]
@@ -28,7 +28,7 @@ def uncorrected_one_run(scores: CanaryScores, *, delta: float, confidence: float
 def uncorrected_fdp(scores: CanaryScores, *, delta: float, confidence: float) -> float:
     """Mahloujifar, Melis and Chaudhuri's bound at its best threshold, nothing paid for choosing."""
     return max(
-        guess_tradeoff.epsilon_from_counts(counts, delta=delta, confidence=confidence)
+        guess_counts.gaussian_from_counts(counts, delta=delta, confidence=confidence)
         for counts in _hull(scores)
     )
 

@@ -36,7 +36,7 @@ def test_a_failure_says_what_was_measured_and_what_to_do():
     told = text(simulate_dpsgd(**RUN, fault="sampling-rate-doubled"))
     assert "measured 0.39" in told or "measured 0.4" in told
     assert "expected 0.2" in told
-    assert "The accountant must be told the rate" in told
+    assert "Give the accountant the rate" in told
 
 
 def test_nothing_wrong():

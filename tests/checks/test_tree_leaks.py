@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 import askgauss as ag
-from askgauss.checks.correlation_tests import node_correlations
+from askgauss.checks.correlation import node_correlations
 from askgauss.checks.tails import oddest_variance
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.decorrelate.tree_pieces import released_nodes

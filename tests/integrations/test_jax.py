@@ -331,7 +331,7 @@ def test_a_predictable_key_of_jax_privacy_is_found():
     result = audit.result(state, claim=runs.claim(steps=20))
     assert result.verdict is ag.Verdict.VIOLATION
     assert failed(result) == {"predictable noise"}
-    assert "likely seeds of jax.random.key, as jax_privacy's" in result.reason
+    assert "common seeds of jax.random.key, as jax_privacy's" in result.reason
     assert "jax.random.key(42)" in audit.transcript(state).facts.seed_probe.found
     assert "key(42)" not in result.to_json()
 

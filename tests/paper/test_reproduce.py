@@ -13,7 +13,7 @@ from askgauss.files.lock import RunFolderBusyError, locked
 from askgauss.files.run_folder import RunFolder
 from askgauss.results import AuditResult, Verdict
 from askgauss.simulation import simulate_scores
-from askgauss.stats import guess_counts, guess_tradeoff
+from askgauss.stats import guess_counts
 from askgauss.stats.guess_counts import GuessCounts
 from paper import figures_bounds, paper_figure, reproduce, scatter, uncorrected
 from paper.csv_rows import csv_text
@@ -163,7 +163,7 @@ def test_uncorrected_is_the_best_of_all_thresholds():
     correct = np.cumsum(scores.member[order])
     for ours, counts in (
         (uncorrected.uncorrected_one_run, guess_counts.epsilon_from_counts),
-        (uncorrected.uncorrected_fdp, guess_tradeoff.epsilon_from_counts),
+        (uncorrected.uncorrected_fdp, guess_counts.gaussian_from_counts),
     ):
         brute = max(
             counts(GuessCounts(canaries=120, guesses=guesses + 1, correct=int(right)), **level)

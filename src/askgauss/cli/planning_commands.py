@@ -699,7 +699,7 @@ def _promise(
     name: str, results: list[AuditResult], bad: Callable[[AuditResult], bool], confidence: float
 ) -> tuple[str, str, str, str]:
     """Compare how often something happened with how often it may."""
-    from askgauss.stats.binomial import clopper_pearson_lower
+    from askgauss.stats.limits import clopper_pearson_lower
 
     count, tried, allowed = sum(map(bad, results)), len(results), 1.0 - confidence
     # The most that chance gives a correct installation.

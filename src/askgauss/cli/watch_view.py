@@ -17,8 +17,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from askgauss import __version__
 from askgauss._text import one_line
-from askgauss._version import __version__
 from askgauss.exceptions import AskGaussError, FileFormatError, InvalidArgumentError
 from askgauss.files import codec
 from askgauss.monitor.feed import FEED_NAME, Feed, read_feed

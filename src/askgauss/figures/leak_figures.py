@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr, ndtri
 
 from askgauss import accounting
 from askgauss._text import number, one_line
-from askgauss.auditors.step_evidence import StepEvidence
+from askgauss.auditors.subsampled_gaussian import StepEvidence
 from askgauss.exceptions import InvalidArgumentError, NotDefinedError
 from askgauss.figures import style
 from askgauss.figures.style import AuditFigure, NothingToDrawError

@@ -18,7 +18,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr
 
-from askgauss.checks.causes import resumed_at
+from askgauss.checks.gate import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
 from askgauss.recording.facts.run_facts import RunFacts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from askgauss import policy, power
 from askgauss._text import confidence_in_words, number, of_the_claim, one_line, whole_percent
-from askgauss.checks.causes import leading, ordered, root_causes
+from askgauss.checks.gate import leading, ordered, root_causes
 from askgauss.checks.scope import OUTSIDE, scope_of
 from askgauss.results import (
     MEMBERSHIP,

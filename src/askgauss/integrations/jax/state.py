@@ -15,7 +15,7 @@ import optax
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.files import codec

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.checks.predictable_noise import (
+from askgauss.checks.noise_reuse import (
     FEWEST,
     Candidates,
     likely_seeds,
