@@ -77,27 +77,21 @@ FREE: tuple[Auditor[Any], ...] = (
     ag.OneRun(),
     ag.OneRun(two_sided=False),
     ag.OneRun(selection=ag.Fixed(fraction=1.0)),
-    ag.OneRun(selection=ag.Split()),
     ag.OneRunFDP(family=EpsilonDeltaFamily()),
     ag.AdaptiveOneRun(),
     ag.OrderStatistics(family=EpsilonDeltaFamily()),
     ag.ClopperPearson(),
     ag.ClopperPearson(selection=ag.Fixed(threshold=0.5)),
-    ag.ClopperPearson(selection=ag.Split()),
     ag.Bayesian(),
     ag.Bayesian(selection=ag.Fixed(threshold=0.5)),
-    ag.Bayesian(selection=ag.Split()),
 )
 # Valid only where the trade-off curve is Gaussian.
 GAUSSIAN: tuple[Auditor[Any], ...] = (
     ag.OneRunFDP(),
-    ag.OneRunFDP(selection=ag.Split()),
     ag.OrderStatistics(),
     ag.OrderStatistics(selection=ag.Fixed(fraction=1.0)),
-    ag.OrderStatistics(selection=ag.Split()),
     ag.GaussianDP(),
     ag.GaussianDP(selection=ag.Fixed(threshold=0.5)),
-    ag.GaussianDP(selection=ag.Split()),
 )
 
 
