@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import askgauss as ag
@@ -207,7 +207,6 @@ class TestQuestions:
             ag.AuditResult.from_json(text)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     shift=st.floats(0, 20),
     present=st.integers(2, 200),

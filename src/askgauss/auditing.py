@@ -19,10 +19,11 @@ from askgauss.auditors.guessing import OneRun
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.auditors.thresholding import ClopperPearson
 from askgauss.checks import diagnose
-from askgauss.checks.adjacency import NEIGHBOUR_CHECKS, Neighbours, has_opposites
+from askgauss.checks.accountant import NEIGHBOUR_CHECKS, Neighbours
+from askgauss.checks.context import has_opposites
+from askgauss.checks.gate import error_share, stopping
 from askgauss.checks.registry import made
 from askgauss.checks.scope import scope_of
-from askgauss.checks.stopping import error_share, stopping
 from askgauss.claims import HOW_TO_CLAIM, PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError, ScoreDirectionError, ScoresError
 from askgauss.figures.summary import summarise
@@ -267,7 +268,7 @@ class AuditedRun(abc.ABC, Generic[*State]):
         )
         if self.monitor is None:
             return found
-        from askgauss.figures.course_figures import with_course
+        from askgauss.figures.run_figures import with_course
 
         if self._goes_on(*state):
             return with_course(found, self.monitor.feed("running"))

@@ -18,7 +18,7 @@ from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments, ScoreMetadata
-from askgauss.simulation.dpsgd_runs import simulate_scores
+from askgauss.simulation.simulated_runs import simulate_scores
 from askgauss.stats.limits import close_bracket
 from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.shift import SlopeTest

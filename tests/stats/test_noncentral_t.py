@@ -7,7 +7,7 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -147,7 +147,6 @@ numbers = st.floats(-1e7, 1e7)
 freedoms = st.integers(1, 6 * 10**8)
 
 
-@settings(deadline=None, max_examples=200)
 @given(t=numbers, df=freedoms, noncentrality=numbers)
 def test_tails_add_up_and_mirror(t, df, noncentrality):
     above = noncentral_t.t_survival(t, df, noncentrality)
@@ -156,7 +155,6 @@ def test_tails_add_up_and_mirror(t, df, noncentrality):
     assert noncentral_t.t_survival(-t, df, -noncentrality) == below
 
 
-@settings(deadline=None, max_examples=100)
 @given(t=numbers, df=freedoms, spread=st.floats(1e-3, 1e3))
 def test_monotone_in_noncentrality(t, df, spread):
     noncentrality = t + spread * np.linspace(-20, 20, 41) * math.sqrt(1 + t * t / df)
