@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast durations snapshots test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum release docs docs-release clean
+.PHONY: help run test test-fast durations snapshots test-portable test-lowest test-pythons lint types check bench clean-runs leaks calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum notebooks paper pictures release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -88,7 +88,7 @@ mechanisms: $(VENV)/all.stamp  ## any mechanism: broken ones found, correct ones
 	$(BIN)/python -m tests.calibration.final_cells
 
 final: $(VENV)/all.stamp  ## what finished models tell, on Fashion-MNIST: the tables of docs/final-models.md
-	$(BIN)/askgauss data fetch fashion-mnist
+	$(BIN)/python -m paper data fetch fashion-mnist
 	$(BIN)/python -m benchmarks.final_models
 
 faults: $(VENV)/all.stamp  ## every named fault, its finding and its power; rewrites docs/faults.md
@@ -119,6 +119,10 @@ comparison: $(VENV)/all.stamp  ## other auditing packages on the same scores; re
 
 museum: $(VENV)/all.stamp  ## real bugs of released libraries beside mended twins; rewrites docs/museum.md, goes on where it stopped
 	$(BIN)/python -m museum all --docs docs/museum.md
+
+paper: $(VENV)/all.stamp  ## the paper's experiments at full scale; rewrites docs/reproduction.md, goes on where it stopped
+	$(BIN)/python -m paper data fetch cifar10
+	$(BIN)/python -m paper reproduce all --folder reproduction --docs docs
 
 release: $(VENV)/all.stamp  ## wheel, sdist and bill of materials, installed and used in empty environments
 	PYTHON=$(BIN)/python .ci/wheel

@@ -42,7 +42,7 @@ COSTS: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         "src/askgauss/integrations",
-        "src/askgauss/paper",
+        "paper",
         "tests/auditors/test_against_jax_privacy.py",
         "tests/blackbox/test_membership_draws.py",
         "tests/blackbox/test_record_scores.py",

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import data, deep, heads_plan, train_dpsgd
-from askgauss.paper.augment import random_views
-from askgauss.paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
+from paper import data, deep, heads_plan, train_dpsgd
+from paper.augment import random_views
+from paper.networks import MODELS, SmallCNN, StandardisedConv2d, WideResNet
 from tests import forks
 
 
@@ -163,7 +163,7 @@ def test_views_fit_the_images(tmp_path, monkeypatch, name, size, shift, flip):
 _WORKER = """
 import contextlib, sys
 from askgauss.files.run_folder import RunFolder
-from askgauss.paper import deep
+from paper import deep
 from tests.paper.test_deep import _plan, few_digits
 first = deep.process_rank() == 0
 with RunFolder(sys.argv[1], {}) if first else contextlib.nullcontext() as folder:

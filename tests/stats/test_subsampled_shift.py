@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.stats.binomial import binomial_weights
-from askgauss.stats.score_law import ScoreLaw
-from askgauss.stats.subsampled_shift import (
+from askgauss.stats.limits import binomial_weights
+from askgauss.stats.score_law import (
+    ScoreLaw,
     subsampled_shift,
     subsampled_shift_delta,
     subsampled_shift_epsilon,
