@@ -200,7 +200,7 @@ def test_a_closed_pipe_ends_quietly(unbuffered):
         assert process.stdout.read(10).startswith(b"PK")
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(600) == 141
 
 
 @pytest.mark.process
