@@ -28,20 +28,6 @@ DELTA = 1e-5
 # Canaries are part of what JAX compiles: with the same ones, all runs of a kind share it.
 CANARY_SEED = 0
 
-Run = Callable[[int], AuditResult]
-
-
-@dataclass(frozen=True)
-class Leak:
-    """A loop that leaks.
-
-    Attributes:
-        run: Trains once, from a seed.
-        checks: Each of them names the leak rightly.
-    """
-
-    run: Run
-    checks: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -61,8 +47,26 @@ class Outcome:
     lead: str
 
 
-def outcome(result: AuditResult) -> Outcome:
+Run = Callable[[int], AuditResult]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A loop that leaks.
+
+    Attributes:
+        run: Trains once, from a seed; gives what the audit, or the monitor, said.
+        checks: Each of them names the leak rightly.
+    """
+
+    run: Callable[[int], AuditResult | Outcome]
+    checks: Sequence[str]
+
+
+def outcome(result: AuditResult | Outcome) -> Outcome:
     """What a result says, in few words."""
+    if isinstance(result, Outcome):
+        return result
     first = leading(result.findings)
 
     def of(status: Status) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from askgauss.integrations.attachment import CAUGHT
 from askgauss.integrations.opacus.repeated_forward import ForwardCall, UnseenError, outputs_of
+from askgauss.integrations.opacus.repeated_loss import LossTrace
 from askgauss.recording.facts import BatchWeights, MixingFacts
 
 __all__ = ["Columns", "MixingWatch", "trusted"]
@@ -66,10 +67,12 @@ class MixingWatch:
     def __init__(self) -> None:
         self._values: dict[str, Any] = asdict(MixingFacts())
         self._weights = BatchWeights()
+        self._trace: LossTrace | None = None
         self._step = 1
         self._begin()
 
     def _begin(self) -> None:
+        self._end_trace()
         # Inputs cost little to look at.
         self.due = self._is_due or self._step <= _FIRST
         self._done: set[str] = set()
@@ -107,6 +110,11 @@ class MixingWatch:
     def forget(self) -> None:
         """The audit is left."""
         self._begin()
+
+    def _end_trace(self) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.end()
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -190,15 +198,18 @@ class MixingWatch:
         if not rows:
             return
         try:
-            self._outputs += [
-                (rows, item) for item in outputs_of(output, rows)[0] if item.requires_grad
-            ]
+            given = [item for item in outputs_of(output, rows)[0] if item.requires_grad]
+            self._outputs += [(rows, item) for item in given]
             if call is not None:
                 found = call.look(output)
                 self._numbers += found.scalars
                 if found.state:
                     self._values["state_first"] = self._values["state_first"] or self._step
                 self._note("forward", found.mixed)
+            if given and "loss" not in self._done:
+                self._trace = self._trace or LossTrace.begin()
+                if self._trace is not None:
+                    self._trace.follow(given)
         except UnseenError as reason:
             self._unseen("forward", str(reason))
         except CAUGHT as error:
@@ -217,7 +228,7 @@ class MixingWatch:
         try:
             if self._numbers and _depends_on(loss, self._numbers):
                 self._values["loss_first"] = self._values["loss_first"] or self._step
-            mixed, gradients = _loss_mixed(loss, outputs)
+            mixed, gradients = self._look_at_loss(loss, outputs)
             self._note("loss", mixed)
             if len(outputs) == len(gradients) == 1:
                 found = _class_weights(outputs[0], gradients[0])
@@ -227,6 +238,25 @@ class MixingWatch:
             self._unseen("loss", str(reason))
         except CAUGHT as error:
             self._unseen("loss", f"{type(error).__name__}: {error}")
+
+    def _look_at_loss(
+        self, loss: Tensor, outputs: Sequence[Tensor]
+    ) -> tuple[bool, Sequence[Tensor]]:
+        """Whether a loss mixes records, by its second derivative and by repeating it.
+
+        Raises:
+            UnseenError: Neither says so, and one that could have cannot be looked at.
+        """
+        reason: UnseenError | None = None
+        mixed, gradients = False, list[Tensor]()
+        try:
+            mixed, gradients = _loss_mixed(loss, outputs)
+        except UnseenError as error:
+            reason = error
+        repeated = None if mixed or self._trace is None else self._trace.look(loss)
+        if repeated is None and reason is not None:
+            raise reason
+        return mixed or bool(repeated), gradients
 
     def _note(self, kind: str, mixed: bool) -> None:
         values = self._values

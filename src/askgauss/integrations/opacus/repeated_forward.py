@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["ForwardCall", "ForwardLook", "UnseenError", "outputs_of"]
+__all__ = ["ForwardCall", "ForwardLook", "UnseenError", "outputs_of", "unfelt"]
 
 _Slot = tuple[str, str, str]
 
@@ -352,6 +352,11 @@ def _as_before(states: list[Any]) -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(cached)
         _set_random(now)
+
+
+def unfelt() -> AbstractContextManager[None]:
+    """Random numbers that are drawn in here are drawn again afterwards."""
+    return _as_before(_random_states())
 
 
 def _tolerance(value: Tensor) -> float:
