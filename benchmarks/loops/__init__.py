@@ -39,12 +39,14 @@ class Outcome:
         failed: Checks that failed.
         warned: Checks that warned.
         lead: The check that the result leads with.
+        untested: Parts of the training that the result lists as not tested.
     """
 
     verdict: str
     failed: tuple[str, ...]
     warned: tuple[str, ...]
     lead: str
+    untested: tuple[str, ...] = ()
 
 
 Run = Callable[[int], AuditResult]
@@ -57,10 +59,13 @@ class Leak:
     Attributes:
         run: Trains once, from a seed; gives what the audit, or the monitor, said.
         checks: Each of them names the leak rightly.
+        part: The part of the training that it is in: where it is not found, the result has to
+            list this part as not tested.
     """
 
     run: Callable[[int], AuditResult | Outcome]
     checks: Sequence[str]
+    part: str = ""
 
 
 def outcome(result: AuditResult | Outcome) -> Outcome:
@@ -77,6 +82,7 @@ def outcome(result: AuditResult | Outcome) -> Outcome:
         of(Status.FAIL),
         of(Status.WARN),
         "" if first is None else first.check,
+        tuple(part.name for part in result.scope if part.status == "not tested"),
     )
 
 

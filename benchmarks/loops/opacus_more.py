@@ -149,15 +149,15 @@ def second_gradient(run: Training) -> list[Tensor]:
         return list(torch.autograd.grad(lost, run.optimizer.params))
 
 
-def adds_before_noise(run: Training) -> None:
-    def add_noise(self: Any) -> None:
+def adds_after_clipping(run: Training) -> None:
+    def clip(self: Any) -> None:
+        DPOptimizer.clip_and_accumulate(self)
         run.model.disable_hooks()
         for item, more in zip(self.params, second_gradient(run), strict=True):
             item.summed_grad = item.summed_grad + more
         run.model.enable_hooks()
-        DPOptimizer.add_noise(self)
 
-    replaced(add_noise=add_noise)(run)
+    replaced(clip_and_accumulate=clip)(run)
 
 
 def adds_after_noise(run: Training) -> None:
@@ -183,17 +183,15 @@ def scaled_by_private_norm(run: Training) -> None:
 
 
 def momentum_before_noise(run: Training) -> None:
-    kept: list[Tensor] = []
+    kept: dict[int, Tensor] = {}
 
-    def add_noise(self: Any) -> None:
+    def clip(self: Any) -> None:
+        DPOptimizer.clip_and_accumulate(self)
         for place, item in enumerate(self.params):
-            if len(kept) == place:
-                kept.append(torch.zeros_like(item.summed_grad))
-            kept[place] = 0.9 * kept[place] + item.summed_grad
-            item.summed_grad = kept[place].clone()
-        DPOptimizer.add_noise(self)
+            item.summed_grad = item.summed_grad + 0.9 * kept.get(place, 0.0)
+            kept[place] = item.summed_grad.clone()
 
-    replaced(add_noise=add_noise)(run)
+    replaced(clip_and_accumulate=clip)(run)
 
 
 def biases_without_noise(self: Any) -> None:
@@ -268,22 +266,6 @@ def head_by_itself(run: Training) -> None:
                 item.grad = item.grad_sample.mean(0)
                 item.grad_sample = None
         other.step()
-
-
-def late_group(run: Training) -> None:
-    """After two epochs the head joins the inner optimizer, past the private one."""
-    count = vars(run).setdefault("epoch", itertools.count())
-    head = run.model._module.head
-    if next(count) == 2:
-        run.optimizer.original_optimizer.add_param_group({"params": list(head.parameters())})
-    for features, target in run.loader:
-        run.optimizer.zero_grad()
-        run.criterion(run.model(features), target).backward()
-        for item in head.parameters():
-            if getattr(item, "grad_sample", None) is not None:
-                item.grad = item.grad_sample.mean(0)
-                item.grad_sample = None
-        run.optimizer.step()
 
 
 class Tied(nn.Module):
@@ -401,6 +383,7 @@ class MemoryBank(nn.Module):
 
 
 _MIXED = ("mixed records",)
+_GRADIENT = "per-sample gradient"
 _WRITTEN = ("weights between steps", "parameters outside the optimizer")
 _MOVED = ("weights moved by the release", "weights between steps")
 _OUTSIDE = (
@@ -415,7 +398,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
     "Further loops that leak": {
         "hard records of earlier steps added": Leak(of(Replay(False)), ("rows per record",)),
         "hard records of earlier steps in the place of drawn ones": Leak(
-            of(Replay(True)), ("rows per record", "training loader")
+            of(Replay(True)), ("rows per record", "training loader"), "trained rows"
         ),
         "a step for each class": Leak(of(by_class), ("rows per record", "repeated batches")),
         "rows of a large norm left out": Leak(of(without_outliers), ("rows per record",)),
@@ -423,30 +406,28 @@ LEAKS: dict[str, dict[str, Leak]] = {
             of(large_gradients_skipped), ("unused batches",)
         ),
         "a second term over fixed private records": Leak(
-            of(second_forward), ("rows per record", *_MIXED)
+            of(second_forward), ("rows per record", *_MIXED), _GRADIENT
         ),
         "records drawn by their loss": Leak(
             of(change=draws_by_loss, epochs=20),
             ("sampling scheme", "single records", "sampling of pairs", "sampling in time"),
         ),
         "three batches to a step, accounted as one": Leak(
-            of(leftover), ("rows per record", "sampling rate", "accounted epsilon")
+            of(leftover), ("rows per record", "sampling rate", "accounted epsilon"), "sampler"
         ),
-        "private gradient added before the noise": Leak(
-            of(change=adds_before_noise), ("sum of records",)
+        "private gradient added after clipping": Leak(
+            of(change=adds_after_clipping), ("sum of records",)
         ),
-        "private gradient added after the noise": Leak(
-            of(change=adds_after_noise), ("weights moved by the release", "noise coverage")
-        ),
+        "private gradient added after the noise": Leak(of(change=adds_after_noise), ("divisor",)),
         "released gradient scaled to the private norm": Leak(
-            of(change=scaled_by_private_norm), ("weights moved by the release",)
+            of(change=scaled_by_private_norm), ("divisor",)
         ),
         "momentum before the noise": Leak(
             of(change=momentum_before_noise), ("sum of records", "carry-over")
         ),
         "biases without noise": Leak(
             of(change=replaced(add_noise=biases_without_noise)),
-            ("noise coverage", "values without noise", "noise scale"),
+            ("noise coverage", "noise by tensor"),
         ),
         "noise drawn once for eight steps": Leak(of(change=cached_noise), ("repeated noise",)),
         "first three steps nearly without noise": Leak(
@@ -463,25 +444,18 @@ LEAKS: dict[str, dict[str, Leak]] = {
         "head that only a plain optimizer has": Leak(
             of(head_by_itself, network=Headed, optimizer=body_only), _OUTSIDE
         ),
-        "head added late to the inner optimizer": Leak(
-            of(late_group, network=Headed, optimizer=body_only), _OUTSIDE
-        ),
-        "tied weights, ghost": Leak(
-            of(network=Tied, grad_sample_mode="ghost", exact_share=1.0),
-            ("ghost norms", "record contributions", "sum of records"),
-        ),
         "average chosen by the private loss, trained on": Leak(of(averaged_by_loss), _WRITTEN),
         "decay toward the mean of the private data": Leak(of(toward_private_mean), _WRITTEN),
-        "loss divided by its own value": Leak(mixed(loss=scaled_by_loss), _MIXED),
-        "soft labels centred over the batch": Leak(mixed(loss=centred_teacher), _MIXED),
+        "loss divided by its own value": Leak(mixed(loss=scaled_by_loss), _MIXED, _GRADIENT),
+        "soft labels centred over the batch": Leak(mixed(loss=centred_teacher), _MIXED, _GRADIENT),
         "records weighed by their share of the batch's loss": Leak(
-            mixed(loss=hardest_weighted), _MIXED
+            mixed(loss=hardest_weighted), _MIXED, _GRADIENT
         ),
-        "losses above the batch's quantile cut off": Leak(mixed(loss=quantile_cut), _MIXED),
-        "inputs standardised by the batch": Leak(mixed(standardised), _MIXED),
-        "inputs moved toward a neighbour in the batch": Leak(mixed(with_neighbour), _MIXED),
-        "attention over the batch": Leak(mixed(network=BatchAttention), _MIXED),
-        "memory of earlier batches": Leak(mixed(network=MemoryBank), _MIXED),
+        "losses above the batch's quantile cut off": Leak(mixed(loss=quantile_cut), _MIXED, _GRADIENT),
+        "inputs standardised by the batch": Leak(mixed(standardised), _MIXED, _GRADIENT),
+        "inputs moved toward a neighbour in the batch": Leak(mixed(with_neighbour), _MIXED, _GRADIENT),
+        "attention over the batch": Leak(mixed(network=BatchAttention), _MIXED, _GRADIENT),
+        "memory of earlier batches": Leak(mixed(network=MemoryBank), _MIXED, _GRADIENT),
     },
 }
 

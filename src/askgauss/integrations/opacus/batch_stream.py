@@ -304,6 +304,12 @@ class Marks:
         alike = mine.shape == theirs.shape and mine.dtype == theirs.dtype
         return alike and mine.device == theirs.device and torch.equal(mine, theirs)
 
+    @property
+    def distinct(self) -> NDArray[np.int64]:
+        """How many different numbers are read of each row."""
+        values = np.sort(self.values.to(torch.float64).cpu().numpy(), axis=1)
+        return np.asarray(1 + np.count_nonzero(np.diff(values, axis=1), axis=1))
+
     def hashes(self, like: Marks | None = None) -> NDArray[np.int64]:
         """One number a row, as if the rows had been converted to the number format of ``like``."""
         values = self.values if like is None else self.values.to(like.values.dtype)

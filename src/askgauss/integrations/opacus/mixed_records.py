@@ -77,6 +77,7 @@ class MixingWatch:
         self.due = self._is_due or self._step <= _FIRST
         self._done: set[str] = set()
         self._samples: Columns | None = None
+        self._columns: Columns | None = None
         self._call: ForwardCall | None = None
         self._rows = self._before = 0
         self._outputs: list[tuple[int, Tensor]] = []
@@ -145,6 +146,18 @@ class MixingWatch:
         else:
             self._note("inputs", found)
 
+    def _look_at_second_inputs(self, tensor: Tensor | None) -> None:
+        """The model is called again before the step: with the same records, or with others?"""
+        columns = self._columns
+        if columns is None or tensor is None:
+            return
+        found = _inputs_mixed(columns, Columns(tensor))
+        if found:
+            self._note("inputs", mixed=True)
+        elif found is None:
+            # Gradients of all calls are added up row by row.
+            self._values["inputs_unseen"] = "the rows of a second call of the model in one step"
+
     # --- forward pass -----------------------------------------------------------------------------
 
     def called(
@@ -177,8 +190,11 @@ class MixingWatch:
             return
         self._before = rows
         try:
-            if first and "inputs" not in self._done:
+            if not first:
+                self._look_at_second_inputs(given)
+            elif "inputs" not in self._done:
                 self._look_at_inputs(yielded, given)
+                self._columns = yielded
             if not self._is_due:
                 return
             self._rows = rows
