@@ -466,16 +466,11 @@ def every_fourth(self: Any) -> None:
     )
 
 
-def coarse(total_too: bool) -> Callable[[Any], None]:
-    def add_noise(self: Any) -> None:
-        for item in self.params:
-            noise = torch.normal(
-                0.0, self.noise_multiplier * self.max_grad_norm, item.summed_grad.shape
-            ).to(torch.bfloat16)
-            total = item.summed_grad.to(torch.bfloat16) if total_too else item.summed_grad
-            item.grad = (total + noise).to(torch.float32).view_as(item)
-
-    return add_noise
+def coarse(self: Any) -> None:
+    for item in self.params:
+        deviation = self.noise_multiplier * self.max_grad_norm
+        noise = torch.normal(0.0, deviation, item.summed_grad.shape).to(torch.bfloat16)
+        item.grad = (item.summed_grad + noise).view_as(item)
 
 
 def generator_42(run: Training) -> None:
@@ -821,10 +816,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
             of(change=replaced(add_noise=every_fourth)), ("steps without noise",)
         ),
         "noise in bfloat16": Leak(
-            of(change=replaced(add_noise=coarse(False))), ("noise precision",)
-        ),
-        "sum and noise in bfloat16": Leak(
-            of(change=replaced(add_noise=coarse(True))), ("noise precision",)
+            of(change=replaced(add_noise=coarse)), ("noise precision",)
         ),
         "best weights put back": Leak(of(best_restored), ("weights between steps",)),
         "mean of the data added to the weights": Leak(of(writes_mean), ("weights between steps",)),
