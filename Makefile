@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast snapshots test-portable test-lowest test-pythons lint types check bench clean-runs calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum release docs docs-release clean
+.PHONY: help run test test-fast snapshots test-portable test-lowest test-pythons lint types check bench clean-runs leaks calibration monitor mechanisms final faults flower opacus-versions lora fuzz kills mutants comparison museum release docs docs-release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -67,6 +67,9 @@ check: lint types docs test  ## what CI runs
 
 clean-runs: $(VENV)/all.stamp  ## clean runs of Opacus and every trainer, no exact check may alarm; rewrites docs/clean-runs.md
 	$(BIN)/python -m benchmarks.clean_runs 300 --output docs/clean-runs.md
+
+leaks: $(VENV)/all.stamp  ## leaking loops: found, and named; correct ones beside them; rewrites docs/leaks.md
+	$(BIN)/python -m benchmarks.leaks --output docs/leaks.md
 
 bench: $(VENV)/all.stamp  ## ratios measured side by side
 	$(BIN)/python -m benchmarks

@@ -105,9 +105,7 @@ def correct_section(group: str, runs: int) -> tuple[str, int]:
             called += found.verdict.startswith("raised")
             if found.failed:
                 print(f"{name}, seed {seed}: {found}", flush=True)
-        row = (
-            f"| {name} | {runs} | {exact} | {called} | {_listed(others)} | {_listed(untested)} |"
-        )
+        row = f"| {name} | {runs} | {exact} | {called} | {_listed(others)} | {_listed(untested)} |"
         print(row, flush=True)
         lines.append(row)
         wrong += exact + called

@@ -70,7 +70,10 @@ def means(audits: int) -> dict[str, list[float]]:
 
 def table(old: dict[str, list[float]], new: dict[str, list[float]]) -> str:
     """Both means, and the mean difference over the same draws with its standard error."""
-    lines = ["| method | cell | before | now | change | standard error |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| method | cell | before | now | change | standard error |",
+        "|---|---|---|---|---|---|",
+    ]
     for key, before in old.items():
         now = np.array(new[key])
         apart = now - np.array(before)

@@ -29,7 +29,6 @@ DELTA = 1e-5
 CANARY_SEED = 0
 
 
-
 @dataclass(frozen=True)
 class Outcome:
     """What an audit said of a run.

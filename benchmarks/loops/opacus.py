@@ -13,6 +13,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
+from tests.integrations.reused_noise import FAULTS, LARGE_FAULTS, reuse_noise
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -22,7 +23,6 @@ from askgauss.checks import predictable_noise
 from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.results import AuditResult
 from benchmarks.loops import DELTA, Leak, Run, unlikely
-from tests.integrations.reused_noise import FAULTS, LARGE_FAULTS, reuse_noise
 
 __all__ = ["CORRECT", "LEAKS", "Training", "loss_of", "of", "perceptron", "plain", "step"]
 
@@ -49,10 +49,12 @@ class Training:
 
     @property
     def features(self) -> Tensor:
+        """What the model is given of every record."""
         return self.data.tensors[0]
 
     @property
     def labels(self) -> Tensor:
+        """What it is to say of them."""
         return self.data.tensors[1]
 
 
@@ -815,9 +817,7 @@ LEAKS: dict[str, dict[str, Leak]] = {
         "noise in every fourth step": Leak(
             of(change=replaced(add_noise=every_fourth)), ("steps without noise",)
         ),
-        "noise in bfloat16": Leak(
-            of(change=replaced(add_noise=coarse)), ("noise precision",)
-        ),
+        "noise in bfloat16": Leak(of(change=replaced(add_noise=coarse)), ("noise precision",)),
         "best weights put back": Leak(of(best_restored), ("weights between steps",)),
         "mean of the data added to the weights": Leak(of(writes_mean), ("weights between steps",)),
     },
@@ -908,9 +908,7 @@ CORRECT: dict[str, Run] = {
     "noisy inputs": mixed(lambda features, _: features + 0.1 * torch.randn_like(features)),
     "flipped": mixed(lambda features, _: features.flip(-1), network=convolution, data=images),
     "crops": mixed(cropped, network=convolution, data=images),
-    "scaled": mixed(
-        lambda features, _: (features - 0.3) / 0.2, network=convolution, data=images
-    ),
+    "scaled": mixed(lambda features, _: (features - 0.3) / 0.2, network=convolution, data=images),
     "scaled to norm 1 each": mixed(lambda features, _: functional.normalize(features, dim=1)),
     "fixed class weights": mixed(loss=fixed_weights),
     "label smoothing": mixed(loss=smoothed),

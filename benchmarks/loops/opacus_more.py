@@ -25,7 +25,6 @@ from benchmarks.loops.opacus import (
     FEATURES,
     HIDDEN,
     RECORDS,
-    Loop,
     Sampler,
     Training,
     images,
@@ -451,9 +450,9 @@ LEAKS: dict[str, dict[str, Leak]] = {
         "records weighed by their share of the batch's loss": Leak(
             mixed(loss=hardest_weighted), _MIXED, _GRADIENT
         ),
-        "losses above the batch's quantile cut off": Leak(mixed(loss=quantile_cut), _MIXED, _GRADIENT),
+        "losses above a quantile cut off": Leak(mixed(loss=quantile_cut), _MIXED, _GRADIENT),
         "inputs standardised by the batch": Leak(mixed(standardised), _MIXED, _GRADIENT),
-        "inputs moved toward a neighbour in the batch": Leak(mixed(with_neighbour), _MIXED, _GRADIENT),
+        "inputs moved toward a neighbour": Leak(mixed(with_neighbour), _MIXED, _GRADIENT),
         "attention over the batch": Leak(mixed(network=BatchAttention), _MIXED, _GRADIENT),
         "memory of earlier batches": Leak(mixed(network=MemoryBank), _MIXED, _GRADIENT),
     },

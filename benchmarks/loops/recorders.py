@@ -1,4 +1,4 @@
-"""Runs without a trainer: own loops, correlated noise, servers and monitors, leaking and correct."""
+"""Runs without a trainer, leaking and correct: own loops, correlated noise, servers, monitors."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def banded(change: Callable[[Array, np.random.Generator], None]) -> Run:
         for row in noise:
             clean = np.zeros(canaries.size)
             canaries.plant(clean, recorder.sample(), clip_norm=1.0)
-            recorder.observe(
-                canaries.project(clean + row), background=np.zeros(canaries.size)
-            )
+            recorder.observe(canaries.project(clean + row), background=np.zeros(canaries.size))
         epsilon = SCHEME.epsilon(noise_multiplier=NOISE, steps=STEPS, delta=DELTA)
         return ag.audit(
             recorder.transcript(), claim=ag.PrivacyClaim(epsilon=1.001 * epsilon, delta=DELTA)
@@ -252,15 +250,11 @@ _REUSED = ("noise reused at other coordinates", "repeated noise", "shared noise"
 LEAKS: dict[str, dict[str, Leak]] = {
     "Own loops (REVIEW 1.3, 1.4, 1.5)": {
         "one record in every batch": Leak(
-            lambda seed: batches(
-                0.1, 300, 100, lambda batch: np.union1d(batch, [0]), seed
-            ),
+            lambda seed: batches(0.1, 300, 100, lambda batch: np.union1d(batch, [0]), seed),
             ("single records",),
         ),
         "three records in every batch": Leak(
-            lambda seed: batches(
-                0.1, 300, 100, lambda batch: np.union1d(batch, [0, 1, 2]), seed
-            ),
+            lambda seed: batches(0.1, 300, 100, lambda batch: np.union1d(batch, [0, 1, 2]), seed),
             ("single records",),
         ),
         "two records always together, 100 steps": Leak(

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils._pytree import tree_flatten, tree_map
 
 from askgauss.integrations.opacus.repeated_forward import UnseenError, unfelt
@@ -101,9 +106,7 @@ class LossTrace(TorchFunctionMode):
         self._slots[id(tensor)] = len(self._kept) - 1
         return len(self._kept) - 1
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make an operation, and keep it if it is about what the model gave."""
         result = func(*args, **(kwargs or {}))
         if self._open and not self._doubt:
