@@ -145,7 +145,9 @@ def _state() -> str:
 def main() -> int:
     """Count the groups that were asked for; how many cells were wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="*", help="how the groups begin; all without one")
+    parser.add_argument(
+        "groups", nargs="*", help="how groups begin, in the order to count them; all without one"
+    )
     parser.add_argument("--runs", type=int, default=20, help="runs of every loop")
     parser.add_argument("--samplers", type=int, default=300, help="runs of correct samplers")
     parser.add_argument("--output", type=Path, help="a page whose sections are written")
@@ -155,8 +157,9 @@ def main() -> int:
     torch.set_num_threads(1)
     wrong = 0
     every = (*LEAKS, *CORRECT, SAMPLERS)
-    chosen = [name for name in every if not given.groups or name.startswith((*given.groups,))]
-    for group in chosen:
+    for group in [
+        name for begin in given.groups or [""] for name in every if name.startswith(begin)
+    ]:
         print(f"## {group}", flush=True)
         with contextlib.redirect_stderr(io.StringIO()):
             if group == SAMPLERS:
