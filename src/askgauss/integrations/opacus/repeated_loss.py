@@ -50,7 +50,7 @@ class _Operation:
     function: Any
     arguments: Any
     options: Any
-    results: tuple[int | None, ...]
+    results: tuple[int, ...]
     graph: bool
     short: torch.dtype | None
 
@@ -78,21 +78,21 @@ class LossTrace(TorchFunctionMode):
     @staticmethod
     def begin() -> LossTrace | None:
         """Begin; None where other modes are active, which have to end in their own order."""
-        if _get_current_function_mode_stack():
+        if _modes():
             return None
         trace = LossTrace()
-        _push_mode(trace)
+        _push_mode(trace)  # type: ignore[no-untyped-call]
         return trace
 
     def end(self) -> None:
         """Keep nothing more."""
         self._clear()
         self._open = False
-        stack = _get_current_function_mode_stack()
+        stack = _modes()
         if self in stack:
-            above = [_pop_mode() for _ in stack[stack.index(self) :]]
+            above = [_pop_mode() for _ in stack[stack.index(self) :]]  # type: ignore[no-untyped-call]
             for mode in reversed(above[:-1]):
-                _push_mode(mode)
+                _push_mode(mode)  # type: ignore[no-untyped-call]
 
     def follow(self, outputs: Sequence[Tensor]) -> None:
         """These are outputs of the model, which is called anew after every loss."""
@@ -132,10 +132,10 @@ class LossTrace(TorchFunctionMode):
             return
         device = made[0].device.type
         short = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        given = tree_map(self._placed, (arguments, options))
+        placed, named = tree_map(self._placed, (arguments, options))
         results = tuple(self._slot(leaf) for leaf in made)
         self._operations.append(
-            _Operation(function, *given, results, torch.is_grad_enabled(), short)
+            _Operation(function, placed, named, results, torch.is_grad_enabled(), short)
         )
 
     def _placed(self, leaf: Any) -> Any:
@@ -185,8 +185,8 @@ class LossTrace(TorchFunctionMode):
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss and its gradients by the outputs, with those of every second record replaced."""
         values: dict[int, Any] = {}
-        for slot, item in outputs.items():
-            own = item.detach().clone()
+        for slot, output in outputs.items():
+            own = output.detach().clone()
             if replaced:
                 own[1::2] = own[0].clone()
             values[slot] = own.requires_grad_()
@@ -207,10 +207,15 @@ class LossTrace(TorchFunctionMode):
             values.update(zip(item.results, made, strict=True))
         found = torch.autograd.grad(values[end], leaves, allow_unused=True)
         gradients = [
-            torch.zeros_like(leaf) if item is None else item
-            for leaf, item in zip(leaves, found, strict=True)
+            torch.zeros_like(leaf) if slope is None else slope
+            for leaf, slope in zip(leaves, found, strict=True)
         ]
         return values[end].detach(), gradients
+
+
+def _modes() -> list[Any]:
+    """The modes that are active, the innermost last."""
+    return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def _writes(name: str, options: dict[str, Any]) -> bool:
