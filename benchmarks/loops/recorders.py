@@ -299,9 +299,6 @@ LEAKS: dict[str, dict[str, Leak]] = {
             server("client-twice"), ("single clients", "honest updates")
         ),
         "half of the noise": Leak(server("half-server-noise"), ("noise scale",)),
-        "no clipping": Leak(
-            server("no-clipping"), ("contribution", "update norms", "honest updates")
-        ),
     },
     "Monitors (REVIEW 1.14)": {
         "epsilon 1 claimed": Leak(monitored(epsilon=1.0), ("alarm by epsilon",)),

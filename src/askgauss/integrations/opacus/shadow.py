@@ -19,7 +19,7 @@ from askgauss.integrations.attachment import Attachment
 from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
 from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCount
 from askgauss.integrations.opacus.ranks import local
-from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
+from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps, is_inner_step
 from askgauss.monitor import Monitor
 from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
 from askgauss.recording.transcript import Transcript
@@ -338,10 +338,10 @@ class Shadow(Observer):
         on_host = one.device.type == "cpu" and not self._places.collective
         return on_host and torch.equal(one, other)
 
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
         """As the real optimizer ends its step."""
         guard = self._run.guard
-        if not guard.reason:
+        if not guard.reason and not is_inner_step(optimizer):
             with guard:
                 self._follow()
 
