@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import askgauss as ag
-from askgauss.checks import predictable_noise
+from askgauss.checks import noise_reuse
 from askgauss.integrations.opacus import CanaryAudit, Observation
 from askgauss.results import AuditResult
 from benchmarks.loops import DELTA, Leak, Run, unlikely
@@ -31,7 +31,7 @@ RECORDS, FEATURES, HIDDEN, CLASSES, BATCH, EPOCHS = 256, 10, 16, 4, 32, 3
 # For time: as many orders of the accountant as matter here, and of the seeds that an audit tries
 # on the noise the first fifty and the customary ones.
 RDPAccountant.DEFAULT_ALPHAS = list(range(2, 64))
-predictable_noise._PLAIN = 50
+noise_reuse._PLAIN = 50
 
 
 @dataclass

@@ -5,11 +5,13 @@ Unlike a second derivative, that also shows what a loss takes from detached outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import (
@@ -20,9 +22,7 @@ from torch.overrides import (
 )
 from torch.utils._pytree import tree_flatten, tree_map
 
-from askgauss.integrations.opacus.repeated_forward import UnseenError, unfelt
-
-__all__ = ["LossTrace"]
+__all__ = ["LossTrace", "UnseenError", "as_before", "random_states"]
 
 # Operations between a model's output and its loss that are kept.
 _MOST = 2048
@@ -34,6 +34,10 @@ _READS = frozenset(
     | {f"__{name}__" for name in ("float", "int", "bool", "index", "array", "complex")}
 )
 _HARMLESS = frozenset({"requires_grad_", "retain_grad", "__index__", "__int__", "__invert__"})
+
+
+class UnseenError(Exception):
+    """Why something cannot be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ class LossTrace(TorchFunctionMode):
             self._operations.index(item) >= self._read for item in path
         ):
             raise UnseenError("a number is read from the batch's outputs before the loss is made")
-        with unfelt():
+        with as_before(random_states()):
             plain, gradients = self._repeat(path, end, outputs, replaced=False)
             if not torch.allclose(plain, loss.detach(), rtol=1e-4, atol=1e-12):
                 raise UnseenError("the loss is another when it is repeated")
@@ -235,3 +239,33 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     scale = float(torch.maximum(first.abs().max(), second.abs().max()))
     allowed = max(_MATERIAL, 32.0 * torch.finfo(one.dtype).eps)
     return float((first - second).abs().max()) > allowed * scale
+
+
+def random_states() -> list[Any]:
+    """States of the generators that everybody shares."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_devices = torch.cuda.get_rng_state_all() if used else []
+    numpy = np.random.get_state()  # noqa: NPY002  (the one that everybody shares)
+    return [torch.get_rng_state(), random.getstate(), numpy, on_devices]
+
+
+def _set_random(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])  # noqa: NPY002
+    if states[3]:
+        torch.cuda.set_rng_state_all(states[3])
+
+
+@contextmanager
+def as_before(states: list[Any]) -> Iterator[None]:
+    """Generators as they were before the call, and as they are now afterwards."""
+    now, cached = random_states(), torch.is_autocast_cache_enabled()
+    try:
+        # Weights that are cast here without a graph are not to be taken for those of the training.
+        torch.set_autocast_cache_enabled(False)
+        _set_random(states)
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        _set_random(now)
