@@ -69,21 +69,19 @@ def means(audits: int) -> dict[str, list[float]]:
 
 
 def table(old: dict[str, list[float]], new: dict[str, list[float]]) -> str:
-    """Both means, and the mean difference over the same draws with its standard error."""
-    lines = [
-        "| method | cell | before | now | change | standard error |",
-        "|---|---|---|---|---|---|",
-    ]
-    for key, before in old.items():
-        now = np.array(new[key])
-        apart = now - np.array(before)
-        mean = float(np.mean(before))
-        unit = 100.0 / mean if mean > 0.0 else 0.0
-        error = float(np.std(apart)) / len(apart) ** 0.5
-        lines.append(
-            f"| {key} | {mean:.3f} | {now.mean():.3f} | {unit * apart.mean():+.1f} % | "
-            f"{unit * error:.1f} % |"
-        )
+    """Both means of every method in every cell, and the change with its standard error."""
+    lines = [f"| cell | {' | '.join(METHODS)} |", "|---|" + len(METHODS) * "---|"]
+    for cell in dict.fromkeys(key.partition(" | ")[2] for key in old):
+        row = []
+        for name in METHODS:
+            before, now = (np.array(found[f"{name} | {cell}"]) for found in (old, new))
+            unit = 100.0 / max(float(before.mean()), 1e-300)
+            error = float(np.std(now - before)) / len(now) ** 0.5
+            row.append(
+                f"{before.mean():.2f}, {now.mean():.2f} "
+                f"({unit * (now - before).mean():+.1f} ± {unit * error:.1f} %)"
+            )
+        lines.append(f"| {cell} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 

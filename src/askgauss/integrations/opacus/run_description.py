@@ -230,12 +230,13 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
     A subclass whose step calls that of its base class has hooks run at both, where an optimizer of
     the base class was made before.
     """
-    steps, frame = 0, sys._getframe(1)
+    steps = 0
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
             steps += frame.f_locals.get("self") is optimizer
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return steps > 1
 
 
