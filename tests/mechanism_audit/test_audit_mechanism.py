@@ -277,7 +277,7 @@ class TestBadInput:
 
         result = self.run(sample)
         assert result.verdict is ag.Verdict.INVALID
-        assert "no fresh draws" in result.reason
+        assert "not independent" in result.reason
 
     def test_sides_drawn_with_the_same_coins_are_invalid(self):
         calls = []
