@@ -54,25 +54,12 @@ import subprocess
 
 
 def shell(*arguments):
-    done = subprocess.run(
-        ["askgauss", *map(str, arguments)], capture_output=True, text=True, cwd=folder
-    )
+    done = subprocess.run(["askgauss", *map(str, arguments)], capture_output=True, text=True, cwd=folder)
     print(done.stdout.strip() or done.stderr.strip())
     print(f"exit code {done.returncode}")
 
 
-shell(
-    "audit",
-    "transcript.npz",
-    "--epsilon",
-    f"{epsilon:.3f}",
-    "--delta",
-    "1e-5",
-    "--json",
-    "audit.json",
-    "--html",
-    "audit.html",
-)
+shell("audit", "transcript.npz", "--epsilon", f"{epsilon:.3f}", "--delta", "1e-5", "--json", "audit.json", "--html", "audit.html")
 
 # %% [markdown]
 # The same transcript against a claim that is too small fails:
