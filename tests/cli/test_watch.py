@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from askgauss import accounting
 from askgauss.cli.watch_command import picture
 from askgauss.cli.watch_server import WatchServer
 from askgauss.cli.watch_view import Follower, spark
@@ -150,6 +151,26 @@ def test_numbers_at_the_ends_of_their_ranges_are_shown(folder, feed):
     for changes in ({"written": 253_402_300_799.0}, {"written": 0.0}, {"elapsed": 2e11}):
         write_feed(folder, replace(feed, **changes))
         assert Follower(folder).look().line
+
+
+def test_a_look_does_not_compose_many_noise_levels_again_and_again(folder, feed, monkeypatch):
+    """Each takes a fraction of a second, in a page that asks every second."""
+    asked = []
+    monkeypatch.setattr(
+        accounting, "history_epsilon", lambda kinds, delta: asked.append([*kinds]) or 1.0
+    )
+    for levels, status, composed in (
+        (8, "running", True), (9, "running", False), (64, "running", False), (64, "finished", True)
+    ):  # fmt: skip
+        kinds = tuple((1.0 + 0.01 * level + 0.001 * len(asked), 5) for level in range(levels))
+        changed = replace(
+            feed, declared=kinds, steps=5 * levels, begun_after=0, sampling_rate=0.1, status=status
+        )
+        write_feed(folder, changed)
+        assert (follow(folder, changed)[0].look().spent is not None) is composed
+    write_feed(folder, replace(feed, declared=tuple((1.0 + level, 1) for level in range(65))))
+    with pytest.raises(FileFormatError, match="at most 64 declared"):
+        read_feed(folder)
 
 
 def test_feeds_of_other_sizes_are_refused(folder, feed):

@@ -13,6 +13,7 @@ from askgauss.audited_run import AuditedRun
 from askgauss.checks.gate import error_share
 from askgauss.evidence.standard import Standard
 from askgauss.evidence.verification import verify
+from askgauss.monitor import run_monitor, sequential
 
 NOISE, DELTA = 2.0, 1e-5
 
@@ -113,6 +114,42 @@ def test_the_quick_bound_alarms_in_the_training_and_the_exact_one_when_asked(mon
     small = _on(accounting.SMALL, lambda **_: 0.0)
     monkeypatch.setattr(accounting, "dpsgd_epsilon_lower", small)
     run.train(64)
+    assert run._monitor._alarm is None
+    assert run._monitor.alarm.cause == "epsilon"
+
+
+def test_no_step_waits_for_two_slow_jobs(monkeypatch, tmp_path):
+    """To compare a look with the claim, to compose a bound and to write each take milliseconds."""
+    run, jobs = Run(epsilon=6.0), []
+    monitor = run._monitor
+    monitor._folder, monitor._seconds, monitor._began = tmp_path, 1e-9, -1e9
+    for owner, name in (
+        (sequential.Looks, "above"),
+        (sequential.Looks, "advance"),
+        (run_monitor, "write_feed"),
+    ):
+        original = getattr(owner, name)
+
+        def counted(*arguments, _original=original, _name=name, **options):
+            done = _original(*arguments, **options)
+            # To see that there is nothing to compose takes no time.
+            if _name != "advance" or done:
+                jobs.append(_name)
+            return done
+
+        monkeypatch.setattr(owner, name, counted)
+    seen = set()
+    for _ in range(64):
+        jobs.clear()
+        run.train(1)
+        assert len(jobs) <= 1
+        seen |= {*jobs}
+    assert seen == {"above", "advance", "write_feed"}
+
+
+def test_looks_that_take_too_long_wait_for_the_end(monkeypatch):
+    monkeypatch.setattr(run_monitor, "_LONGEST_LOOK", 0.0)
+    run = Run(epsilon=1.0).train(64)
     assert run._monitor._alarm is None
     assert run._monitor.alarm.cause == "epsilon"
 

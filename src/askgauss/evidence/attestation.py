@@ -16,6 +16,7 @@ from typing import Any
 
 from askgauss import policy
 from askgauss._text import number, one_line
+from askgauss._version import __version__
 from askgauss.checks.registry import severity
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import InvalidArgumentError
@@ -162,7 +163,12 @@ def _statement(
 
 def _not_tested(result: AuditResult) -> str:
     """In what the audit is not the default one; empty where it is."""
-    shortfalls = Standard().shortfalls(result)
+    shortfalls = list(Standard().shortfalls(result))
+    if result.version != __version__:
+        shortfalls.append(
+            f"it was made with askgauss {_version(result)}, and what was tested cannot be compared "
+            f"with its checks by {__version__}"
+        )
     return f"not tested by the default audit: {'; '.join(shortfalls)}" if shortfalls else ""
 
 

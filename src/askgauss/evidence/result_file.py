@@ -200,6 +200,11 @@ def _check_decision(result: AuditResult) -> None:
     known = result.summary is not None and result.summary.run.background == "known"
     if known and not result.private and any(map(is_handful, (result.present, result.absent))):
         raise _contradiction("private", False, True)
+    if bool(result.scope) != (result.summary is not None):
+        raise FileFormatError(
+            "Expected what was tested and the facts of the run together, got one without the "
+            "other: it was damaged or edited. Audit the run again."
+        )
     if same_version and result.summary is not None:
         found = scope_of(result.findings, result.summary.run.passed)
         if result.scope != found:

@@ -22,6 +22,7 @@ from askgauss.stats.rounding import digits, widened
 __all__ = [
     "EVIDENCE_SHARE",
     "FEED_NAME",
+    "MOST_DECLARED",
     "Alarm",
     "Course",
     "Feed",
@@ -37,6 +38,10 @@ _SCHEMA = 2
 EVIDENCE_SHARE = 0.9
 # Far more than a feed of ours ever holds.
 _LARGEST = 1 << 22
+# Different declared noise multipliers that are counted apart. Each takes a fraction of a second to
+# compose, so that of a run that goes on only a few are.
+MOST_DECLARED = 64
+_MOST_COMPOSED = 8
 
 
 _STATUSES = ("running", "finished", "failed")
@@ -198,7 +203,13 @@ class Feed:
 
     @property
     def spent(self) -> float | None:
-        """Epsilon of the steps so far by an accountant, where their noise and rate are declared."""
+        """Epsilon of the steps so far by an accountant, where their noise and rate are declared.
+
+        While the run goes on, None where they have more than eight noise multipliers: it would be
+        composed again at every look.
+        """
+        if self.status == "running" and len(self.declared) > _MOST_COMPOSED:
+            return None
         if sum(count for _, count in self.declared) != self.steps or not self.declared:
             return None
         if self.sampling_rate is not None:
@@ -277,6 +288,11 @@ class Feed:
             )
         if not all(0.0 <= noise < math.inf and count >= 0 for noise, count in self.declared):
             raise FileFormatError("Expected declared noise multipliers and counts >= 0.")
+        if len(self.declared) > MOST_DECLARED:
+            raise FileFormatError(
+                f"Expected at most {MOST_DECLARED} declared noise multipliers, got "
+                f"{len(self.declared)}."
+            )
 
     @property
     def seconds_a_step(self) -> float | None:
@@ -298,7 +314,8 @@ def write_feed(folder: str | os.PathLike[str], feed: Feed) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     text = codec.dumps(_KIND, _SCHEMA, codec.to_plain(feed), None)
-    atomic.write_text(path / FEED_NAME, text + "\n", private=feed.private)
+    # A training waits, and the next feed replaces this one.
+    atomic.write_text(path / FEED_NAME, text + "\n", private=feed.private, sync=False)
 
 
 def read_feed(source: str | os.PathLike[str]) -> Feed:

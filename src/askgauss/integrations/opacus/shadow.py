@@ -44,6 +44,8 @@ _ELEMENTWISE = (
 # States that are remembered, and how far the last bits may put two of them apart.
 _MOST_KNOWN = 4096
 _STATE_OFF = 1e-4
+# Where the digest of a state would stand that nothing explains.
+_UNEXPLAINED = "unexplained"
 # Entries of a parameter that are compared to tell whether it moved.
 _SAMPLED = 1024
 # What a foreign class may keep beside its groups and state, if it is to be copied safely.
@@ -83,7 +85,7 @@ class ShadowState:
     Attributes:
         moves: What was seen so far.
         optimizer: A digest of the real optimizer's state at the followed places; empty where it is
-            not read.
+            not read, and that of no state where the releases do not explain it.
     """
 
     moves: WeightFacts
@@ -193,8 +195,34 @@ class Shadow(Observer):
 
         Ranks that share parameters out could only read the optimizer's state together, and do not.
         """
-        kept = self._kept()
-        return ShadowState(moves=self._found(), optimizer="" if kept is None else _digest(kept))
+        return ShadowState(moves=self._found_at_save(), optimizer=self._digest_at_save())
+
+    def _found_at_save(self) -> WeightFacts:
+        """What was seen so far, and whether weights have changed since the last step.
+
+        Who resumes from here has those weights. This run may still restore them before its next
+        step, as where averaged weights are saved in between, and is looked at then.
+        """
+        found, after = self._found(), self._after
+        if after is None or self._places.collective or self._trained_elsewhere():
+            return found
+        now = _host(self._places.read(self._parameters))
+        return self._comparison.changed(_host(after), now, self._count.recorded + 1)
+
+    def _trained_elsewhere(self) -> bool:
+        """Whether steps were taken since the audit was left.
+
+        They have moved the weights. Without any, weights must be as they were then.
+        """
+        return self._left_at is not None and self._left_at != counted_steps(self._run.accountant)
+
+    def _digest_at_save(self) -> str:
+        """A digest of the optimizer's state, which no state has where nothing explains it."""
+        found = self._kept()
+        if found is None:
+            return ""
+        trusted = self._twin is None and not self._doubted
+        return _digest(found) if trusted or self._explained(found) else _UNEXPLAINED
 
     def load(self, state: ShadowState, arrays: Mapping[str, Any], steps: int) -> None:
         """Resume."""
@@ -214,13 +242,10 @@ class Shadow(Observer):
     def attach(self, attachment: Attachment) -> None:
         """Begin to follow."""
         self._forget()
-        # Steps that were taken since the audit was left have moved the weights. Without any, they
-        # must be as they were then.
-        elsewhere = self._left_at is not None and self._left_at != counted_steps(
-            self._run.accountant
-        )
+        elsewhere = self._trained_elsewhere()
         if elsewhere:
             self._after = None
+        self._left_at = None
         # What was loaded since then is looked at; what was trained elsewhere is not known here.
         self._doubted = self._doubted or (self._comparison.begun and not elsewhere)
         optimizer = self._optimizer
@@ -239,8 +264,9 @@ class Shadow(Observer):
         """
         self._judge()
         if self._after is not None and not self._places.collective:
-            now = self._places.read(self._parameters)
-            self._comparison.between(_host(self._after), _host(now), self._count.recorded + 1)
+            before, self._after = self._after, self._places.read(self._parameters)
+            step = self._count.recorded + 1
+            self._comparison.between(_host(before), _host(self._after), step)
 
     def _forget(self) -> None:
         """Take the optimizer's state anew from the run when its next step begins.
@@ -259,6 +285,8 @@ class Shadow(Observer):
     def _leave(self) -> None:
         self._left_at = counted_steps(self._run.accountant)
         self._saved()
+        found = self._kept() if self._twin is not None else None
+        self._doubted = self._doubted or (found is not None and not self._explained(found))
         self._forget()
 
     def _know(self, state: str) -> None:
@@ -266,12 +294,15 @@ class Shadow(Observer):
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
+    def _explained(self, state: dict[str, Tensor]) -> bool:
+        """Whether releases led to this state, or this run had it when it was saved."""
+        own = self._twin is not None and _near(_state(self._parts), state)
+        return own or _digest(state) in self._known
+
     def _look_at_state(self) -> None:
         """A state was loaded: take it over where it is known, and say so where it is not."""
         self._doubted, found = False, self._kept()
-        explained = not found or not self._comparison.begun or _digest(found) in self._known
-        own = self._twin is not None and found and _near(_state(self._parts), found)
-        if explained or own:
+        if not found or not self._comparison.begun or self._explained(found):
             self._twin = None
             return
         # The twin continues with what was released for one more step, to measure the difference.
