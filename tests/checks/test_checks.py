@@ -13,9 +13,8 @@ from tests.calibration.gate import UNBROKEN
 import askgauss as ag
 from askgauss.checks import diagnose
 from askgauss.checks.context import Context
-from askgauss.checks.gate import worded
+from askgauss.checks.gate import NOISE_CHECKS, worded
 from askgauss.checks.registry import made
-from askgauss.checks.running import NOISE_CHECKS
 from askgauss.checks.signal import SIGNAL_CHECKS
 from askgauss.results import Consequence, Status
 from askgauss.sampling import MinSeparation

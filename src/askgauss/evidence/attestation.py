@@ -18,7 +18,7 @@ from askgauss import policy
 from askgauss._text import number, one_line
 from askgauss._version import __version__
 from askgauss.checks.registry import severity
-from askgauss.evidence.standard import Standard
+from askgauss.evidence.verification import Standard
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.report.markdown import escaped
 from askgauss.report.words import advice, measured, scope_line
