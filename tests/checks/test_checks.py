@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -206,7 +207,7 @@ def test_noise_drift_measures_the_change():
 def test_repeated_noise_names_the_steps():
     item = check("repeated noise", fault="reseeded-on-resume")
     assert item.measured == pytest.approx(1.0, abs=1e-5)
-    first, second = (int(word.rstrip(",")) for word in item.summary.split() if word[0].isdigit())
+    first, second = map(int, re.search(r"\((\d+) and (\d+)\)", item.summary).groups())
     assert second - first == 30
 
 
@@ -274,7 +275,7 @@ class TestSignal:
         assert item.p_value > 1e-4
         result = ag.audit(told, claim=claimed(50.0))
         assert result.verdict is ag.Verdict.INCONCLUSIVE
-        assert "was not seen" in result.reason
+        assert "was not observed" in result.reason
 
     def test_contribution_among_lasting_backgrounds(self):
         """Offsets of ten times the noise, lasting the whole run, and the mean stays measured."""
@@ -364,7 +365,7 @@ class TestSignal:
             told = run.with_facts(replace(run.facts, accounted_steps=counted))
             item = checks(told, claimed(1000.0, steps=seen))["step count"]
             assert item.status is status
-        assert f"{seen} steps were seen of {seen + 1}" in item.summary
+        assert f"{seen} steps were recorded of {seen + 1}" in item.summary
         assert f"{seen} are claimed" in item.summary
         # Of a step that nobody saw no fault shows.
         assert item.visible == 1.0
