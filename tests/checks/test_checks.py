@@ -275,7 +275,7 @@ class TestSignal:
         assert item.p_value > 1e-4
         result = ag.audit(told, claim=claimed(50.0))
         assert result.verdict is ag.Verdict.INCONCLUSIVE
-        assert "was not observed" in result.reason
+        assert "was not seen" in result.reason
 
     def test_contribution_among_lasting_backgrounds(self):
         """Offsets of ten times the noise, lasting the whole run, and the mean stays measured."""
