@@ -18,8 +18,7 @@ import pytest
 
 from askgauss import accounting
 from askgauss.cli.watch_command import picture
-from askgauss.cli.watch_server import WatchServer
-from askgauss.cli.watch_view import Follower, spark
+from askgauss.cli.watch_view import Follower, WatchServer, spark
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.monitor import Alarm, read_feed, write_feed
 from tests.cli.conftest import ENVIRONMENT, PROGRAM

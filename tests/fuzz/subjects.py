@@ -23,12 +23,12 @@ from askgauss.files.run_folder import RunFolder, RunRecord
 from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.tree import TreeNoise, numpy_draw
-from askgauss.paper import data, formats, sweep
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.sampled_recorder import SampledRecorder
 from askgauss.recording.step_store import StepStore
 from askgauss.sampling import CyclicPoisson
+from paper import data, formats, sweep
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -373,7 +374,7 @@ def test_an_accountant_is_asked_for_no_more_than_the_claim_needs(monkeypatch):
     monkeypatch.setattr(PRVAccountant, "get_epsilon", noted)
     accountant = PRVAccountant()
     accountant.history = [(1.0, 0.125, 300)]
-    ledger = Ledger(accountant)
+    ledger = Ledger(SimpleNamespace(accountant=accountant))
     true = accountant.get_epsilon(1e-5)
     assert ledger.epsilon(1e-5, claimed=2.0) == pytest.approx(true, abs=0.2)
     assert ledger.epsilon(1e-5, claimed=true) == true

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.torch_seeds import FirstNoise, probe_first_noise
+from askgauss.integrations.opacus.noise_watch import FirstNoise, probe_first_noise
 from askgauss.results import Status
 from tests.integrations.runs import make_run, observer
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import askgauss as ag
 from askgauss.exceptions import FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
-from askgauss.integrations.opacus.restarts import read_state
+from askgauss.integrations.opacus.canary_audit import read_state
 from askgauss.integrations.opacus.shadow import Shadow, acts_elementwise
 from askgauss.recording.facts import WeightFacts
 from askgauss.recording.facts.run_facts import RunFacts

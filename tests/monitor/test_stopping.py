@@ -9,7 +9,7 @@ import pytest
 
 import askgauss as ag
 from askgauss import accounting
-from askgauss.audited_run import AuditedRun
+from askgauss.auditing import AuditedRun
 from askgauss.checks.gate import error_share
 from askgauss.evidence.verification import Standard, verify
 from askgauss.monitor import run_monitor, sequential

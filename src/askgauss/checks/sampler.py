@@ -20,7 +20,7 @@ from askgauss.checks.tails import overlap_p_value
 from askgauss.results import Assumption, Consequence, Finding, Status
 from askgauss.sampling import DrawnBatches, assumed_poisson, mismatch
 from askgauss.sampling.inclusion import NEVER
-from askgauss.stats.binomial import (
+from askgauss.stats.limits import (
     binomial_p_value,
     clopper_pearson_lower,
     clopper_pearson_upper,

@@ -14,8 +14,8 @@ from askgauss.checks.registry import NOISE_FRESHNESS, check, fact, judged, made,
 from askgauss.checks.tails import ratio_p_value, ratio_tail
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.scores import CanaryScores
-from askgauss.stats import duplicates, normality
-from askgauss.stats.binomial import binomial_weights
+from askgauss.stats import normality
+from askgauss.stats.limits import binomial_weights
 from askgauss.stats.rounding import round_deviations, round_p_value
 from askgauss.stats.score_law import ScoreLaw
 from askgauss.stats.shift import sampling_variance
@@ -211,7 +211,7 @@ def _normality(group: str, residuals: ScoreResiduals) -> Finding:
         return not_run(f"{_FEWEST_FOR_SHAPE} {kind} canaries, got {values.size}")
     if float(np.ptp(values)) == 0.0:
         return not_run("scores that vary")
-    values = duplicates.off_the_grid(values)
+    values = normality.off_the_grid(values)
     statistic, p_value = normality.anderson_darling(values)
     # Where it is not known how canaries were sampled, their scores may be any mixture.
     sampled = group == "present" and not residuals.explained
@@ -377,7 +377,7 @@ def duplicate_scores(residuals: ScoreResiduals) -> Finding:
     if lone <= tolerated and held == 0:
         failed = False
     else:
-        found = [duplicates.tie_excess(values) for values in groups]
+        found = [normality.tie_excess(values) for values in groups]
         excesses = [item for item in found if item is not None]
         if not excesses:
             return not_run(f"scores on a finer grid: {summary}, as those of few values do")

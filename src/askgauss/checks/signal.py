@@ -37,7 +37,7 @@ from askgauss.checks.tails import ratio_p_value
 from askgauss.recording.transcript import Transcript
 from askgauss.results import Assumption, Consequence, Finding
 from askgauss.stats.rounding import round_deviations
-from askgauss.stats.within_canary import within_canaries
+from askgauss.stats.shift import within_canaries
 
 __all__ = [
     "SIGNAL_CHECKS",

@@ -14,13 +14,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from askgauss import policy
+from askgauss import __version__, policy
 from askgauss._text import number, one_line
-from askgauss._version import __version__
 from askgauss.checks.registry import severity
 from askgauss.evidence.verification import Standard
 from askgauss.exceptions import InvalidArgumentError
-from askgauss.report.markdown import escaped
+from askgauss.report.ci_documents import escaped
 from askgauss.report.words import advice, measured, scope_line
 from askgauss.results import AuditResult, Finding, Status, Verdict
 
@@ -365,7 +364,7 @@ def _card(result: AuditResult, subjects: dict[str, str], digest: str) -> str:
         ("claimed", "none" if claim is None else str(claim)),
         ("measured", measured(result)),
         ("standard", _not_tested(result)),
-        ("would see", result.sight),
+        ("power", result.sight),
         *result.scope_rows(),
         *(("note", note) for note in result.notes),
         ("files", "; ".join(f"{name} sha256:{item}" for name, item in subjects.items())),

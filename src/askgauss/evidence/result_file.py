@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
-from askgauss import _validate, policy
-from askgauss._version import __version__
+from askgauss import __version__, _validate, policy
 from askgauss.auditors import GaussianShift, OneRun, auditor_from_options
 from askgauss.auditors.auditor import Auditor
 from askgauss.checks.scope import OUTSIDE, scope_of

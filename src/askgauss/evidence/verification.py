@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from askgauss import _validate
+from askgauss import __version__, _validate
 from askgauss._text import confidence_in_words, number
-from askgauss._version import __version__
 from askgauss.auditing import audit, audited, with_findings
 from askgauss.auditors.auditor import Auditor
-from askgauss.auditors.clopper_pearson import ClopperPearson
 from askgauss.auditors.gaussian_scores import GaussianShift
 from askgauss.auditors.subsampled_gaussian import SubsampledGaussian
+from askgauss.auditors.thresholding import ClopperPearson
 from askgauss.checks.accountant import REPORTS
 from askgauss.checks.gate import stated_share
 from askgauss.evidence.consistency import check_consistency

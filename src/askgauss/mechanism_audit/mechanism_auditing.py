@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from askgauss import _validate, policy
+from askgauss import __version__, _validate, policy
 from askgauss._text import number
-from askgauss._version import __version__
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.mechanism_audit.events import (

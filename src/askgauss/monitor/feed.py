@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from askgauss import accounting
-from askgauss._version import __version__
+from askgauss import __version__, accounting
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.files import atomic, codec

@@ -9,8 +9,8 @@ from askgauss import accounting
 from askgauss.exceptions import FileFormatError
 from askgauss.monitor.feed import Projection
 from askgauss.sampling import EveryStep, Scheme
-from askgauss.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
-from askgauss.stats.e_process import look_share
+from askgauss.stats.betting import look_share
+from askgauss.stats.limits import clopper_pearson_lower, clopper_pearson_upper
 from askgauss.stats.rounding import FEWEST_SHOWN
 from askgauss.stats.shift import ShiftTest
 

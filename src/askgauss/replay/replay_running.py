@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss import _validate
+from askgauss import __version__, _validate
 from askgauss._text import one_line
-from askgauss._version import __version__
 from askgauss.exceptions import (
     AskGaussError,
     InvalidArgumentError,

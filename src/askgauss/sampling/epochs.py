@@ -20,8 +20,8 @@ from askgauss.sampling.scheme import (
     check_draw,
     hypergeometric_limits,
 )
-from askgauss.stats.binomial import binomial_p_value
-from askgauss.stats.pair_composition import Pair, ways_epsilon
+from askgauss.stats.composition import Pair, ways_epsilon
+from askgauss.stats.limits import binomial_p_value
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from askgauss import _validate, accounting
 from askgauss.sampling.independent import PoissonAlone
 from askgauss.sampling.scheme import Integers, Limits, Mask, check_draw, hypergeometric_limits
-from askgauss.stats.binomial import binomial_weights
+from askgauss.stats.limits import binomial_weights
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums

@@ -14,9 +14,9 @@ from scipy.special import betainc, rel_entr
 
 from askgauss import _validate, accounting
 from askgauss.sampling.scheme import Integers, Mask, Scheme, check_draw
-from askgauss.stats.binomial import binomial_p_value
+from askgauss.stats.composition import Pair
 from askgauss.stats.gaussian import gdp_epsilon
-from askgauss.stats.pair_composition import Pair
+from askgauss.stats.limits import binomial_p_value
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums

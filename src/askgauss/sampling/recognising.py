@@ -11,7 +11,7 @@ from askgauss.sampling.epochs import BallsInBins, Shuffled
 from askgauss.sampling.fixed import FixedSize
 from askgauss.sampling.independent import CyclicPoisson
 from askgauss.sampling.scheme import Integers, Scheme
-from askgauss.stats.binomial import clopper_pearson_lower
+from askgauss.stats.limits import clopper_pearson_lower
 
 __all__ = ["Recogniser"]
 

@@ -12,7 +12,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from askgauss import accounting
 from askgauss.sampling.scheme import Integers, Scheme
-from askgauss.stats.binomial import binomial_weights
+from askgauss.stats.limits import binomial_weights
 
 __all__ = ["ReplaceOne", "replaced_sum_epsilon"]
 

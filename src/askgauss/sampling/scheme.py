@@ -16,7 +16,7 @@ from askgauss import _validate, accounting
 from askgauss.exceptions import UnsupportedError
 from askgauss.files import codec
 from askgauss.stats.gaussian import gdp_epsilon
-from askgauss.stats.search import close_bracket
+from askgauss.stats.limits import close_bracket
 
 if TYPE_CHECKING:
     from askgauss.sampling.batch_testing import SchemeSums, SchemeTest

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from askgauss.checks.registry import made
 from askgauss.checks.step_invariants import loaded_state, moved_by_the_release
-from askgauss.exceptions import RecordingError
 from askgauss.integrations.attachment import Attachment
-from askgauss.integrations.opacus.coordinate_access import CanaryCoordinates
-from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCount
-from askgauss.integrations.opacus.ranks import local
-from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
+from askgauss.integrations.opacus.private_step import Observer, PrivateStep
+from askgauss.integrations.opacus.ranks import CanaryCoordinates, local
+from askgauss.integrations.opacus.run_description import (
+    TrainingRun,
+    counted_steps,
+    gradients,
+    not_of_one_step,
+)
 from askgauss.monitor import Monitor
 from askgauss.recording.facts.weights import WeightFacts, WeightMove, WeightWitness
 from askgauss.recording.transcript import Transcript
@@ -53,19 +56,6 @@ _PLAIN = (int, float, str, bool, type(None))
 _BASE = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
 # What a scheduler hangs on the optimizer it steps.
 _SCHEDULED = frozenset({"step", "_opt_called", "_step_count"})
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step that is over, and not compared yet: its numbers may still be on their way."""
-
-    step: int
-    before: Tensor
-    after: Tensor
-    expected: Tensor
-    read: Tensor
-    applied: Tensor
-    loaded: bool
 
 
 @dataclass(slots=True)
@@ -108,17 +98,14 @@ class Shadow(Observer):
     Args:
         run: The training.
         places: The coordinates.
-        count: Steps so far.
         declare: How the user declares postprocessing, for what is advised.
     """
 
     key = "shadow"
     state_type = ShadowState
 
-    def __init__(
-        self, run: TrainingRun, places: CanaryCoordinates, count: StepCount, declare: str
-    ) -> None:
-        self._run, self._count, self._declare = run, count, declare
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates, declare: str) -> None:
+        self._run, self._count, self._declare = run, run.count, declare
         self._optimizer = optimizer = run.optimizer.original_optimizer
         self._parameters = run.parameters
         self._places = places
@@ -151,7 +138,9 @@ class Shadow(Observer):
         # Which of the followed weights ever moved, and which ever had a gradient of a record.
         self._moved: Tensor | None = None
         self._reached: Tensor | None = None
-        self._pending: _Pending | None = None
+        # A step that is over and not compared yet, since its numbers may still be on their way: its
+        # number, whether a state was loaded before it, and the tensors of a `WeightMove`.
+        self._pending: tuple[int, bool, dict[str, Tensor]] | None = None
         # Whether the optimizer's state must be a known one as its next step begins; and the digests
         # of those it had whenever it was saved, the oldest first.
         self._doubted = self._loaded = False
@@ -391,26 +380,20 @@ class Shadow(Observer):
         if not loaded and self._equal(expected, self._after):
             self._comparison.moved_alike()
             return
-        self._pending = _Pending(
-            step=self._count.recorded,
-            before=before,
-            after=self._after,
-            expected=expected,
-            read=read,
-            applied=self._applied(),
-            loaded=loaded,
+        self._pending = (
+            self._count.recorded,
+            loaded,
+            {
+                "before": before,
+                "after": self._after,
+                "expected": expected,
+                "read": read,
+                # As it stands after the step.
+                "applied": self._places.read(gradients(self._parameters)),
+            },
         )
         if loaded:
             self._twin = None
-
-    def _applied(self) -> Tensor:
-        """The gradient as it stands after the step."""
-        return self._places.read(
-            [
-                torch.zeros_like(item) if item.grad is None else item.grad
-                for item in self._parameters
-            ]
-        )
 
     def _step_twin(self, before: Tensor, read: Tensor) -> None:
         assert self._twin is not None
@@ -433,16 +416,11 @@ class Shadow(Observer):
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        move = WeightMove(
-            before=_host(pending.before),
-            after=_host(pending.after),
-            expected=_host(pending.expected),
-            read=_host(pending.read),
-            applied=_host(pending.applied),
-        )
-        if pending.loaded:
+        step, loaded, tensors = pending
+        move = WeightMove(**{name: _host(value) for name, value in tensors.items()})
+        if loaded:
             self._comparison.loaded_move(move)
-        elif not self._comparison.move(move, pending.step):
+        elif not self._comparison.move(move, step):
             # Its state may be another one now: go on from the real one's.
             self._twin = None
 
@@ -494,25 +472,23 @@ class ResumedWeights(Observer):
     """Whether a run that is resumed continues with the weights of its checkpoint.
 
     Args:
+        run: The training.
         places: The coordinates at which they are compared; None for none.
-        weights: The weights.
-        count: Steps so far.
     """
 
     key = "weights"
     state_type = str
 
-    def __init__(
-        self, places: CanaryCoordinates | None, weights: Sequence[Tensor], count: StepCount
-    ) -> None:
-        self._places, self._weights, self._count = places, weights, count
+    def __init__(self, run: TrainingRun, places: CanaryCoordinates | None) -> None:
+        self._run, self._places = run, places
         self._expected = ""
 
     def state(self) -> str:
         """A short digest of the weights; empty where they are not read."""
         if self._places is None:
             return ""
-        return hashlib.sha256(_host(self._places.read(self._weights)).tobytes()).hexdigest()[:32]
+        weights = _host(self._places.read(self._run.parameters))
+        return hashlib.sha256(weights.tobytes()).hexdigest()[:32]
 
     def load(self, state: str, arrays: Mapping[str, Any], steps: int) -> None:
         """Compare with these before the next step."""
@@ -523,13 +499,8 @@ class ResumedWeights(Observer):
         if not started or not self._expected:
             return
         if self._expected != self.state():
-            raise RecordingError(
-                f"Expected the weights that the audit's checkpoint was written with, after "
-                f"{self._count.recorded:,} "
-                "observed steps, got others. Model and audit are not of the same step: go on from "
-                "a pair of checkpoints written together (put audit.state_dict() into the model's "
-                "file), or start a new audit without this checkpoint."
-            )
+            wanted = "the weights that the audit's checkpoint was written with"
+            raise not_of_one_step(self._run, wanted, "others")
         self._expected = ""
 
 
