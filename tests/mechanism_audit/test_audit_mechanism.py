@@ -289,7 +289,7 @@ class TestBadInput:
 
         result = self.run(sample)
         assert result.verdict is ag.Verdict.INVALID
-        assert "no fresh draws" in result.reason
+        assert "not independent" in result.reason
 
     def test_sides_drawn_with_the_same_coins_are_invalid(self):
         calls = []
@@ -301,7 +301,7 @@ class TestBadInput:
 
         result = self.run(sample)
         assert result.verdict is ag.Verdict.INVALID
-        assert "same coins" in result.reason
+        assert "same randomness" in result.reason
 
     def test_rare_outputs_of_independent_draws_are_not_taken_for_coupled(self):
         """Nearly constant columns: three outputs that coincide are no evidence of shared coins."""

@@ -11,8 +11,7 @@ import askgauss as ag
 from askgauss import accounting
 from askgauss.auditing import AuditedRun
 from askgauss.checks.gate import error_share
-from askgauss.evidence.standard import Standard
-from askgauss.evidence.verification import verify
+from askgauss.evidence.verification import Standard, verify
 from askgauss.monitor import run_monitor, sequential
 
 NOISE, DELTA = 2.0, 1e-5

@@ -94,7 +94,7 @@ def verify(
     of another standard than you ask for fails. What was committed to before the run is opened.
     Exit codes: 0 if nothing fails, 3 if something does, 2 if a file cannot be read.
     """
-    from askgauss.evidence.standard import Standard
+    from askgauss.evidence.verification import Standard
     from askgauss.evidence.verification import verify as verified
     from askgauss.files import atomic
     from askgauss.replay.replay_report import ReplayReport

@@ -19,7 +19,6 @@ from askgauss.canaries import Canaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import AskGaussWarning, FileFormatError, PrivacyAlarm, RecordingError
 from askgauss.files import codec
-from askgauss.monitor import alarm_cause
 from askgauss.monitor.eprocess import (
     PARTS,
     EProcesses,
@@ -27,6 +26,9 @@ from askgauss.monitor.eprocess import (
     ObservedStep,
     Tally,
     WatchedCanaries,
+    cause_summary,
+    find_onset,
+    implied_epsilon,
 )
 from askgauss.monitor.feed import (
     EVIDENCE_SHARE,
@@ -34,10 +36,11 @@ from askgauss.monitor.feed import (
     Alarm,
     Course,
     Feed,
+    History,
+    HistoryState,
     Projection,
     write_feed,
 )
-from askgauss.monitor.history import History, HistoryState
 from askgauss.monitor.sequential import Looks, Sums
 from askgauss.sampling import Poisson, Scheme, assumed_poisson
 from askgauss.stats.rounding import down, is_handful
@@ -565,8 +568,8 @@ class Monitor:
             self._public_evidence = self._evidence_of(bets)
         if evidence >= self._threshold and self._alarm is None:
             cause = max(bets.parts, key=bets.evidence)
-            alarm_cause.find_onset(cause, bets, self._tally, self._rate)
-            summary = alarm_cause.summary(cause, bets, self._tally, noise, self._rate)
+            find_onset(cause, bets, self._tally, self._rate)
+            summary = cause_summary(cause, bets, self._tally, noise, self._rate)
             self._sound(cause, bets.evidence(cause), summary)
         elif evidence < _NOTHING - math.log(self._steps + 1.0):
             # The bets hold no more than was put aside: whatever is wrong begins after this.
@@ -701,7 +704,7 @@ class Monitor:
     def _implied(self, cause: str) -> float | None:
         """Epsilon at the planned end: what was measured so far, and from here on as lately."""
         single = len(self._declared) == 1 and not self._undeclared
-        return alarm_cause.implied_epsilon(
+        return implied_epsilon(
             cause,
             bets=self._bets,
             tally=self._tally,
