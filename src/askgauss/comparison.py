@@ -133,7 +133,7 @@ class Comparison:
             middle, low, high = self.area
             claimed += f"; area under the curve {middle:.3f} ({low:.3f} to {high:.3f})"
         return (
-            f"{self.present:,} present and {self.absent:,} absent canaries, delta {self.delta:g}, "
+            f"{self.present:,} inserted and {self.absent:,} held-out canaries, delta {self.delta:g}, "
             f"confidence {self.confidence:g} each{claimed}"
         )
 
