@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from askgauss.stats.binomial import binomial_p_value
 from scipy import stats
 
 from askgauss.checks import tails
 from askgauss.checks.correlation import most_similar, returning, squared_cosines_p_value
+from askgauss.stats.limits import binomial_p_value
 
 
 class TestSpread:
