@@ -305,7 +305,7 @@ def server(folder, feed):
 
 
 def ask(server, path, method="GET", host=None, token=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=600)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     prefix = server.address.rstrip("/").rpartition("/")[2] if token is None else token
     connection.request(
@@ -431,7 +431,7 @@ def test_in_a_browser_it_updates_by_itself(folder, feed, server):
 
 def _until(condition):
     """Wait for what the page does by itself; it looks once a second."""
-    for _ in range(100):
+    for _ in range(1000):
         if condition():
             return
         time.sleep(0.2)

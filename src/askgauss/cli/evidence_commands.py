@@ -16,6 +16,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from askgauss._text import one_line
 from askgauss.cli.audit_commands import read_result
 from askgauss.cli.options import (
     Confidence,
@@ -27,9 +28,7 @@ from askgauss.cli.options import (
     write_text,
 )
 from askgauss.cli.program import ExitCode
-from askgauss.cli.terminal import as_table, note, one_line, say
-
-__all__ = ["attest", "check_results", "verify"]
+from askgauss.cli.terminal import as_table, note, say
 
 
 def attest(

@@ -189,6 +189,8 @@ class Monitor:
         self._passed_over = False
         # Looks whose bounds were compared with the claim, quickly and to the last digit.
         self._looked = self._judged = 0
+        # Whether the look that waits was measured, and is to be composed.
+        self._measured = False
         # Seconds that composing took for those outside, and that the last two looks took.
         self._looking = 0.0
         self._waited = (0.0, 0.0)
@@ -584,12 +586,22 @@ class Monitor:
     def _judge_quickly(self) -> None:
         """Compare the oldest look that waits with the claim, by a coarse bound.
 
-        Where the last two took longer than a training should wait, it waits for the end of the run.
+        First is measured whether it could be above the claim at all. If so, the bound is composed
+        one step later, or at once where this is the planned end. Where the last two took longer
+        than a training should wait, that waits for the end of the run.
         """
-        assert self._looks is not None
-        look = self._looks.taken[self._looked]
+        looks, claim = self._looks, self._claim
+        assert looks is not None
+        assert claim is not None
+        look, measured, self._measured = looks.taken[self._looked], self._measured, False
+        beyond = self._planned is not None and look.step > self._planned
+        error = (1.0 - EVIDENCE_SHARE) * self._error
+        above = measured or beyond or looks.may_exceed(look, claim.epsilon, error)
+        if above and not measured and look.step != self._planned:
+            self._measured = True
+            return
         self._looked += 1
-        if min(self._waited) <= _LONGEST_LOOK:
+        if above and min(self._waited) <= _LONGEST_LOOK:
             began = time.thread_time()
             self._judge_look(look, quickly=True)
             self._waited = (self._waited[1], time.thread_time() - began)
@@ -602,6 +614,7 @@ class Monitor:
         for look in looks.taken[self._judged :]:
             self._judge_look(look, quickly=False)
         self._looked = self._judged = len(looks.taken)
+        self._measured = False
 
     def _judge_look(self, look: Sums, *, quickly: bool) -> None:
         """Compare the bound of a look with the claim.
@@ -786,6 +799,7 @@ class Monitor:
         self._public_evidence = dict(memory.public_evidence)
         self._handled, self._pending = memory.alarm is not None, []
         self._looked = self._judged = 0
+        self._measured = False
         self._began, self._began_after = time.monotonic(), memory.steps
 
 

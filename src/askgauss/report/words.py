@@ -134,7 +134,7 @@ def brief(result: AuditResult) -> str:
         ("method", f"{result.auditor.name}; {canaries}", 1),
         ("power", sight(result), 2),
         ("failed", ", ".join(failed), 1),
-        ("not tested", ", ".join(untested) if result.scope else "every part", 2),
+        ("not tested", ", ".join(untested) if result.scope else "every part", 3),
         ("private", PRIVATE_NOTE.rpartition(". ")[2] if result.private else "", 1),
         ("next", advice(result).action, _MOST_LINES),
     )
@@ -156,6 +156,7 @@ def _wrapped(
         one_line(words),
         width=width,
         break_long_words=False,
+        break_on_hyphens=False,
         initial_indent=first,
         subsequent_indent=" " * then,
         max_lines=most,
