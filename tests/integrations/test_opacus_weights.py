@@ -313,7 +313,7 @@ def test_weights_that_change_after_the_last_step_are_named(write):
     between = finding(result, BETWEEN)
     if callable(write):
         assert between.status is Status.FAIL
-        assert "first after the last in" in between.summary
+        assert "first after the last step in" in between.summary
         assert result.verdict is Verdict.INVALID
     else:
         assert between.status is Status.PASS
