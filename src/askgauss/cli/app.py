@@ -12,13 +12,12 @@ from askgauss import __version__
 from askgauss.cli.audit_commands import audit, compare, diagnose, replay, report
 from askgauss.cli.demo import demo
 from askgauss.cli.evidence_commands import attest, check_results, verify
+from askgauss.cli.explain_command import explain
 from askgauss.cli.planning_commands import faults, plan, selftest, simulate, theory
 from askgauss.cli.program import Command, ConfigFile, Debug, Program, Quiet
 from askgauss.cli.terminal import say
 from askgauss.cli.watch_command import watch
 from askgauss.files.run_folder import installed_versions
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     cls=Program,
@@ -72,7 +71,7 @@ def version() -> None:
 
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "First steps": (demo, selftest, version),
-    "Audit": (audit, compare, diagnose, report),
+    "Audit": (audit, compare, diagnose, report, explain),
     "Evidence": (attest, verify, check_results),
     "During training": (watch, replay),
     "Before training": (plan, theory, simulate, faults),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from askgauss._text import printable
 from askgauss.cli.options import (
     Absent,
     Confidence,
@@ -27,7 +28,7 @@ from askgauss.cli.options import (
     write_text,
 )
 from askgauss.cli.program import Command, ExitCode, Group
-from askgauss.cli.terminal import ProgressBar, as_table, printable, say
+from askgauss.cli.terminal import ProgressBar, as_table, say
 from askgauss.exceptions import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from askgauss.recording.inputs import AuditInput
     from askgauss.results import AuditResult
     from askgauss.simulation.faults import Fault, TreeFault
-
-__all__ = ["faults", "plan", "selftest", "simulate", "theory"]
 
 
 def theory(

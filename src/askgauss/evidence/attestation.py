@@ -17,7 +17,7 @@ from typing import Any
 from askgauss import __version__, policy
 from askgauss._text import number, one_line
 from askgauss.checks.registry import severity
-from askgauss.evidence.standard import Standard
+from askgauss.evidence.verification import Standard
 from askgauss.exceptions import InvalidArgumentError
 from askgauss.report.ci_documents import escaped
 from askgauss.report.words import advice, measured, scope_line

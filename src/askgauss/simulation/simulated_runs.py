@@ -47,7 +47,7 @@ def simulate_dpsgd(
     noise_multiplier: float,
     present: int,
     absent: int,
-    seed: int,
+    seed: int | None = None,
     fault: str | Fault | None = None,
     canaries: Literal["own coin", "data path", "spread"] | None = None,
 ) -> Transcript:
@@ -62,7 +62,7 @@ def simulate_dpsgd(
         noise_multiplier: Noise standard deviation, in units of the clip norm.
         present: Number of present canaries.
         absent: Number of absent canaries.
-        seed: Root of every random choice.
+        seed: Root of every random choice; from the operating system if not given.
         fault: A part of the mechanism to break, by name (`askgauss.simulation.FAULTS`) or as an
             object. The arguments above are then what the run claims.
         canaries: What canaries go through: with ``"own coin"`` the recorder samples them and adds
@@ -120,7 +120,7 @@ def simulate_dpsgd(
 
 
 def _placed(
-    present: int, absent: int, seed: int, *, several: bool, spread: bool
+    present: int, absent: int, seed: int | None, *, several: bool, spread: bool
 ) -> DiracCanaries | BlockCanaries:
     """Canaries with a little room around them, in one tensor or in as many as are needed."""
     count = present + absent
@@ -195,7 +195,7 @@ def simulate_dpftrl(
     noise_multiplier: float,
     present: int,
     absent: int,
-    seed: int,
+    seed: int | None = None,
     release: Literal["nodes", "prefixes"] = "nodes",
     estimator: tree.Estimator = "plain",
     restart_every: int | None = None,
@@ -213,7 +213,7 @@ def simulate_dpftrl(
         noise_multiplier: Noise standard deviation of one node, in units of the clip norm.
         present: Number of present canaries.
         absent: Number of absent canaries.
-        seed: Root of every random choice.
+        seed: Root of every random choice; from the operating system if not given.
         release: What the audit sees: every complete node, or only the prefixes.
         estimator: How prefixes are put together from nodes.
         restart_every: Leaves of one tree.
