@@ -18,13 +18,11 @@ from askgauss.exceptions import (
     RecordingError,
     UnsupportedError,
 )
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise_streams import numpy_draw
 from askgauss.mechanisms.plans import StrategyPlan
-from askgauss.mechanisms.strategy import Strategy
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.mechanisms.strategies import BandedStrategy, BufferedToeplitz
+from askgauss.mechanisms.strategy import Strategy, numpy_draw
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 STEPS = 32

@@ -23,11 +23,11 @@ from askgauss.exceptions import (
 )
 from askgauss.files import archive
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.simulation import simulate_dpftrl
 
 SIZE = 17
@@ -253,7 +253,7 @@ def test_checkpoints_of_two_steps_are_asked_about(tmp_path):
     def made():
         canaries = ag.DiracCanaries(present=200, absent=200, dimension=400, seed=0)
         generator = np.random.default_rng(1)
-        draw = tree.numpy_draw(generator, 400, scale=scale)
+        draw = numpy_draw(generator, 400, scale=scale)
         noise = tree.TreeNoise(draw, steps=64, estimator="honaker")
         recorder = ag.LinearRecorder(canaries, plan, noise_multiplier=scale)
         return canaries, recorder, generator, noise, np.zeros(400)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import NoiseSample
+from askgauss.recording.noise_sample import NoiseSample, ReuseFacts
 
 SIZE, STEPS = 4096, 64
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from askgauss import PrivacyClaim
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts
 from askgauss.scores import ScoreMetadata
 
 

@@ -124,7 +124,7 @@ def same_transcript(one, other):
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 @pytest.mark.parametrize("run", RUNS)
 def test_sums_are_those_of_the_whole_matrix(run, chunk, monkeypatch):
-    monkeypatch.setattr("askgauss.recording.step_rows._CHUNK", chunk)
+    monkeypatch.setattr("askgauss.recording.run_recorder._CHUNK", chunk)
     recorder = run.recorder(noise_multiplier=1.25)
     steps = run.record(recorder, 0, 70)
     assert recorder.steps == 70

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from askgauss.mechanism_audit import audit_mechanism
     from askgauss.monitor import Monitor
     from askgauss.recording.linear_recorder import LinearRecorder
-    from askgauss.recording.linear_transcript import LinearTranscript
     from askgauss.recording.recorder import Recorder
-    from askgauss.recording.transcript import Transcript
+    from askgauss.recording.transcript import LinearTranscript, Transcript
     from askgauss.replay import replay
     from askgauss.results import Assumption, AuditResult, Finding, Verdict
     from askgauss.scores import CanaryScores
@@ -114,7 +113,6 @@ _NAMES_OF = {
     "askgauss.claims": ("PrivacyClaim",),
     "askgauss.comparison": ("compare",),
     "askgauss.recording.linear_recorder": ("LinearRecorder",),
-    "askgauss.recording.linear_transcript": ("LinearTranscript",),
     "askgauss.mechanism_audit": ("audit_mechanism",),
     "askgauss.monitor": ("Monitor",),
     "askgauss.recording.recorder": ("Recorder",),
@@ -132,7 +130,7 @@ _NAMES_OF = {
     ),
     "askgauss.simulation": ("simulate_dpftrl", "simulate_dpsgd"),
     "askgauss.stats.score_law": ("ScoreLaw",),
-    "askgauss.recording.transcript": ("Transcript",),
+    "askgauss.recording.transcript": ("LinearTranscript", "Transcript"),
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

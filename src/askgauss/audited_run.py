@@ -10,8 +10,7 @@ from askgauss.auditors.auditor import Auditor
 from askgauss.claims import PrivacyClaim
 from askgauss.figures.course_figures import with_course
 from askgauss.monitor import Monitor
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import AuditResult
 
 __all__ = ["AuditedRun"]

@@ -21,7 +21,7 @@ from askgauss.checks.registry import made, registered
 from askgauss.checks.running import correlated_checks, transcript_checks
 from askgauss.checks.score_shape import score_checks
 from askgauss.figures.summary import RunSummary, tables_of
-from askgauss.mechanisms.banded import BandedStrategy
+from askgauss.mechanisms.strategies import BandedStrategy
 from askgauss.recording.commitment import commit
 from askgauss.recording.facts import (
     ClipCountFacts,
@@ -32,14 +32,13 @@ from askgauss.recording.facts import (
     ParticipationFacts,
     ProbeFacts,
     ProbeReading,
-    ReuseFacts,
     RoundFacts,
     RowFacts,
+    SeedProbe,
     SettingFacts,
-    StepFacts,
-    WeightFacts,
 )
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.noise_sample import ReuseFacts
+from askgauss.recording.witness import StepFacts, WeightFacts
 from askgauss.results import Consequence, Status, Verdict
 from askgauss.sampling import (
     CyclicPoisson,

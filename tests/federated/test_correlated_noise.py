@@ -8,11 +8,11 @@ import pytest
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, UnsupportedError
 from askgauss.federated import AuditedAggregator, Server, simulate_federated
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.decorrelate.strategy_rows import moved_by
+from askgauss.mechanisms.decorrelate import moved_by
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.results import Status, Verdict
 
 ROUNDS, EPSILON, DELTA = 64, 8.0, 1e-5

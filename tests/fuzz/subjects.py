@@ -20,9 +20,10 @@ import askgauss as ag
 from askgauss.exceptions import RecordingError
 from askgauss.files import archive, atomic, codec
 from askgauss.files.run_folder import RunFolder, RunRecord
-from askgauss.mechanisms.banded import BandedStrategy
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import TreeNoise, numpy_draw
+from askgauss.mechanisms.strategies import BandedStrategy
+from askgauss.mechanisms.strategy import numpy_draw
+from askgauss.mechanisms.tree import TreeNoise
 from askgauss.paper import data, formats, sweep
 from askgauss.recording.inputs import load_audit_input
 from askgauss.recording.linear_recorder import LinearRecorder

@@ -17,9 +17,9 @@ import askgauss as ag
 from askgauss.exceptions import FileFormatError
 from askgauss.integrations.opacus import CanaryAudit
 from askgauss.integrations.opacus.shadow import Shadow, acts_elementwise
-from askgauss.recording.facts import WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import WeightFacts
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import CLASSES, FEATURES, RECORDS, SIZES, make_run, observer
 

@@ -13,9 +13,8 @@ from torch import nn
 import askgauss as ag
 from askgauss.exceptions import FileFormatError, InvalidArgumentError
 from askgauss.integrations.opacus import CanaryAudit, Observation
-from askgauss.recording.facts import StepFacts
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.facts.steps import due, resolve
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.witness import StepFacts, due, resolve
 from askgauss.results import Status, Verdict
 from tests.integrations.runs import SIZES, make_run
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
-from askgauss.mechanisms.noise_streams import numpy_draw
+from askgauss.mechanisms.strategies import BufferedToeplitz
+from askgauss.mechanisms.strategy import numpy_draw
 
 STRATEGIES = [
     BufferedToeplitz(decay=[0.9, 0.5], scale=[0.2, 0.3], steps=12),

@@ -18,11 +18,10 @@ from askgauss.exceptions import (
     UnsupportedError,
 )
 from askgauss.mechanisms import matrix, tree
-from askgauss.mechanisms.banded import BandedStrategy
-from askgauss.mechanisms.buffered import BufferedToeplitz
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import numpy_draw
+from askgauss.mechanisms.strategies import BandedStrategy, BufferedToeplitz
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.scores import ScoreMetadata
 
 DECAYING = [1.0, 0.6, 0.3, 0.3, 0.1]

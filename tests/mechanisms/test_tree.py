@@ -19,7 +19,8 @@ from askgauss.exceptions import (
 )
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.mechanisms.tree import TreeNoise, numpy_draw
+from askgauss.mechanisms.strategy import numpy_draw
+from askgauss.mechanisms.tree import TreeNoise
 
 SIZES = [*range(1, 20), 31, 32, 33, 64]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
-from askgauss.mechanisms.buffered import BufferedToeplitz
-from askgauss.mechanisms.decorrelate.strategy_rows import (
+from askgauss.mechanisms.decorrelate import (
     evened,
     full_rounds,
     heaviest_entry,
@@ -15,6 +14,7 @@ from askgauss.mechanisms.decorrelate.strategy_rows import (
     strategy_of,
 )
 from askgauss.mechanisms.matrix import MatrixMechanism
+from askgauss.mechanisms.strategies import BufferedToeplitz
 
 STEPS = 24
 BUFFERED = BufferedToeplitz(decay=[0.9, 0.4], scale=[0.3, 0.2], steps=STEPS)

@@ -334,7 +334,7 @@ def peak_memory(steps, canaries, estimator):
 def test_memory_grows_with_the_levels_of_the_tree_only(estimator, monkeypatch):
     """Four times the steps are two levels more: a few arrays, not another 192."""
     # Pairs of noise values that are compared at the end have a bound of their own.
-    monkeypatch.setattr("askgauss.recording.facts.noise_sample._MOST_PAIRS", 1 << 10)
+    monkeypatch.setattr("askgauss.recording.noise_sample._MOST_PAIRS", 1 << 10)
     canaries = 3000
     few, many = (peak_memory(steps, canaries, estimator) for steps in (64, 256))
     kept = 2 * (256 - 64) * (256 + 44) * 8  # some canaries in full, and a few numbers a piece

@@ -23,7 +23,7 @@ from askgauss.auditors.auditor import Auditor, Evidence
 from askgauss.auditors.mechanism_shift import epsilon_of_scores, shift_of_mechanism
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.results import Assumption, Consequence, Finding, Status
-from askgauss.sampling.replace_one import replaced_sum_epsilon
+from askgauss.sampling.scheme import replaced_sum_epsilon
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats import gaussian, regions
 from askgauss.stats.sampled_sum import StepWeights

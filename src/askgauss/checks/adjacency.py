@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from askgauss.checks.findings import not_run
 from askgauss.checks.registry import ADJACENCY, PRIVACY_UNIT, check
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import Finding, Status
 from askgauss.sampling import ReplaceOne
 from askgauss.scores import CanaryScores

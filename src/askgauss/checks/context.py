@@ -17,10 +17,9 @@ from askgauss.checks.findings import SUSPICIOUS
 from askgauss.checks.lattice import lattice_step
 from askgauss.checks.tails import Spread
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.facts import RunFacts
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.transcript import SILENCE, Transcript
+from askgauss.recording.transcript import SILENCE, LinearTranscript, Transcript
 from askgauss.sampling import Poisson, ReplaceOne, Scheme, assumed_poisson
 from askgauss.stats import gaussian, normality
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from askgauss.checks.tails import correlation_tail, ratio_p_value, skewed_tail
-from askgauss.recording.linear_transcript import PieceSums
+from askgauss.recording.transcript import PieceSums
 from askgauss.results import Consequence
 
 __all__ = [

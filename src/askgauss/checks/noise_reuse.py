@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from askgauss.checks.context import Context
 from askgauss.checks.findings import fact, not_run
 from askgauss.checks.registry import NOISE_FRESHNESS, check
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import WIDTH, NoiseSample
+from askgauss.recording.noise_sample import WIDTH, NoiseSample, ReuseFacts
 from askgauss.results import Consequence, Finding
 
 __all__ = [

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from askgauss.checks.findings import fact, not_run
 from askgauss.checks.registry import NOISE_FRESHNESS, check
-from askgauss.recording.facts.run_facts import RunFacts, SeedProbe
+from askgauss.recording.facts import RunFacts, SeedProbe
 from askgauss.results import Consequence, Finding
 
 __all__ = [

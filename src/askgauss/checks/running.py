@@ -24,8 +24,7 @@ from askgauss.checks.predictable_noise import predictable_noise
 from askgauss.checks.registry import made
 from askgauss.checks.score_shape import score_checks
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import Finding
 from askgauss.scores import CanaryScores, check_audit_data
 

@@ -17,8 +17,8 @@ from askgauss.checks.registry import (
     check,
     made,
 )
-from askgauss.recording.facts import SettingFacts, StepFacts, WeightFacts
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.recording.facts import RunFacts, SettingFacts
+from askgauss.recording.witness import StepFacts, WeightFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError
-from askgauss.recording.linear_transcript import DUST, LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import DUST, LinearTranscript, Transcript
 from askgauss.sampling import assumed_poisson
 from askgauss.sampling.inclusion import broken_counts, broken_rule
 

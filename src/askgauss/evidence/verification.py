@@ -18,8 +18,7 @@ from askgauss.auditing import audit, audited, with_findings
 from askgauss.evidence.consistency import check_consistency
 from askgauss.evidence.standard import Standard
 from askgauss.exceptions import AskGaussError, FileFormatError
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.replay.joining import joined_findings
 from askgauss.replay.replay_report import ReplayReport
 from askgauss.results import AuditResult, Finding, Status

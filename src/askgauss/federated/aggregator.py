@@ -14,16 +14,15 @@ from askgauss.audited_run import AuditedRun
 from askgauss.canaries import DiracCanaries
 from askgauss.exceptions import NotDefinedError
 from askgauss.federated.clients import CanaryClients, Divisor
-from askgauss.federated.peer_estimates import PeerEstimates
 from askgauss.federated.probes import Probe
+from askgauss.federated.readings import PeerEstimates
 from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Strategy
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recording.facts import ProbeFacts
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import EveryStep, Scheme
 
 __all__ = ["AuditedAggregator"]

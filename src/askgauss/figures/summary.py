@@ -21,9 +21,8 @@ from scipy.special import chdtri, ndtr
 from askgauss.checks.causes import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.linear_transcript import LinearFacts, LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.transcript import LinearFacts, LinearTranscript, Transcript
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats.rounding import scale_on_grid

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import RecordingError
 from askgauss.files import archive
-from askgauss.files.lock import Holds
+from askgauss.files.atomic import Holds
 
 __all__ = [
     "OPACUS_KIND",

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from askgauss._version import installed_versions
 from askgauss.exceptions import FileFormatError
 from askgauss.files import atomic, codec
-from askgauss.files.lock import locked
+from askgauss.files.atomic import locked
 
 __all__ = ["RunFolder", "RunRecord"]
 

@@ -29,8 +29,7 @@ from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.monitor import Monitor, monitor_of
 from askgauss.recording.facts import ProbeFacts
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.sampling import Scheme
 
 __all__ = ["audited"]

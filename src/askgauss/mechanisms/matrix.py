@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
 from askgauss.exceptions import UnsupportedError
-from askgauss.mechanisms.noise_streams import Draw, NoiseStream
-from askgauss.mechanisms.strategy import Strategy
+from askgauss.mechanisms.strategy import Draw, NoiseStream, Strategy
 from askgauss.mechanisms.tree import Estimator, check_participation, node_sums, prefixes
 
 __all__ = ["MatchedFilter", "MatrixMechanism", "MatrixNoise", "largest_choice"]
@@ -386,12 +385,12 @@ class MatrixNoise(NoiseStream):
     released steps then carry ``prefix @ inverse(strategy) @ draws``.
 
     Args:
-        draw: Fresh independent noise, see :data:`askgauss.mechanisms.noise_streams.Draw`;
+        draw: Fresh independent noise, see :data:`askgauss.mechanisms.strategy.Draw`;
             already scaled to noise multiplier times clip norm.
         mechanism: Square, lower-triangular and without zeros on the diagonal.
 
     Examples:
-        >>> from askgauss.mechanisms.noise_streams import numpy_draw
+        >>> from askgauss.mechanisms.strategy import numpy_draw
         >>> draw = numpy_draw(np.random.default_rng(0), 3)
         >>> noise = MatrixMechanism.toeplitz([1.0, 0.5], 4).stream(draw)
         >>> noise.next().shape, noise.remaining

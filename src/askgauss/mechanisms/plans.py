@@ -8,7 +8,7 @@ from typing import Any, Literal
 from askgauss import _validate
 from askgauss.files import codec
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.strategy import GaussianMechanism
+from askgauss.mechanisms.strategy import Draw, GaussianMechanism
 
 __all__ = ["Plan", "StrategyPlan", "TreePlan", "read_plan"]
 
@@ -87,7 +87,7 @@ class TreePlan(GaussianMechanism):
             completion=self.completion,
         )
 
-    def stream(self, draw: tree.Draw) -> tree.TreeNoise:
+    def stream(self, draw: Draw) -> tree.TreeNoise:
         """The noise of one prefix after another, see `askgauss.mechanisms.tree.TreeNoise`."""
         return tree.TreeNoise(
             draw,

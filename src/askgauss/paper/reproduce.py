@@ -25,8 +25,7 @@ from askgauss.mechanisms.plans import TreePlan
 from askgauss.paper import data
 from askgauss.paper.heads_plan import DpsgdHead, DpsgdPlan, Head, TreeRunPlan
 from askgauss.paper.progress import Report, stages
-from askgauss.recording.linear_transcript import LinearTranscript
-from askgauss.recording.transcript import Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 
 try:
     from askgauss.paper import deep, page, scatter, train_dpftrl, train_dpsgd

@@ -25,11 +25,12 @@ from askgauss.canaries import DiracCanaries, Stream
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
+from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
 from askgauss.paper.linear_heads import Heads, HeadsShape
 from askgauss.paper.scatter import ScatterFeatures
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.scores import CanaryScores, ScoreMetadata
 
 __all__ = ["RELEASES", "load_published_scores", "load_transcript", "train"]
@@ -45,7 +46,7 @@ class _Noisy:
     def __init__(self, head: Head, plan: TreeRunPlan, shape: HeadsShape) -> None:
         self._head, self._plan = head, plan
         self._clean = np.zeros(shape.parameters)
-        draw = tree.numpy_draw(
+        draw = numpy_draw(
             generator(plan.seed, Stream.NOISE, head.label),
             shape.parameters,
             scale=head.noise_multiplier * plan.clip_norm,

@@ -23,28 +23,28 @@ from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.files import codec
 from askgauss.files.schema import Field
 from askgauss.mechanisms import tree
-from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
-from askgauss.mechanisms.decorrelate.tree_pieces import (
+from askgauss.mechanisms.decorrelate import (
     NodeSums,
     Piece,
     Reader,
+    RowReader,
     drawn_nodes,
+    plan_of,
     reader,
     released_nodes,
 )
 from askgauss.mechanisms.plans import Plan, StrategyPlan, TreePlan
 from askgauss.mechanisms.strategy import Strategy
-from askgauss.recording.facts.noise_rows import RowNoise
-from askgauss.recording.linear_transcript import (
+from askgauss.recording.facts import RowNoise
+from askgauss.recording.run_recorder import PlannedRecorder, numbers, saved_numbers
+from askgauss.recording.sampled_recorder import SampledRecorder
+from askgauss.recording.transcript import (
     DUST,
     LinearFacts,
     LinearTranscript,
     PieceSums,
     without_dust,
 )
-from askgauss.recording.planned_recorder import PlannedRecorder
-from askgauss.recording.sampled_recorder import SampledRecorder
-from askgauss.recording.step_rows import numbers, saved_numbers
 from askgauss.sampling import Scheme
 
 __all__ = ["LinearRecorder", "NodeSums", "drawn_nodes", "released_nodes"]
@@ -99,7 +99,8 @@ class LinearRecorder(PlannedRecorder):
 
     Examples:
         >>> import numpy as np, askgauss as ag
-        >>> from askgauss.mechanisms.tree import TreeNoise, numpy_draw
+        >>> from askgauss.mechanisms.tree import TreeNoise
+        >>> from askgauss.mechanisms.strategy import numpy_draw
         >>> canaries = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)
         >>> plan = TreePlan(steps=8, estimator="honaker", release="prefixes")
         >>> recorder = LinearRecorder(canaries, plan)

@@ -22,9 +22,16 @@ from askgauss.exceptions import (
 from askgauss.files import codec
 from askgauss.files.checkpoint import Checkpointed
 from askgauss.monitor import Monitor, ObservedStep, monitor_of
-from askgauss.recording.facts.run_facts import RunFacts
-from askgauss.recording.recorder_state import Progress, part_of
-from askgauss.recording.step_rows import MARKS, Rows, apart, by_tensor, halvings
+from askgauss.recording.facts import RunFacts
+from askgauss.recording.run_recorder import (
+    MARKS,
+    Progress,
+    Rows,
+    apart,
+    by_tensor,
+    halvings,
+    part_of,
+)
 from askgauss.recording.step_store import StepWriter
 from askgauss.recording.transcript import (
     SILENCE,

@@ -8,6 +8,8 @@ round of turns is one step of a `Recorder`, and transcript, bound and findings a
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,23 +17,256 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from askgauss import _validate
-from askgauss.canaries import PlacedCanaries
-from askgauss.exceptions import FileFormatError, RecordingError, UnsupportedError
+from askgauss.canaries import Canaries, PlacedCanaries, Stream, random_stream
+from askgauss.exceptions import (
+    FileFormatError,
+    InvalidArgumentError,
+    RecordingError,
+    UnsupportedError,
+)
 from askgauss.files import codec
-from askgauss.mechanisms.decorrelate.strategy_rows import RowReader, plan_of
-from askgauss.mechanisms.decorrelate.tree_pieces import Piece
+from askgauss.mechanisms import decorrelate
+from askgauss.mechanisms.decorrelate import Piece, RowReader, plan_of
 from askgauss.mechanisms.plans import StrategyPlan
 from askgauss.mechanisms.strategy import Strategy
-from askgauss.recording.facts.noise_rows import RowNoise
-from askgauss.recording.planned_recorder import PlannedRecorder
+from askgauss.recording.facts import RowNoise
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.released_steps import InRounds
-from askgauss.recording.step_rows import numbers, saved_numbers
+from askgauss.recording.run_recorder import PlannedRecorder, numbers, saved_numbers
 from askgauss.recording.transcript import Transcript
-from askgauss.sampling import Scheme
+from askgauss.sampling import CyclicPoisson, EveryStep, Poisson, Scheme
 from askgauss.sampling.inclusion import Inclusion
 
-__all__ = ["SampledRecorder"]
+__all__ = ["InRounds", "ReleasedSteps", "SampledRecorder", "released_steps"]
+
+Floats = NDArray[np.float64]
+Drawn = Iterator[NDArray[np.int64]]
+
+
+class ReleasedSteps(abc.ABC):
+    """How released steps and recorded ones belong together.
+
+    Attributes:
+        sampling: How the canaries of a recorded step are drawn.
+        note: What a reader of the report should know about it; empty if nothing.
+        turns: Released steps that a recorded one stands for, where records take turns in them.
+        strategy: How noise is correlated between steps; None where it is not.
+    """
+
+    sampling: Scheme
+    note: str = ""
+    turns: int = 1
+    strategy: Strategy | None = None
+
+    @abc.abstractmethod
+    def recorded(self, steps: int) -> int:
+        """How many steps are recorded of so many released ones."""
+
+    def accounted(self, steps: int) -> int:
+        """How many of them the mechanism of so many released steps has, by its accounting."""
+        return self.recorded(steps)
+
+    @abc.abstractmethod
+    def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
+        """Which canaries are planted in each released step, one row a step.
+
+        Args:
+            drawn: The canaries that are drawn for each recorded step.
+            steps: Number of released steps.
+        """
+
+    @abc.abstractmethod
+    def along(self, rows: Floats) -> Floats:
+        """What released rows, one column a canary, say in each recorded step."""
+
+    @abc.abstractmethod
+    def watched(self, rows: Floats) -> Floats:
+        """The same of columns that nobody is planted in."""
+
+    def noise(self, steps: int) -> float:
+        """The noise of a recorded step over the mechanism's own noise multiplier."""
+        return 1.0
+
+
+class _AsReleased(ReleasedSteps):
+    """Every step has noise of its own."""
+
+    def __init__(self, canaries: Canaries, sampling: Scheme) -> None:
+        self.sampling = sampling
+        self._size = canaries.size
+
+    def recorded(self, steps: int) -> int:
+        return steps
+
+    def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
+        mask = np.zeros((steps, self._size), dtype=np.bool_)
+        for row, chosen in zip(mask, drawn, strict=False):
+            row[chosen] = True
+        return mask
+
+    def along(self, rows: Floats) -> Floats:
+        return rows
+
+    def watched(self, rows: Floats) -> Floats:
+        return rows
+
+
+class InRounds(ReleasedSteps):
+    """Records take turns: one recorded step a round, in which every group had its turn.
+
+    Args:
+        canaries: Who is planted where.
+        strategy: No more bands than there are groups.
+        scheme: How records are drawn.
+
+    Attributes:
+        cycle: Number of groups.
+        count: Rounds in which every record is protected the least, the only ones to be recorded.
+        groups: The group of each canary.
+        norm: The largest norm of a column of the strategy.
+
+    Raises:
+        InvalidArgumentError: There is no whole round.
+        UnsupportedError: Columns of one record meet, or nobody knows the groups.
+    """
+
+    def __init__(self, canaries: Canaries, strategy: Strategy, scheme: CyclicPoisson) -> None:
+        if scheme.groups == "secret":
+            raise UnsupportedError(
+                f"Expected groups that are known, as accountants assume, got {scheme!r}."
+            )
+        if strategy.bands > scheme.cycle:
+            raise UnsupportedError(
+                f"Expected records to come back after {strategy.bands} steps at the earliest, as "
+                f"many as the strategy has bands, got sampling={scheme!r}. What sampling adds to "
+                "privacy is not known otherwise: take a longer cycle, or fewer bands."
+            )
+        steps = strategy.steps
+        self.sampling = Poisson(rate=scheme.rate)
+        self.strategy = self._strategy = strategy
+        self.cycle = scheme.cycle
+        self.turns = scheme.cycle
+        self.norm = float(strategy.norms(steps).max())
+        self.count = decorrelate.full_rounds(strategy, steps=steps, cycle=scheme.cycle)
+        if self.count < 1:
+            raise InvalidArgumentError(
+                f"Expected steps to hold a whole round of {scheme.cycle} steps and the strategy's "
+                f"{strategy.bands} bands after it, got {steps}. Plan for more steps."
+            )
+        generator = random_stream(canaries.root_seed, Stream.SAMPLER)
+        self.groups = generator.integers(scheme.cycle, size=canaries.size)
+        self._own = self.filter(self.groups)
+        self.note = (
+            f"records take turns in {scheme.cycle} groups: a step here is a round of as many "
+            "steps of the training, filtered for what a record in one of them adds."
+        )
+
+    def filter(self, groups: NDArray[np.int64]) -> decorrelate.RoundFilter:
+        """A filter for columns whose records may enter the steps of these groups."""
+        return decorrelate.RoundFilter(
+            self._strategy, groups=groups, cycle=self.cycle, norm=self.norm, count=self.count
+        )
+
+    def recorded(self, steps: int) -> int:
+        """Rounds that are over after so many steps."""
+        return self._own.over(steps)
+
+    def accounted(self, steps: int) -> int:
+        """Rounds that were begun: all of them were accounted for."""
+        return -(-steps // self.cycle)
+
+    def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
+        """Every canary of a round enters the step of its group."""
+        mask = np.zeros((steps, self.groups.size), dtype=np.bool_)
+        for turn in range(self.count):
+            chosen = next(drawn)
+            mask[self.groups[chosen] + turn * self.cycle, chosen] = True
+        return mask
+
+    def along(self, rows: Floats) -> Floats:
+        """One row a round."""
+        return self._filtered(rows, self.groups)
+
+    def watched(self, rows: Floats) -> Floats:
+        """One row a round, of columns that are put in groups by turns."""
+        return self._filtered(rows, np.arange(rows.shape[1]) % self.cycle)
+
+    def _filtered(self, rows: Floats, groups: NDArray[np.int64]) -> Floats:
+        return decorrelate.rounds(
+            rows,
+            self._strategy,
+            groups=groups,
+            cycle=self.cycle,
+            norm=self.norm,
+            count=self.count,
+        )
+
+
+class _Evened(ReleasedSteps):
+    """Records enter known steps for sure: what they add is spread evenly over all steps."""
+
+    def __init__(self, canaries: Canaries, strategy: Strategy, cycle: int, steps: int) -> None:
+        self.sampling = EveryStep()
+        self.strategy = self._strategy = strategy
+        self._cycle = cycle
+        self._first, self._norm = decorrelate.heaviest_entry(strategy, steps=steps, cycle=cycle)
+        self._size = canaries.size
+        self.note = (
+            f"every canary enters step {self._first + 1:,}"
+            + (f" and every {cycle:,} from there" if cycle < steps else "")
+            + ", as the record that is protected least; what it adds was spread evenly over all "
+            "steps, whose noise is that of the strategy's rows."
+        )
+
+    def recorded(self, steps: int) -> int:
+        return steps if steps > self._first else 0
+
+    def planted(self, drawn: Drawn, steps: int) -> NDArray[np.bool_]:
+        mask = np.zeros((steps, self._size), dtype=np.bool_)
+        mask[self._first :: self._cycle, next(drawn)] = True
+        return mask
+
+    def along(self, rows: Floats) -> Floats:
+        return self._turned(rows)
+
+    def watched(self, rows: Floats) -> Floats:
+        return self._turned(rows)
+
+    def _turned(self, rows: Floats) -> Floats:
+        entered = np.arange(self._first, len(rows), self._cycle)
+        turned = decorrelate.evened(rows, self._strategy, entered=entered)
+        return turned / self._height(len(rows))
+
+    def _height(self, steps: int) -> float:
+        """What a record of norm one adds to every recorded step."""
+        entered = np.zeros((steps, 1))
+        entered[self._first :: self._cycle] = 1.0
+        return float(np.linalg.norm(self._strategy.apply(entered)) / np.sqrt(steps))
+
+    def noise(self, steps: int) -> float:
+        return self._norm / self._height(steps)
+
+
+def released_steps(
+    canaries: Canaries, scheme: Scheme, strategy: object | None, steps: int
+) -> ReleasedSteps:
+    """How to record a run of this scheme and this strategy.
+
+    Raises:
+        UnsupportedError: Nobody knows what such a run leaks.
+    """
+    if strategy is None:
+        return _AsReleased(canaries, scheme)
+    mixed = decorrelate.strategy_of(strategy, steps)
+    if scheme.every_step:
+        return _Evened(canaries, mixed, 1, steps)
+    if (cyclic := scheme.cyclic) is not None:
+        if cyclic.rate == 1.0 and cyclic.groups == "known" and mixed.bands > 1:
+            return _Evened(canaries, mixed, cyclic.cycle, steps)
+        return InRounds(canaries, mixed, cyclic)
+    raise UnsupportedError(
+        f"Correlated noise can be audited with CyclicPoisson and EveryStep sampling, got {scheme}."
+    )
+
 
 _RECORDER = "recorder."
 
@@ -73,8 +308,8 @@ class SampledRecorder(PlannedRecorder):
     Examples:
         >>> import numpy as np, askgauss as ag
         >>> from askgauss.sampling import CyclicPoisson
-        >>> from askgauss.mechanisms.banded import BandedStrategy
-        >>> from askgauss.mechanisms.noise_streams import numpy_draw
+        >>> from askgauss.mechanisms.strategies import BandedStrategy
+        >>> from askgauss.mechanisms.strategy import numpy_draw
         >>> strategy = BandedStrategy.toeplitz([1.0, 0.5], 40)
         >>> canaries = ag.DiracCanaries(present=20, absent=20, dimension=100, seed=0)
         >>> recorder = ag.LinearRecorder.sampled(

@@ -16,8 +16,8 @@ from askgauss import _validate
 from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
 from askgauss.files import atomic, codec
-from askgauss.files.lock import Holds
-from askgauss.recording.facts.run_facts import RunFacts
+from askgauss.files.atomic import Holds
+from askgauss.recording.facts import RunFacts
 from askgauss.scores import CanaryScores, ScoreMetadata
 
 __all__ = ["StepStore", "StepWriter"]

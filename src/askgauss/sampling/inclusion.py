@@ -11,8 +11,7 @@ from askgauss import _validate
 from askgauss.canaries import Canaries, Stream, random_stream
 from askgauss.exceptions import FileFormatError, RecordingError
 from askgauss.sampling.batch_testing import DrawnBatches, SchemeSums
-from askgauss.sampling.recognising import Recogniser
-from askgauss.sampling.registry import assumed_poisson
+from askgauss.sampling.registry import Recogniser, assumed_poisson
 from askgauss.sampling.scheme import Scheme
 
 __all__ = ["NEVER", "Inclusion", "broken_counts", "broken_rule"]

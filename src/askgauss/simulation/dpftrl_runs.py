@@ -15,7 +15,7 @@ from askgauss.canaries import DiracCanaries, Stream
 from askgauss.mechanisms import tree
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
-from askgauss.recording.linear_transcript import LinearTranscript
+from askgauss.recording.transcript import LinearTranscript
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
 from askgauss.simulation.fault_kinds import NodeNoise
 from askgauss.simulation.faults import TreeFault, find_tree_fault

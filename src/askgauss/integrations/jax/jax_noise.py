@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.recording.facts import ReuseFacts
-from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
+from askgauss.recording.noise_sample import CENTRE, WIDTH, NoiseSample, ReuseFacts
 
 __all__ = ["SampledLeaves"]
 

@@ -17,7 +17,7 @@ from askgauss.checks.predictable_noise import (
     numpy_candidates,
     try_seeds,
 )
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
 
 __all__ = ["probe_seeds"]
 

@@ -18,8 +18,7 @@ from askgauss.integrations.opacus.opacus_versions import (
     AdaptiveGhostTensor,
     adaclip_gradient_noise,
 )
-from askgauss.recording.facts import ClipCountFacts
-from askgauss.recording.facts.clip_count import noise_of_both
+from askgauss.recording.facts import ClipCountFacts, noise_of_both
 from askgauss.recording.transcript import Transcript
 
 __all__ = ["ClipCountWatch"]

@@ -28,9 +28,8 @@ from askgauss.integrations.opacus.run_description import (
     clipped_sum,
     noise_by_parameter,
 )
-from askgauss.recording.facts import StepFacts, StepWitness
-from askgauss.recording.facts.steps import over_ranks, resolve
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import StepFacts, StepWitness, over_ranks, resolve
 
 __all__ = ["ExactStepChecks"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from askgauss.integrations.attachment import Attachment, Guard, PatchedMethod
 from askgauss.integrations.opacus.opacus_versions import DPTensorFastGradientClipping
-from askgauss.recording.facts import StepWitness
+from askgauss.recording.witness import StepWitness
 
 __all__ = ["GhostCheck", "listen", "unlisten"]
 

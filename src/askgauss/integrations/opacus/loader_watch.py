@@ -19,7 +19,7 @@ from askgauss.recording.facts import MixingFacts, RowFacts
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import DrawnBatches, assumed_poisson
 from askgauss.sampling.batch_testing import SchemeSums
-from askgauss.sampling.recognising import Recogniser
+from askgauss.sampling.registry import Recogniser
 
 __all__ = ["LoaderState", "LoaderWatch"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from askgauss.integrations.opacus.moments import AddedNoise, Observer, StepCount
 from askgauss.integrations.opacus.ranks import local
 from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
-from askgauss.recording.facts.noise_sample import CENTRE, WIDTH, NoiseSample
+from askgauss.recording.noise_sample import CENTRE, WIDTH, NoiseSample
 from askgauss.recording.transcript import Transcript
 
 __all__ = ["SampledNoise"]

@@ -21,7 +21,7 @@ from askgauss.checks.predictable_noise import (
 from askgauss.integrations.opacus.moments import AddedNoise, Observer
 from askgauss.integrations.opacus.ranks import local
 from askgauss.integrations.opacus.run_description import TrainingRun, clipped_sum
-from askgauss.recording.facts.run_facts import SeedProbe
+from askgauss.recording.facts import SeedProbe
 from askgauss.recording.transcript import Transcript
 
 __all__ = ["FirstNoise", "probe_first_noise"]
