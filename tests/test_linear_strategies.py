@@ -213,7 +213,7 @@ class TestFiles:
         recorder = recorded(STRATEGIES["banded"], steps=5)
         state = recorder.state_dict()
         state["state"] |= {"step": 3}
-        with pytest.raises(FileFormatError, match="3 steps, got 5"):
+        with pytest.raises(FileFormatError, match="rows of 3 steps in the checkpoint, got 5"):
             recorder.load_state_dict(state)
 
 

@@ -77,7 +77,7 @@ def test_values_come_back(value):
     "value",
     [
         RunFacts(),
-        RunFacts(sampling_rate=0.1, noise_multiplier=math.inf, tensors=("a", "b"), seed=2**80),
+        RunFacts(sampling_rate=0.1, accounted_epsilon=math.inf, tensors=("a", "b"), seed=2**80),
         ScoreMetadata(steps=3, background="known", fair_coins=False),
         PrivacyClaim(epsilon=8.0, delta=1e-5),
     ],

@@ -28,7 +28,6 @@ from askgauss.recording.facts import (
     GainFacts,
     HonestFacts,
     MixingFacts,
-    NoiseRowFacts,
     ParticipationFacts,
     ProbeFacts,
     ProbeReading,
@@ -36,9 +35,10 @@ from askgauss.recording.facts import (
     RowFacts,
     SeedProbe,
     SettingFacts,
+    StepFacts,
+    WeightFacts,
 )
-from askgauss.recording.noise_sample import ReuseFacts
-from askgauss.recording.witness import StepFacts, WeightFacts
+from askgauss.recording.noise_sample import NoiseRowFacts, ReuseFacts
 from askgauss.results import Consequence, Status, Verdict
 from askgauss.sampling import (
     CyclicPoisson,

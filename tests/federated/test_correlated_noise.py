@@ -113,9 +113,9 @@ def test_a_state_that_is_refused_leaves_the_audit_as_it_was():
     for _ in range(2):
         further([np.zeros(100)])
     state = further.state_dict()
-    del state["released"]
+    del state["prefix"]
     fresh = made()
-    with pytest.raises(FileFormatError, match="released"):
+    with pytest.raises(FileFormatError, match="prefix"):
         fresh.load_state_dict(state)
     assert fresh.rounds == 0
     fresh([np.zeros(100)])

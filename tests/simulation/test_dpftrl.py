@@ -15,9 +15,9 @@ import askgauss as ag
 from askgauss.auditors import GaussianShift
 from askgauss.exceptions import InvalidArgumentError, UnsupportedError
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import released_nodes
 from askgauss.mechanisms.matrix import MatrixMechanism
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import released_nodes
 from askgauss.simulation import simulate_dpftrl
 from askgauss.simulation.dpftrl_runs import _prefix_noise, node_noise, run_tree
 from askgauss.stats import gaussian

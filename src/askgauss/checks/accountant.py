@@ -12,8 +12,7 @@ from askgauss.checks.findings import SUSPICIOUS, fact, judged, not_run
 from askgauss.checks.registry import ACCOUNTANT, NOISE_SCALE, STEPS, TRAINED_PARAMETERS, check
 from askgauss.checks.tails import Spread
 from askgauss.claims import PrivacyClaim
-from askgauss.recording.facts import ClipCountFacts, RunFacts
-from askgauss.recording.witness import WeightFacts
+from askgauss.recording.facts import ClipCountFacts, RunFacts, WeightFacts
 from askgauss.results import Consequence, Finding
 from askgauss.sampling import Poisson, ReplaceOne
 from askgauss.stats.rounding import digits, two_digits_up, widened

@@ -17,8 +17,7 @@ from askgauss.checks.registry import (
     check,
     made,
 )
-from askgauss.recording.facts import RunFacts, SettingFacts
-from askgauss.recording.witness import StepFacts, WeightFacts
+from askgauss.recording.facts import RunFacts, SettingFacts, StepFacts, WeightFacts
 from askgauss.results import Consequence, Finding
 from askgauss.stats.rounding import FEW, about, digits
 

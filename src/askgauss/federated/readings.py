@@ -24,7 +24,7 @@ from askgauss.scores import CanaryScores, ScoreMetadata
 from askgauss.stats import gaussian
 from askgauss.stats.rounding import on_grid, two_digits_up
 
-__all__ = ["HonestRound", "HonestWeights", "PeerEstimates", "PeerRecord", "threshold_epsilon"]
+__all__ = ["HonestWeights", "OpenRound", "PeerEstimates", "PeerRecord", "threshold_epsilon"]
 
 # Values of all updates of a round that are read; of more, every so many.
 _MOST_VALUES = 200_000_000
@@ -44,21 +44,32 @@ Group = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HonestRound:
-    """Honest clients of a round under way; their updates are the caller's own arrays.
+class OpenRound:
+    """A round under way.
 
     Attributes:
-        updates: Their updates.
+        clip_norm: The norm that its updates are clipped to.
+        clients: Number of its clients, canaries among them.
+        divisor: What turns its mean into the sum that the noise assumes.
+        planted: Indices of the canaries in it.
+        backgrounds: What honest clients add by each way to weigh them, at all coordinates read.
+        factors: What each of them is multiplied by in it, clipping and weight together.
+        updates: Their updates, which are the caller's own arrays.
         norms: The norms of these before the round was aggregated.
-        factors: What each is multiplied by in the sum, clipping and weight together; by each way
-            to weigh them.
-        names: Their names, where they have any.
+        reported: What a canary adds on average, were clients weighted as they report.
+        participants: Names of the honest clients, where they have any.
     """
 
-    updates: Sequence[list[NDArray[Any]]]
-    norms: Sequence[float]
+    clip_norm: float
+    clients: int
+    divisor: float
+    planted: NDArray[np.int64]
+    backgrounds: tuple[Array, ...]
     factors: tuple[Array, ...]
-    names: Sequence[Hashable] | None
+    updates: list[list[NDArray[Any]]]
+    norms: list[float]
+    reported: float
+    participants: tuple[Hashable, ...] | None
 
 
 class HonestWeights:
@@ -78,46 +89,47 @@ class HonestWeights:
     def read(
         self,
         form: Form,
-        clients: HonestRound,
+        now: OpenRound,
         released: list[NDArray[Any]],
         *,
-        divisor: float,
-        clip_norm: float,
         canaries: NDArray[np.int64],
     ) -> None:
         """Read what a round released.
 
         Args:
             form: The form of its updates.
-            clients: Its honest clients.
+            now: The round.
             released: The mean.
-            divisor: What turns the mean into the sum.
-            clip_norm: The norm that updates were clipped to.
             canaries: Coordinates that canaries may add to, which are left out.
         """
-        lengths = np.asarray(clients.norms)
+        clip_norm = now.clip_norm
+        lengths = np.asarray(now.norms)
         stride = max(1, math.ceil(form.dimension * lengths.size / _MOST_VALUES))
         free = ~form.marked(canaries, stride)
         if np.count_nonzero(free) < _FEWEST_VALUES or not lengths.size:
             return
         sent = (lengths > _SILENT * clip_norm) & np.isfinite(lengths)
-        now = np.array([form.norm(parts) for parts in clients.updates])
-        in_place = (lengths > clip_norm) & (np.abs(now / clip_norm - 1.0) < _CLIPPED)
-        if not ((now == lengths) | in_place)[sent].all():
+        norms = np.array([form.norm(parts) for parts in now.updates])
+        in_place = (lengths > clip_norm) & (np.abs(norms / clip_norm - 1.0) < _CLIPPED)
+        if not ((norms == lengths) | in_place)[sent].all():
             # The aggregator wrote into the updates: what they were is not known any more.
             return
-        total = form.thinned(released, stride) * (free * divisor / clip_norm)
-        units = _Units(form, clients.updates, now, stride, free)
+        total = form.thinned(released, stride) * (free * now.divisor / clip_norm)
+
+        def unit(index: Any) -> Array:
+            """An update of norm 1 where canaries are not."""
+            return np.asarray(form.thinned(now.updates[index], stride) * (free / norms[index]))
+
         noises: list[float] = []
         read: list[tuple[Array, Array]] = []
         for way in range(len(self._sums)):
-            factors = clients.factors[min(way, len(clients.factors) - 1)]
+            factors = now.factors[min(way, len(now.factors) - 1)]
             adds = np.where(sent, factors * lengths / clip_norm, 0.0)
             same = next((old for old, other in read if np.array_equal(adds, other)), None)
             if same is None:
                 left = total.copy()
                 for index in np.flatnonzero(adds > 0.0):
-                    left -= adds[index] * units[int(index)]
+                    left -= adds[index] * unit(index)
                 same = left
             read.append((same, adds))
             noises.append(float(same @ same) / np.count_nonzero(free))
@@ -128,17 +140,17 @@ class HonestWeights:
         self._left += np.array(noises) / noise * np.count_nonzero(free)
         sizes = lengths / clip_norm
         for sums, (left, adds), own in zip(self._sums, read, noises, strict=True):
-            for group, members in _groups(sizes, adds > 0.0, clients.names):
+            for group, members in _groups(sizes, adds > 0.0, now.participants):
                 if group[0] == "name" and group not in sums and len(sums) > _MOST_NAMES:
                     continue
-                direction = sum((units[index] for index in members), np.zeros(left.size))
+                direction = sum((unit(index) for index in members), np.zeros(left.size))
                 along, square = float(left @ direction), float(direction @ direction)
-                unit = max(own, noise)
+                scale = max(own, noise)
                 sums.setdefault(group, np.zeros(5))[...] += (
-                    square / unit,
-                    along / unit,
-                    float(adds[members].mean()) * square / unit,
-                    (along / unit) ** 2,
+                    square / scale,
+                    along / scale,
+                    float(adds[members].mean()) * square / scale,
+                    (along / scale) ** 2,
                     1.0,
                 )
 
@@ -189,25 +201,6 @@ class HonestWeights:
             added=on_grid(added, error, 1.0),
             error=error,
         )
-
-
-class _Units:
-    """Updates of norm 1 where canaries are not, made when they are asked for."""
-
-    def __init__(
-        self,
-        form: Form,
-        updates: Sequence[list[NDArray[Any]]],
-        norms: Array,
-        stride: int,
-        free: NDArray[np.bool_],
-    ) -> None:
-        self._form, self._updates, self._norms = form, updates, norms
-        self._stride, self._free = stride, free
-
-    def __getitem__(self, index: int) -> Array:
-        thinned = self._form.thinned(self._updates[index], self._stride)
-        return np.asarray(thinned * (self._free / self._norms[index]))
 
 
 def _groups(

@@ -22,7 +22,7 @@ from askgauss.checks.causes import resumed_at
 from askgauss.exceptions import FileFormatError
 from askgauss.files import codec
 from askgauss.recording.facts import RunFacts
-from askgauss.recording.transcript import LinearFacts, LinearTranscript, Transcript
+from askgauss.recording.transcript import LinearTranscript, Transcript
 from askgauss.results import AuditResult
 from askgauss.scores import CanaryScores, GroupMoments
 from askgauss.stats.rounding import scale_on_grid
@@ -436,10 +436,10 @@ def _run_of_linear(transcript: LinearTranscript) -> RunSummary:
     )
 
 
-def _notes(facts: RunFacts | LinearFacts) -> tuple[str, ...]:
+def _notes(facts: RunFacts) -> tuple[str, ...]:
     listed = tuple(map(_short, facts.notes[:_NOTES]))
     # Where an accountant counted the model's steps, the step count has compared them.
-    counted = isinstance(facts, RunFacts) and facts.accounted_steps is not None
+    counted = facts.accounted_steps is not None
     question = "" if counted else resumed_at(facts.resumed)
     return (*listed, question) if question else listed
 

@@ -32,7 +32,7 @@ __all__ = [
 
 # Of an Opacus audit; named here since whoever audits files reads it too, without torch.
 OPACUS_KIND = "askgauss-opacus-audit"
-OPACUS_SCHEMA = 2
+OPACUS_SCHEMA = 3
 
 # What a checkpoint of a finished run holds beside its state: the transcript, as a file of its own.
 TRANSCRIPT = "transcript"

@@ -31,8 +31,8 @@ from askgauss.audited_run import AuditedRun
 from askgauss.canaries import BlockCanaries, DiracCanaries
 from askgauss.claims import PrivacyClaim
 from askgauss.exceptions import MissingExtraError, RecordingError, UnsupportedError
+from askgauss.recording.facts import WeightFacts
 from askgauss.recording.transcript import Transcript
-from askgauss.recording.witness import WeightFacts
 from askgauss.sampling import Poisson, Scheme, Shuffled
 
 try:

@@ -39,10 +39,11 @@ from askgauss.exceptions import (
 )
 from askgauss.files import codec
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import Draw
 from askgauss.recording.injection import Seam
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums
+from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.transcript import LinearTranscript
 
 try:

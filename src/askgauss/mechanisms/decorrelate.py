@@ -5,8 +5,8 @@ Applied to what was released, a strategy gives rows with independent noise
 DP-SGD can read:
 
 - records that sample, at least as many steps apart as the strategy has bands: the columns a record
-  may enter do not meet, and the matched filter of each is a step of Poisson sampling (`rounds`, and
-  `RoundFilter` for one row at a time);
+  may enter do not overlap, and the matched filter of each is a step of Poisson sampling
+  (`RoundFilter`);
 - records that enter known steps for sure: a rotation spreads what they add evenly over all steps
   and leaves the noise what it was (`evened`).
 """
@@ -48,7 +48,6 @@ __all__ = [
     "plan_of",
     "reader",
     "released_nodes",
-    "rounds",
     "strategy_of",
 ]
 
@@ -638,34 +637,15 @@ class RoundFilter:
             self.sums[done % 2] = 0.0
         return ended
 
+    def rounds(self, released: Floats) -> Floats:
+        """All steps that were released, filtered by a fresh filter: one row a round that is over.
 
-def rounds(
-    rows: Floats,
-    strategy: Strategy,
-    *,
-    groups: NDArray[np.int64],
-    cycle: int,
-    norm: float,
-    count: int,
-) -> Floats:
-    """Released steps filtered for columns that do not meet: one row a round, noise independent.
-
-    Args:
-        rows: What was released about each canary, one row a step.
-        strategy: No more bands than ``cycle``.
-        groups: As for `RoundFilter`.
-        cycle: Number of groups.
-        norm: As for `RoundFilter`.
-        count: How many rounds.
-
-    Returns:
-        One row for every round that is over.
-    """
-    stream = RoundFilter(strategy, groups=groups, cycle=cycle, norm=norm, count=count)
-    ended = [
-        values for step, row in enumerate(strategy.apply(rows)) for values in stream.add(step, row)
-    ]
-    return np.array(ended).reshape(-1, rows.shape[1])
+        Args:
+            released: What was released about each canary, one row a step.
+        """
+        rows = enumerate(self._strategy.apply(released))
+        ended = [values for step, row in rows for values in self.add(step, row)]
+        return np.array(ended).reshape(-1, released.shape[1])
 
 
 def evened(

@@ -24,12 +24,13 @@ from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.files.run_folder import RunFolder
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums, released_nodes
 from askgauss.mechanisms.plans import TreePlan
 from askgauss.mechanisms.strategy import numpy_draw
 from askgauss.paper.heads_plan import Head, TreeRunPlan, canary_seed, generator
 from askgauss.paper.linear_heads import Heads, HeadsShape
 from askgauss.paper.scatter import ScatterFeatures
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, released_nodes
+from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.transcript import LinearTranscript
 from askgauss.scores import CanaryScores, ScoreMetadata
 

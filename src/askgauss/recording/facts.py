@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from askgauss.exceptions import FileFormatError
-from askgauss.files.schema import check_magnitude
+from askgauss import _validate
+from askgauss.files.codec import SIGNED, Facts, number
 from askgauss.recording.commitment import Commitment
-from askgauss.recording.noise_sample import NoiseSample, ReuseFacts
-from askgauss.recording.witness import StepFacts, WeightFacts
+from askgauss.recording.noise_sample import NoiseRowFacts, ReuseFacts
 from askgauss.sampling import DrawnBatches, Poisson, Scheme
 
 __all__ = [
-    "BatchWeights",
+    "DIVISOR_SPACING",
     "ClipCountFacts",
     "GainFacts",
     "HonestFacts",
     "MixingFacts",
-    "NoiseRowFacts",
     "ParticipationFacts",
     "ProbeFacts",
     "ProbeReading",
     "RoundFacts",
     "RowFacts",
-    "RowNoise",
     "RunFacts",
     "SeedProbe",
-    "SettingCourse",
     "SettingFacts",
+    "StepFacts",
+    "WeightFacts",
     "noise_of_both",
-    "rows_over_ranks",
 ]
 
 
@@ -47,7 +43,7 @@ def noise_of_both(noise_multiplier: float, deviation: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipCountFacts:
+class ClipCountFacts(Facts):
     """What was seen of the noisy count that moves the clip norm.
 
     Attributes:
@@ -67,20 +63,9 @@ class ClipCountFacts:
     deviation: float = 0.0
     noise_multiplier: float = 0.0
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("releases", "shown", "read", "square", "deviation", "noise_multiplier"):
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.clip_count.{name} >= 0, got it below.")
-        if max(self.shown, self.read) > self.releases:
-            raise FileFormatError(
-                f"Expected facts.clip_count.releases >= {max(self.shown, self.read)}, got "
-                f"{self.releases}."
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GainFacts:
+class GainFacts(Facts):
     """What a step made of the clean sum, seen along that sum itself.
 
     Noise is as large in this direction as in any other. A noisy sum that is divided by another
@@ -94,9 +79,9 @@ class GainFacts:
     """
 
     steps: int = 0
-    gain: float = 1.0
-    along: float = 0.0
-    norm: float = 0.0
+    gain: float = number(1.0, low=-_validate.LARGEST, high=_validate.LARGEST)
+    along: float = number(0.0, high=_validate.LARGEST)
+    norm: float = number(0.0, high=_validate.LARGEST)
 
     @classmethod
     def of(cls, along: NDArray[np.float64], norm: NDArray[np.float64]) -> GainFacts | None:
@@ -119,25 +104,9 @@ class GainFacts:
             norm=math.sqrt(float(norm @ norm) / norm.size),
         )
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("steps", "along", "norm"):
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.gain.{name} >= 0, got it below.")
-        if not all(map(math.isfinite, (self.gain, self.along, self.norm))):
-            raise FileFormatError("Expected facts.gain to be finite.")
-
-
-# Weights of one class agree by as much, and follow a formula by as much.
-_SAME = 1e-3
-# Weights that are taken from the batch move by more than this from step to step.
-_MOVED = 1e-2
-# Bases of the "effective number" of records of a class.
-_BASES = (0.9, 0.99, 0.999, 0.9999)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixingFacts:
+class MixingFacts(Facts):
     """Where records of a batch met before they were clipped.
 
     Steps count from 1, and are 0 where there is none.
@@ -174,182 +143,9 @@ class MixingFacts:
         """Whether records met anywhere."""
         return any(getattr(self, item.name) for item in fields(self) if item.name.endswith("first"))
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, int) and value < 0:
-                raise FileFormatError(f"Expected facts.mixing.{item.name} >= 0, got {value}.")
-
-
-class BatchWeights:
-    """Whether the weights of classes in a loss are computed from the classes in the batch.
-
-    Weights that are fixed, or follow a schedule, agree with the counts of a random batch by
-    accident at most once.
-    """
-
-    def __init__(self) -> None:
-        # Of each formula, the weights of the first step that follows it.
-        self._first: dict[int, dict[int, float]] = {}
-
-    def add(self, classes: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
-        """The class and weight of every row of a step; whether they follow its counts by now."""
-        names, first, counts = np.unique(classes, return_index=True, return_counts=True)
-        by_class = weights[first]
-        apart = np.abs(weights - by_class[np.searchsorted(names, classes)])
-        if (apart > _SAME * np.abs(weights)).any():
-            return False  # records have weights of their own
-        if np.unique(counts).size < 2:
-            return False  # equal counts have equal weights, wherever they come from
-        found, now = False, dict(zip(names.tolist(), by_class.tolist(), strict=True))
-        for number, formula in enumerate(_formulas(counts)):
-            ratios = by_class / formula
-            if np.ptp(ratios) <= _SAME * np.abs(ratios).max():
-                found = found or _moved(self._first.setdefault(number, now), now)
-        return found
-
-
-def _formulas(counts: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-    """Usual weights of classes with so many records in the batch."""
-    usual = [1.0 / counts, counts**-0.5, 1.0 - counts / counts.sum(), 1.0 / (counts + 1.0)]
-    return [*usual, *(1.0 / (1.0 - base**counts) for base in _BASES)]
-
-
-def _moved(first: dict[int, float], second: dict[int, float]) -> bool:
-    """Whether two classes that both steps have are weighted otherwise in one than in the other."""
-    ratios = [first[name] / second[name] for name in first.keys() & second.keys()]
-    return bool(ratios) and max(ratios) - min(ratios) > _MOVED * max(map(abs, ratios))
-
-
-# Noise below this share of the unit is none: what is left are rounding errors.
-_SILENCE = 1e-5
-_FEWEST = 10
-# Windows of a row at first, and of all rows: recorders of correlated noise hold little else.
-_A_ROW = 256
-_KEPT = 1 << 13
-_NUMBERS = "row_noise.numbers"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseRowFacts:
-    """The noise of single rows of a strategy, over the absent canaries.
-
-    Attributes:
-        rows: Rows that were seen.
-        absent: Values of each.
-        silent: Rows without noise.
-        first_silent: The first of them.
-        square: Sum of squares of all rows.
-        least: The row with the least noise.
-        least_square: Its sum of squares.
-        most: The row with the most noise.
-        most_square: Its sum of squares.
-    """
-
-    rows: int = 0
-    absent: int = 0
-    silent: int = 0
-    first_silent: int = 0
-    square: float = 0.0
-    least: int = 0
-    least_square: float = 0.0
-    most: int = 0
-    most_square: float = 0.0
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in self.__slots__:
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.noise_rows.{name} >= 0, got it below.")
-        if max(self.silent, self.first_silent, self.least, self.most) > self.rows:
-            raise FileFormatError(
-                f"Expected places in facts.noise_rows below {self.rows}, got others."
-            )
-        if not self.least_square <= self.most_square <= self.square * (1.0 + 1e-9):
-            raise FileFormatError("Expected facts.noise_rows to be sums of squares, got others.")
-
-
-class RowNoise:
-    """Rows of noise along the canaries, as they come.
-
-    Args:
-        coordinates: Where in the model each canary's value is.
-        member: Which canaries are present, and may have been planted.
-        unit: What is stated for the noise of a value; 1 where nothing is.
-    """
-
-    def __init__(
-        self,
-        coordinates: NDArray[np.int64],
-        member: NDArray[np.bool_],
-        unit: float | None,
-    ) -> None:
-        places = coordinates.reshape(member.size, -1)
-        # Neighbours in the model, so that noise that is shifted keeps its neighbours.
-        self._order = np.argsort(places[:, 0], kind="stable")
-        self._absent = np.flatnonzero(~member)
-        self._unit = unit or 1.0
-        self._sample = NoiseSample([member.size], _A_ROW, _KEPT)
-        self._facts = NoiseRowFacts(absent=self._absent.size)
-
-    def add(self, row: NDArray[np.float64]) -> None:
-        """One more row, one value a canary."""
-        facts, number = self._facts, self._facts.rows
-        self._sample.add_row(row[self._order] / self._unit, number)
-        absent = row[self._absent]
-        square = float(absent @ absent)
-        if not np.isfinite(square):
-            return
-        facts = replace(facts, rows=number + 1, square=facts.square + square)
-        limit = absent.size * (_SILENCE * self._unit) ** 2 if absent.size >= _FEWEST else 0.0
-        if absent.size and square <= limit:
-            first = facts.first_silent if facts.silent else number
-            facts = replace(facts, silent=facts.silent + 1, first_silent=first)
-        if number == 0 or square < facts.least_square:
-            facts = replace(facts, least=number, least_square=square)
-        if square > facts.most_square:
-            facts = replace(facts, most=number, most_square=square)
-        self._facts = facts
-
-    @property
-    def facts(self) -> NoiseRowFacts:
-        """What the rows have of noise."""
-        return self._facts
-
-    @property
-    def reuse(self) -> ReuseFacts | None:
-        """Whether any noise was used again; None where no row was seen."""
-        found = self._sample.facts()
-        return found if found.values else None
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays to resume from."""
-        numbers = [float(getattr(self._facts, name)) for name in NoiseRowFacts.__slots__]
-        return {_NUMBERS: np.array(numbers), **self._sample.arrays()}
-
-    def load(self, arrays: dict[str, Any]) -> None:
-        """Resume from `arrays`; without them, from nothing.
-
-        Raises:
-            FileFormatError: They are no such arrays.
-        """
-        numbers = arrays.get(_NUMBERS)
-        if numbers is None:
-            return
-        names = NoiseRowFacts.__slots__
-        if getattr(numbers, "shape", None) != (len(names),):
-            raise FileFormatError(f"Expected {_NUMBERS} of {len(names)} numbers, got others.")
-        values = dict(zip(names, numbers.tolist(), strict=True))
-        whole = {name: int(value) for name, value in values.items() if "square" not in name}
-        facts = NoiseRowFacts(**{**values, **whole})
-        facts.check()
-        self._sample.load(arrays)
-        self._facts = facts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReading:
+class ProbeReading(Facts):
     """What one client adds to the released sum of a probe.
 
     Attributes:
@@ -360,14 +156,14 @@ class ProbeReading:
         values: Entries from which that noise was measured.
     """
 
-    added: float
+    added: float = number(low=SIGNED)
     error: float = 0.0
     noise: float = 0.0
     values: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFacts:
+class ProbeFacts(Facts):
     """What a copy of the aggregator did with updates that no correct client may upset it with.
 
     Numbers are None where the probe could not be made; an outcome is ``"finite"``, ``"nan"``, or
@@ -413,7 +209,7 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParticipationFacts:
+class ParticipationFacts(Facts):
     """How often clients took part, where rounds say who did.
 
     Attributes:
@@ -433,18 +229,9 @@ class ParticipationFacts:
     separation: int = 1
     moved: float = 0.0
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("clients", "most", "closest", "limit", "separation", "moved"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise FileFormatError(
-                    f"Expected facts.rounds.participation.{name} >= 0, got it below."
-                )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HonestFacts:
+class HonestFacts(Facts):
     """What honest clients add to the sums, along their own updates.
 
     Attributes:
@@ -458,18 +245,12 @@ class HonestFacts:
     rounds: int = 0
     groups: int = 0
     group: str = ""
-    added: float = 0.0
+    added: float = number(0.0, low=SIGNED)
     error: float = 0.0
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("rounds", "groups", "error"):
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.rounds.honest.{name} >= 0, got it below.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundFacts:
+class RoundFacts(Facts):
     """What was seen of the clients of all rounds, beside what was released.
 
     Attributes:
@@ -492,28 +273,16 @@ class RoundFacts:
     heaviest: float = 1.0
     reported: float = 1.0
     adaptive: bool = False
-    next_norms: tuple[float, ...] = ()
+    next_norms: tuple[float, ...] = number((), low=_validate.SMALLEST, high=_validate.LARGEST)
     unreleased: int = 0
     probes: ProbeFacts = ProbeFacts()
     participation: ParticipationFacts | None = None
     signed: bool = False
     honest: HonestFacts | None = None
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("fewest", "most", "heaviest", "reported", "unreleased"):
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.rounds.{name} >= 0, got it below.")
-        if not all(ratio > 0.0 for ratio in self.next_norms):
-            raise FileFormatError("Expected facts.rounds.next_norms > 0, got others.")
-        if self.participation is not None:
-            self.participation.check()
-        if self.honest is not None:
-            self.honest.check()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowFacts:
+class RowFacts(Facts):
     """Rows of per-sample gradients in every step, compared with the records drawn for it.
 
     Steps count from 1, and are 0 where there is none.
@@ -599,60 +368,15 @@ class RowFacts:
         faults = (self.more, self.fewer, self.doubled, self.dropped, self.foreign, self.again)
         return not self.unseen and not any(faults) and not self.never_drawn
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, int) and value < 0:
-                raise FileFormatError(f"Expected facts.rows.{item.name} >= 0, got {value}.")
-        counted = ("compared", "identified", "more", "fewer", "undrawn", "foreign", "again")
-        for name in counted:
-            if getattr(self, name) > self.steps:
-                raise FileFormatError(
-                    f"Expected facts.rows.{name} <= {self.steps} steps, got {getattr(self, name)}."
-                )
-
-
-def rows_over_ranks(ranks: Sequence[RowFacts]) -> RowFacts:
-    """What several ranks found: the first fault of each kind, and the most steps of any rank."""
-    merged = ranks[0]
-    for other in ranks[1:]:
-        for name in ("more", "fewer", "doubled", "unused", "skipped", "foreign", "again"):
-            if getattr(other, name) > getattr(merged, name):
-                of_kind = {
-                    item.name: getattr(other, item.name)
-                    for item in fields(RowFacts)
-                    if item.name.startswith(name) or (name == "more" and item.name in _OF_MORE)
-                }
-                merged = replace(merged, **of_kind)
-        merged = replace(
-            merged,
-            unseen=merged.unseen or other.unseen,
-            even=merged.even and other.even,
-            other=merged.other or other.other,
-            compared=min(merged.compared, other.compared),
-            identified=min(merged.identified, other.identified),
-            undrawn=max(merged.undrawn, other.undrawn),
-            missed=max(merged.missed, other.missed),
-        )
-    return merged
-
-
-_OF_MORE = ("multiple", "extra_least", "extra_most")
-
 
 # Turns that no pattern foretells, from which on a setting does not follow the step number alone,
 # and their share of all changes: a value that follows the batch turns at two changes of three.
 _TURNS = 6
 _SHARE = 0.25
-# Values nearer than this are the same, but for rounding.
-_SAME_SETTING = 1e-9
-# Patterns that are remembered.
-_PATTERNS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingFacts:
+class SettingFacts(Facts):
     """How one setting moved over the steps of a run.
 
     Attributes:
@@ -682,111 +406,145 @@ class SettingFacts:
         """Whether it moved up and down as no schedule does."""
         return not self.adapted and self.turns >= _TURNS and self.turns > _SHARE * self.changes
 
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in ("steps", "changes", "turns", "first", "declared"):
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.settings.{name} >= 0, got it below.")
 
-
-class SettingCourse:
-    """Follows one number from step to step.
-
-    Args:
-        name: The setting.
-        adapted: Whether the optimizer adapts it.
-    """
-
-    def __init__(self, name: str, *, adapted: bool = False) -> None:
-        self._facts = SettingFacts(name=name, adapted=adapted)
-        # Steps that are no news, which are in the facts when somebody asks for them.
-        self._alike = 0
-        self._value: float | None = None
-        self._length = 0
-        self._rising: bool | None = None
-        self._last: tuple[tuple[float, int], ...] = ()
-        self._patterns: dict[tuple[tuple[float, int], ...], tuple[float, int]] = {}
-
-    @property
-    def facts(self) -> SettingFacts:
-        """What was seen so far."""
-        return replace(self._facts, steps=self._facts.steps + self._alike)
-
-    def load(self, facts: SettingFacts) -> None:
-        """Go on from the facts of a checkpoint."""
-        self._facts, self._alike = replace(facts, adapted=self._facts.adapted), 0
-        self._value, self._rising, self._last = None, None, ()
-
-    def set_by(self, scheduler: str) -> None:
-        """A scheduler of this class sets it."""
-        if scheduler != self._facts.scheduler:
-            self._facts = replace(self._facts, scheduler=scheduler)
-
-    def moves(self, value: float) -> bool:
-        """Whether a value is another one than in the last step."""
-        last = self._value
-        return last is not None and not math.isclose(
-            value, last, rel_tol=_SAME_SETTING, abs_tol=0.0
-        )
-
-    def stay(self, steps: int) -> None:
-        """So many steps have the value of the last."""
-        self._length += steps
-        self._alike += steps
-
-    def note(self, value: float, step: int, *, declared: bool = False) -> None:
-        """A step has this value.
-
-        Args:
-            value: The value.
-            step: The step, counted from 1.
-            declared: Whether a change is known not to depend on the data.
-        """
-        facts = self._facts
-        if not self.moves(value):
-            self._value = value if self._value is None else self._value
-            self.stay(1)
-            return
-        assert self._value is not None
-        if declared:
-            self._facts = replace(facts, steps=facts.steps + 1, declared=facts.declared + 1)
-            self._rising, self._last = None, ()
-        else:
-            self._facts = replace(
-                facts,
-                steps=facts.steps + 1,
-                changes=facts.changes + 1,
-                turns=facts.turns + self._turned(value > self._value),
-                first=facts.first or step,
-            )
-        self._value, self._length = value, 1
-
-    def _turned(self, rising: bool) -> bool:
-        """Whether a change turns without having been foretold."""
-        assert self._value is not None
-        # What was held, and for how long, is foretold by the two before it.
-        held = (float(f"{self._value:.9g}"), self._length)
-        foretold = self._patterns.get(self._last) == held
-        if len(self._last) == 2 and (len(self._patterns) < _PATTERNS or foretold):
-            self._patterns[self._last] = held
-        self._last = (*self._last, held)[-2:]
-        turned = self._rising is not None and rising != self._rising
-        self._rising = rising
-        return turned and not foretold
-
-
-# More than any run has; what is computed of so many takes seconds.
-_MOST = {
-    "skipped_steps": 10**7,
-    "unnoised_steps": 10**9,
-    "accounted_steps": 10**9,
-    "places": 1 << 62,
-    "planned_steps": 1 << 62,
-}
+# Divisors that differ by this share are the same but for rounding.
+DIVISOR_SPACING = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedProbe:
+class StepFacts(Facts):
+    """What was found in the steps that were looked at, and in what was looked at in all of them.
+
+    Norms are in clip norms. Steps count from 1, and are 0 where there is none.
+
+    Attributes:
+        share: The share of steps that were to be looked at, beside the first.
+        unchecked: Why records could not be looked at; empty where they were.
+        recomputed: Whether the records' gradients were computed again, as for ghost clipping.
+        steps: Steps looked at.
+        records: Records whose contribution was computed.
+        precision: Number format of the records' gradients, where it is coarser than float32;
+            empty where it is not.
+        coarseness: How far above the clip norm norms in that format may let a record, in clip
+            norms.
+        clipped: Those whose gradient was longer than the clip norm, so that clipping had to act.
+        largest: The largest contribution of a record after clipping.
+        largest_step: The step it was in.
+        largest_tensor: The tensor that most of it was in.
+        off: The largest distance of a sum from that of its records.
+        off_allowed: How far rounding may have put that sum.
+        off_step: The step it was in.
+        off_tensor: The tensor that most of it was in.
+        norm_off: The largest error of a norm that ghost clipping computed, as a share of the norm
+            of the whole gradient; negative where it computed too little.
+        norm_step: The step it was in.
+        norm_tensor: The tensor it was in.
+        divided: Steps whose divisor was measured.
+        least_divisor: The smallest of them, in units of the stated one.
+        most_divisor: The largest.
+        divisor_step: The step in which it first was another one.
+        uneven: Steps whose gradient was not divided by one number.
+        divisor_spacing: How far apart rounding alone may put two divisors.
+        covered: Steps in which the noise of every trained tensor was looked at.
+        uncovered: Trained tensors, or parts of them, that got no noise.
+        uncovered_step: The step in which that first was so.
+    """
+
+    share: float = 0.0
+    unchecked: str = ""
+    recomputed: bool = False
+    steps: int = 0
+    records: int = 0
+    precision: str = ""
+    coarseness: float = 0.0
+    clipped: int = 0
+    largest: float = 0.0
+    largest_step: int = 0
+    largest_tensor: str = ""
+    off: float = 0.0
+    off_allowed: float = 0.0
+    off_step: int = 0
+    off_tensor: str = ""
+    norm_off: float = number(0.0, low=SIGNED)
+    norm_step: int = 0
+    norm_tensor: str = ""
+    divided: int = 0
+    least_divisor: float = number(1.0, low=SIGNED)
+    most_divisor: float = number(1.0, low=SIGNED)
+    divisor_step: int = 0
+    uneven: int = 0
+    divisor_spacing: float = DIVISOR_SPACING
+    covered: int = 0
+    uncovered: tuple[str, ...] = ()
+    uncovered_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFacts(Facts):
+    """How the weights of a run moved, compared with what each step released.
+
+    Attributes:
+        optimizer: The class of the optimizer that moved them.
+        unchecked: Why moves could not be compared; empty where they were.
+        unseen: Whether the weights themselves were never seen.
+        places: Coordinates compared in every step.
+        steps: Steps compared.
+        otherwise: Steps in which a weight moved otherwise than by the release.
+        regraded: Of those, steps whose gradient was changed after it had been read.
+        scaled: Of those, steps in which all of the gradient was multiplied by one number.
+        factor: That number, in the first of them.
+        first: The first step with another move, from 1; 0 if none.
+        tensor: The tensor it was largest in.
+        excess: That largest difference, in units of the move that the release explains.
+        closures: Steps whose closure reached the optimizer that moves the weights.
+        between: How often weights had changed since the step before.
+        between_first: The step before which they first had; 0 if never.
+        between_tensor: A tensor they had changed in.
+        loaded: How often a state was loaded into the optimizer that neither the releases nor a
+            checkpoint of this run explain.
+        loaded_first: The step before which that first happened; 0 if never.
+        loaded_excess: The most by which the weights' move in the step after differs from the one
+            that the releases explain, in units of that.
+        declared: How often a change between steps was declared to be postprocessing.
+        declare: The call that does so.
+        bare: Trained tensors in which no canary lies, since they began to train later.
+        bare_moved: Those of them that moved.
+        tensors: Tensors with coordinates that are compared.
+        unmoved: Those in which none of them ever moved.
+        unreached: Those in which none of them ever had a gradient of a record: the clipped sum
+            before canaries and noise was zero there in every step.
+    """
+
+    optimizer: str = ""
+    unchecked: str = ""
+    unseen: bool = False
+    places: int = 0
+    steps: int = 0
+    otherwise: int = 0
+    regraded: int = 0
+    scaled: int = 0
+    factor: float = number(1.0, low=SIGNED)
+    first: int = 0
+    tensor: str = ""
+    excess: float = 0.0
+    closures: int = 0
+    between: int = 0
+    between_first: int = 0
+    between_tensor: str = ""
+    loaded: int = 0
+    loaded_first: int = 0
+    loaded_excess: float = 0.0
+    declared: int = 0
+    declare: str = "audit.postprocessing()"
+    bare: tuple[str, ...] = ()
+    bare_moved: tuple[str, ...] = ()
+    tensors: int = 0
+    unmoved: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedProbe(Facts):
     """What came of trying likely seeds on the first released noise.
 
     Attributes:
@@ -803,8 +561,12 @@ class SeedProbe:
     seeded: bool = False
 
 
+# More than any run has.
+_MOST = 1 << 61
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunFacts(Facts):
     """What is known about the run a transcript came from.
 
     Attributes:
@@ -877,7 +639,7 @@ class RunFacts:
             is resumed rightly is the run that was never stopped.
     """
 
-    sampling_rate: float | None = None
+    sampling_rate: float | None = number(None, high=1.0)
     scheme: Scheme | None = None
     sampling: Literal["own coin", "user's sampler"] = "own coin"
     poisson: bool = True
@@ -885,10 +647,12 @@ class RunFacts:
     loader_poisson: bool | None = None
     background: Literal["known", "unknown"] = "known"
     fair_coins: bool = False
-    noise_multiplier: float | None = None
-    skipped_steps: int = 0
-    accounted_steps: int | None = None
-    accounted_sampling_rate: float | None = None
+    noise_multiplier: float | None = number(
+        None, low=_validate.SMALLEST, high=_validate.LARGEST, zero=True
+    )
+    skipped_steps: int = number(high=1e7)
+    accounted_steps: int | None = number(None, high=1e9)
+    accounted_sampling_rate: float | None = number(None, high=1.0)
     accounted_scheme: Scheme | None = None
     found_scheme: Scheme | None = None
     accounted: tuple[tuple[float, float, int], ...] = ()
@@ -897,16 +661,18 @@ class RunFacts:
     outside: tuple[str, ...] | None = None
     outside_moved: tuple[str, ...] = ()
     watch_background: Literal["known", "unknown"] | None = None
-    unnoised_steps: int = 0
+    unnoised_steps: int = number(high=1e9)
     tensors: tuple[str, ...] = ()
     exercised: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     records: int | None = None
     batches: DrawnBatches | None = None
     plantings: DrawnBatches | None = None
-    places: int | None = None
+    places: int | None = number(None, high=_MOST)
     seed: int | None = field(default=None, repr=False)
-    contribution: float | None = None
+    contribution: float | None = number(
+        None, low=_validate.SMALLEST, high=_validate.LARGEST, zero=True
+    )
     seed_probe: SeedProbe | None = None
     weights: WeightFacts | None = None
     witness: StepFacts | None = None
@@ -922,8 +688,8 @@ class RunFacts:
     frozen: tuple[tuple[str, int, int], ...] = ()
     ended: str = ""
     watched: bool = False
-    planned_steps: int | None = None
-    turns: int = 1
+    planned_steps: int | None = number(None, low=1, high=_MOST)
+    turns: int = number(1, low=1, high=_MOST)
     notes: tuple[str, ...] = ()
     run: str | None = field(default=None, compare=False)
     commitment: Commitment | None = field(default=None, compare=False)
@@ -949,69 +715,3 @@ class RunFacts:
         if self.scheme is not None:
             return self.scheme.record_by_record()
         return Poisson(rate=self.sampling_rate) if self.sampling_rate else None
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file.
-
-        Raises:
-            FileFormatError: A number is out of its range, or what is said of the sampling
-                contradicts itself.
-        """
-        for name in ("sampling_rate", "accounted_sampling_rate"):
-            rate = getattr(self, name)
-            if rate is not None and not 0.0 <= rate <= 1.0:
-                raise FileFormatError(f"Expected facts.{name} in [0, 1], got {rate}.")
-        counts = ("skipped_steps", "accounted_steps", "unnoised_steps", "places", "seed")
-        for name in ("noise_multiplier", "contribution"):
-            check_magnitude(f"facts.{name}", getattr(self, name), zero=True)
-        for name in counts:
-            number = getattr(self, name)
-            if number is not None and not number >= 0:
-                raise FileFormatError(f"Expected facts.{name} >= 0, got {number}.")
-        if any(step < 0 for step in self.resumed):
-            raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
-        for name, most in _MOST.items():
-            number = getattr(self, name)
-            if number is not None and number > most:
-                raise FileFormatError(f"Expected facts.{name} <= {most:,}, got {number:.6g}.")
-        if self.planned_steps is not None and self.planned_steps < 1:
-            raise FileFormatError(f"Expected facts.planned_steps >= 1, got {self.planned_steps}.")
-        if not 1 <= self.turns < 1 << 62:
-            raise FileFormatError(f"Expected facts.turns >= 1, got {self.turns}.")
-        for part in (
-            *(self.weights, self.witness, self.rounds, self.clip_count),
-            *(self.rows, self.mixing, self.reuse, self.noise_rows, self.gain, *self.settings),
-        ):
-            if part is not None:
-                part.check()
-        if self.commitment is not None:
-            self.commitment.opened()
-        for name in ("batches", "plantings"):
-            drawn = getattr(self, name)
-            if drawn is not None:
-                drawn.check(f"facts.{name}")
-        self._check_sampling()
-
-    def _check_sampling(self) -> None:
-        """The sampling is stated in several places, which the recorder fills from one scheme."""
-        scheme, rate = self.scheme, self.sampling_rate
-        for name in ("batches", "plantings"):
-            drawn = getattr(self, name)
-            if drawn is None or drawn.scheme == scheme:
-                continue
-            # Where only a rate was said, batches are held against the accountant's.
-            if scheme is not None or drawn.scheme.poisson_rate is None:
-                raise _contradiction(f"facts.{name}.scheme", drawn.scheme, scheme or "a rate alone")
-        if scheme is None:
-            return
-        if rate is not None and not math.isclose(rate, scheme.share, rel_tol=1e-6):
-            raise _contradiction("facts.sampling_rate", rate, f"{scheme}: {scheme.share:g}")
-        if self.sampling == "own coin" and self.poisson != (scheme.poisson_rate is not None):
-            raise _contradiction("facts.poisson", self.poisson, scheme)
-
-
-def _contradiction(name: str, stated: object, declared: object) -> FileFormatError:
-    return FileFormatError(
-        f"Expected {name} to be that of the sampling it declares ({declared}), got {stated}: it "
-        "was damaged or edited. Load the file that the run wrote."
-    )

@@ -356,9 +356,9 @@ _CHECKPOINT = (
 # A checkpoint that was written after the run holds its transcript, as a file of its own.
 _HOLDS_TRANSCRIPT = {
     OPACUS_KIND: OPACUS_SCHEMA,
-    "askgauss-recorder": 2,
-    "askgauss-linear-recorder": 2,
-    "askgauss-sampled-recorder": 1,
+    "askgauss-recorder": 3,
+    "askgauss-linear-recorder": 3,
+    "askgauss-sampled-recorder": 2,
 }
 # Files of a run that hold something else.
 _NEVER = ("run.json", "result.json", "checkpoint.npz")

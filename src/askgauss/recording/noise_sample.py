@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc, pdtrc
 
 from askgauss.exceptions import FileFormatError
+from askgauss.files.codec import Facts, number
 
-__all__ = ["CENTRE", "WIDTH", "NoiseSample", "ReuseFacts"]
+__all__ = ["CENTRE", "WIDTH", "NoiseRowFacts", "NoiseSample", "ReuseFacts", "RowNoise"]
 
 # By chance, windows match less than once in 1,000 runs of 10^9 values; three of them never do.
 _MATCHES = 3
@@ -43,7 +44,7 @@ _STANDS_OUT = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseFacts:
+class ReuseFacts(Facts):
     """What came of comparing all noise of a run with itself, by a sample of its values.
 
     Attributes:
@@ -70,12 +71,12 @@ class ReuseFacts:
 
     values: int = 0
     kept: int = 0
-    share: float = 0.0
+    share: float = number(0.0, high=1.0)
     coarse: bool = False
     matches: int = 0
     moved: int = 0
-    first: tuple[int, ...] = ()
-    again: tuple[int, ...] = ()
+    first: tuple[()] | tuple[int, int, int] = ()
+    again: tuple[()] | tuple[int, int, int] = ()
     equal: int = 0
     nearly: int = 0
     uneven: float = 0.0
@@ -83,10 +84,10 @@ class ReuseFacts:
     lag_equal: int = 0
     lag_nearly: int = 0
     lag_uneven: float = 0.0
-    lag_chance: float = 1.0
+    lag_chance: float = number(1.0, high=1.0)
     places_lag: int = 0
     places_equal: int = 0
-    places_chance: float = 1.0
+    places_chance: float = number(1.0, high=1.0)
 
     @property
     def excess(self) -> float:
@@ -100,7 +101,7 @@ class ReuseFacts:
     @property
     def in_runs(self) -> bool:
         """Whether windows of noise were used again."""
-        return self.matches >= _MATCHES
+        return self.matches >= _MATCHES and bool(self.first and self.again)
 
     @property
     def elsewhere(self) -> bool:
@@ -135,22 +136,6 @@ class ReuseFacts:
         by_chance = _SHARE / (1.0 - _SHARE) * self.nearly
         pairs = self.values * self.kept / 2.0
         return int(pairs / (_FOUND * math.sqrt(by_chance + 1.0)))
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        for name in self.__slots__:
-            if name not in ("coarse", "first", "again") and not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.reuse.{name} >= 0, got it below.")
-        if self.share > 1.0:
-            raise FileFormatError(f"Expected facts.reuse.share <= 1, got {self.share}.")
-        if self.moved > self.matches:
-            raise FileFormatError(f"Expected facts.reuse.moved <= {self.matches}, got more.")
-        for name in ("first", "again"):
-            found = getattr(self, name)
-            if len(found) != (3 if self.matches else 0) or min(found, default=0) < 0:
-                raise FileFormatError(
-                    f"Expected facts.reuse.{name} to be a step, tensor and place."
-                )
 
 
 # Neighbours on either side, and values of a window.
@@ -611,3 +596,116 @@ def _crowded(ordered: NDArray[np.float64]) -> bool:
     """Whether values meet in steps so often that whole windows of them may meet by chance."""
     _, counts = np.unique(np.floor(ordered / _STEP), return_counts=True)
     return bool((counts.astype(np.float64) ** 2).sum() > _CROWDED * ordered.size**2)
+
+
+# Noise below this share of the unit is none: what is left are rounding errors.
+_SILENCE = 1e-5
+_FEWEST_ABSENT = 10
+# Windows of a row at first, and of all rows: recorders of correlated noise hold little else.
+_A_ROW = 256
+_KEPT = 1 << 13
+_NUMBERS = "row_noise.numbers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRowFacts(Facts):
+    """The noise of single rows of a strategy, over the absent canaries.
+
+    Attributes:
+        rows: Rows that were seen.
+        absent: Values of each.
+        silent: Rows without noise.
+        first_silent: The first of them.
+        square: Sum of squares of all rows.
+        least: The row with the least noise.
+        least_square: Its sum of squares.
+        most: The row with the most noise.
+        most_square: Its sum of squares.
+    """
+
+    rows: int = 0
+    absent: int = 0
+    silent: int = 0
+    first_silent: int = 0
+    square: float = 0.0
+    least: int = 0
+    least_square: float = 0.0
+    most: int = 0
+    most_square: float = 0.0
+
+
+class RowNoise:
+    """Rows of noise along the canaries, as they come.
+
+    Args:
+        coordinates: Where in the model each canary's value is.
+        member: Which canaries are present, and may have been planted.
+        unit: What is stated for the noise of a value; 1 where nothing is.
+    """
+
+    def __init__(
+        self,
+        coordinates: NDArray[np.int64],
+        member: NDArray[np.bool_],
+        unit: float | None,
+    ) -> None:
+        places = coordinates.reshape(member.size, -1)
+        # Neighbours in the model, so that noise that is shifted keeps its neighbours.
+        self._order = np.argsort(places[:, 0], kind="stable")
+        self._absent = np.flatnonzero(~member)
+        self._unit = unit or 1.0
+        self._sample = NoiseSample([member.size], _A_ROW, _KEPT)
+        self._facts = NoiseRowFacts(absent=self._absent.size)
+
+    def add(self, row: NDArray[np.float64]) -> None:
+        """One more row, one value a canary."""
+        facts, number = self._facts, self._facts.rows
+        self._sample.add_row(row[self._order] / self._unit, number)
+        absent = row[self._absent]
+        square = float(absent @ absent)
+        if not np.isfinite(square):
+            return
+        facts = replace(facts, rows=number + 1, square=facts.square + square)
+        limit = absent.size * (_SILENCE * self._unit) ** 2 if absent.size >= _FEWEST_ABSENT else 0.0
+        if absent.size and square <= limit:
+            first = facts.first_silent if facts.silent else number
+            facts = replace(facts, silent=facts.silent + 1, first_silent=first)
+        if number == 0 or square < facts.least_square:
+            facts = replace(facts, least=number, least_square=square)
+        if square > facts.most_square:
+            facts = replace(facts, most=number, most_square=square)
+        self._facts = facts
+
+    @property
+    def facts(self) -> NoiseRowFacts:
+        """What the rows have of noise."""
+        return self._facts
+
+    @property
+    def reuse(self) -> ReuseFacts | None:
+        """Whether any noise was used again; None where no row was seen."""
+        found = self._sample.facts()
+        return found if found.values else None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays to resume from."""
+        numbers = [float(getattr(self._facts, name)) for name in NoiseRowFacts.__slots__]
+        return {_NUMBERS: np.array(numbers), **self._sample.arrays()}
+
+    def load(self, arrays: dict[str, Any]) -> None:
+        """Resume from `arrays`; without them, from nothing.
+
+        Raises:
+            FileFormatError: They are no such arrays.
+        """
+        numbers = arrays.get(_NUMBERS)
+        if numbers is None:
+            return
+        names = NoiseRowFacts.__slots__
+        if getattr(numbers, "shape", None) != (len(names),):
+            raise FileFormatError(f"Expected {_NUMBERS} of {len(names)} numbers, got others.")
+        values = dict(zip(names, numbers.tolist(), strict=True))
+        whole = {name: int(value) for name, value in values.items() if "square" not in name}
+        facts = NoiseRowFacts(**{**values, **whole})
+        self._sample.load(arrays)
+        self._facts = facts

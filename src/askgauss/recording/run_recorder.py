@@ -1,46 +1,190 @@
-"""What all recorders share: the order of steps, their rows, and checkpoints."""
+"""What all recorders share: settings of a run, the order of its steps, and checkpoints."""
 
 from __future__ import annotations
 
+import secrets
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from askgauss import _validate
+from askgauss.canaries import Canaries
 from askgauss.exceptions import FileFormatError, InvalidArgumentError, RecordingError
+from askgauss.files import codec
 from askgauss.files.checkpoint import Checkpointed
-from askgauss.mechanisms.decorrelate import Reader
-from askgauss.sampling import Scheme
+from askgauss.recording.facts import RunFacts
 
 __all__ = [
-    "MARKS",
-    "PlannedRecorder",
+    "Background",
     "Progress",
     "Rows",
-    "apart",
+    "RunRecorder",
     "by_tensor",
     "halvings",
     "numbers",
-    "part_of",
-    "saved_numbers",
+    "saved_array",
+    "saved_canaries",
 ]
+
+Background = Literal["known", "unknown"]
 
 # Canaries worked on at once: their sums stay in the cache from one operation to the next, and dot
 # products of so few are not handed to other threads.
 _CHUNK = 1 << 13
-# Numbers of a step that are kept in one row together, since every row costs time.
-MARKS = (
-    "least",
-    "most",
-    "planted_least",
-    "planted_most",
-    "silent",
-    "planted_silent",
-    "carried",
-    "batch_size",
-)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(codec.Facts):
+    """The plain values of a checkpoint of any recorder.
+
+    Attributes:
+        settings: What has to be the same in the run that resumes, as JSON values.
+        run: The identity of the run.
+        step: Steps observed.
+        background: Whether the background is known; None before the first step.
+        resumed: Steps after which the run was resumed from a checkpoint.
+        asked: Whether `sample` was called for the step to come.
+        own_draws: Whether the recorder draws the canaries; None before the first step.
+        watched: Number of watched coordinates; None before the first step.
+        generator: State of the generator that draws canaries.
+        stored: Whether there is a step store.
+        stored_check: The check of its last step.
+        monitor: State of the monitor.
+        recorder: Plain values of the recorder that another one stands in front of.
+    """
+
+    settings: dict[str, Any]
+    run: str
+    step: int
+    background: Background | None = None
+    resumed: tuple[int, ...] = ()
+    asked: bool = False
+    own_draws: bool | None = None
+    watched: int | None = None
+    generator: dict[str, Any] = field(default_factory=dict)
+    stored: bool = False
+    stored_check: str | None = None
+    monitor: dict[str, Any] | None = None
+    recorder: dict[str, Any] = field(default_factory=dict)
+
+
+class RunRecorder(Checkpointed):
+    """A recorder: `sample` says who is included, `observe` takes what was released.
+
+    Args:
+        canaries: The canaries.
+        clip_norm: Norm of one included canary.
+        noise_multiplier: The noise multiplier the run claims.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
+    """
+
+    _canary_kind: ClassVar[Any] = Canaries
+
+    def __init__(self, canaries: Any, *, clip_norm: float, noise_multiplier: float | None) -> None:
+        super().__init__()
+        if not isinstance(canaries, self._canary_kind):
+            raise _validate.fail(
+                "canaries", canaries, "to be canaries", "Make them with DiracCanaries()."
+            )
+        _validate.magnitude(clip_norm=clip_norm)
+        if noise_multiplier is not None:
+            _validate.magnitude(noise_multiplier=noise_multiplier, zero=True)
+        self._clip_norm = float(clip_norm)
+        self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
+        self._background: Background | None = None
+        # False while a step is being added: an interruption there leaves incomplete sums.
+        self._whole = True
+        self._run = secrets.token_hex(16)
+        self._resumed: tuple[int, ...] = ()
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Number of steps observed so far."""
+
+    @property
+    def run(self) -> str:
+        """The identity of the run, drawn when it is begun and kept through checkpoints."""
+        return self._run
+
+    @property
+    def clip_norm(self) -> float:
+        """Norm of one included canary, where `observe` is not given another."""
+        return self._clip_norm
+
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RecordingError(
+                "Recording a step was interrupted, so that the sums are incomplete. Load the last "
+                "checkpoint into a new recorder."
+            )
+
+    def _check_background(self, background: object) -> Background:
+        """Whether the background of a step is known, as in those before it."""
+        known: Background = "unknown" if background is None else "known"
+        if self._background not in (None, known):
+            raise RecordingError(
+                f"Expected the background to stay {self._background}, got it {known} in step "
+                f"{self.steps + 1}. Give it in every step or in none."
+            )
+        return known
+
+    def _common_facts(self, canaries: Canaries) -> RunFacts:
+        """What every recorder knows of its run."""
+        return RunFacts(
+            background=self._background or "unknown",
+            fair_coins=canaries.fair_coins,
+            noise_multiplier=self._noise_multiplier,
+            tensors=tuple(f"tensor {index}" for index in range(len(canaries.tensor_sizes))),
+            seed=canaries.root_seed,
+            run=self._run,
+            resumed=self._resumed,
+        )
+
+    # ---------------------------------------------------------------------------- checkpoints
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """What has to be the same in the run that resumes."""
+
+    def _progress(self, **more: Any) -> dict[str, Any]:
+        """The plain values of a checkpoint."""
+        progress = Progress(
+            settings=self._settings(),
+            run=self._run,
+            step=self.steps,
+            background=self._background,
+            resumed=self._resumed,
+            **more,
+        )
+        plain: dict[str, Any] = codec.to_plain(progress)
+        return plain
+
+    def _read_progress(self, state: dict[str, Any]) -> Progress:
+        """The plain values of a checkpoint of this run; any other is refused."""
+        progress: Progress = codec.from_plain(Progress, state.get("state"), "state")
+        for name, mine in codec.to_plain(self._settings()).items():
+            theirs = progress.settings.get(name)
+            if theirs != mine:
+                raise RecordingError(
+                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
+                    f"this run has {mine!r}. Start with the same canaries, seed and settings."
+                )
+        if progress.step and progress.background is None:
+            raise FileFormatError("Expected the checkpoint to say whether background was known.")
+        return progress
+
+    def _resume(self, progress: Progress) -> None:
+        """Continue from these values; arrays have been checked before."""
+        self._run, self._background = progress.run, progress.background
+        self._resumed = (*progress.resumed, progress.step)
+        self._whole = True
 
 
 class Rows:
@@ -84,12 +228,6 @@ class Rows:
         return Rows(self._array[: self._count, chosen])
 
 
-def apart(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Rows with the numbers that are kept together each by itself."""
-    others = {name: array for name, array in rows.items() if name != "marks"}
-    return others | dict(zip(MARKS, np.ascontiguousarray(rows["marks"].T), strict=True))
-
-
 def halvings(count: int) -> Iterator[int]:
     """A number, half of it, and so on down to one."""
     while count > 1:
@@ -124,167 +262,39 @@ def numbers(name: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]
     return values
 
 
-def saved_numbers(state: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """A copy of one array of a checkpoint."""
-    given = state.get(name)
-    if not isinstance(given, np.ndarray) or given.dtype != np.float64 or given.shape != shape:
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        raise FileFormatError(
-            f"Expected {name} of the checkpoint to be float64 {shape}, got {found[:80]}. "
-            "Load an older checkpoint."
-        )
-    return given.copy()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The plain values of a checkpoint."""
-
-    fingerprint: str
-    sampling_rate: float | None
-    clip_norm: float
-    own_coin: bool | None
-    background: Literal["known", "unknown"] | None
-    watched: int | None
-    coin: dict[str, Any]
-    stored: bool = False
-    run: str | None = None
-    stored_check: str | None = None
-    monitor: dict[str, Any] | None = None
-    scheme: Scheme | None = None
-    resumed: tuple[int, ...] = ()
-
-
-def part_of(
-    state: dict[str, Any], name: str, like: NDArray[Any], length: int | None = None
+def saved_array(
+    state: dict[str, Any], name: str, dtype: DTypeLike, shape: tuple[int | None, ...]
 ) -> NDArray[Any]:
-    """A copy of one array of a checkpoint, of the type and width of another."""
+    """A copy of one array of a checkpoint; None in ``shape`` is a side of any length.
+
+    Raises:
+        FileFormatError: It is missing, or of another type or shape.
+    """
     given = state.get(name)
-    if not (
+    if (
         isinstance(given, np.ndarray)
-        and given.dtype == like.dtype
-        and given.ndim == like.ndim
-        and given.shape[1:] == like.shape[1:]
-        and len(given) == (len(given) if length is None else length)
+        and given.dtype == dtype
+        and given.ndim == len(shape)
+        and all(side in (None, found) for side, found in zip(shape, given.shape, strict=True))
     ):
-        found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        wanted = (len(like) if length is None else length, *like.shape[1:])
+        return given.copy()
+    found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else repr(given)
+    raise FileFormatError(
+        f"Expected {name} of the checkpoint to be {np.dtype(dtype)} {shape}, got {found[:80]}. "
+        "Load an older checkpoint."
+    )
+
+
+def saved_canaries(state: dict[str, Any], name: str, canaries: Canaries) -> NDArray[np.int64]:
+    """Indices of present canaries in a checkpoint, each once.
+
+    Raises:
+        FileFormatError: They are something else.
+    """
+    found = saved_array(state, name, np.int64, (None,))
+    if not np.isin(found, np.flatnonzero(canaries.member)).all() or np.any(np.diff(found) <= 0):
         raise FileFormatError(
-            f"Expected {name} of the checkpoint to be {like.dtype} {wanted}, got {found[:80]}. "
+            f"Expected {name} of the checkpoint to name present canaries, each once and in order. "
             "Load an older checkpoint."
         )
-    return given.copy()
-
-
-Background = Literal["known", "unknown"]
-
-
-class _Planned(Protocol):
-    @property
-    def steps(self) -> int: ...
-
-
-class _Saved(Protocol):
-    """How far a checkpoint says that a run had come."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def asked(self) -> bool: ...
-
-    @property
-    def background(self) -> Background | None: ...
-
-    @property
-    def open(self) -> int: ...
-
-    @property
-    def resumed(self) -> tuple[int, ...]: ...
-
-
-class PlannedRecorder(Checkpointed):
-    """The order of a run: asked who enters, then told what was released, as often as planned."""
-
-    _plan: _Planned
-    _reader: Reader
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._step = 0
-        self._asked = False
-        self._background: Background | None = None
-        # The steps after which the run went on from a checkpoint.
-        self._resumed: tuple[int, ...] = ()
-        # False while a step is being added: an interruption there leaves sums that mean nothing.
-        self._whole = True
-
-    @property
-    def steps(self) -> int:
-        """Number of steps observed so far."""
-        return self._step
-
-    def _check_next(self, step: int | None) -> None:
-        self._check_whole()
-        self.check_step(step, self._step)
-        if self._step >= self._plan.steps:
-            raise RecordingError(
-                f"The mechanism was planned and accounted for {self._plan.steps} steps, and all "
-                "were observed. Plan for more steps before training."
-            )
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RecordingError(
-                f"Recording step {self._step + 1} was interrupted half way: its sums mean nothing. "
-                "Load the last checkpoint into a new recorder."
-            )
-
-    def _check_observed(self, background: ArrayLike | None, step: int | None) -> Background:
-        """Refuse a step that does not fit those before it; whether its background is known."""
-        self._check_next(step)
-        if not self._asked:
-            raise RecordingError(
-                "observe() came before sample(): ask which canaries enter this step first."
-            )
-        known: Background = "unknown" if background is None else "known"
-        if self._background not in (None, known):
-            raise RecordingError(
-                f"Expected the background to stay {self._background}, got it {known} in step "
-                f"{self._step + 1}. Give it in every step or in none."
-            )
-        return known
-
-    def _observed(self, known: Background) -> None:
-        """The step has been added, all of it."""
-        self._background, self._asked = known, False
-        self._step += 1
-        self._whole = True
-
-    def _check_progress(self, progress: _Saved, **mine: Any) -> None:
-        """Refuse a checkpoint of another run, or of no run at all.
-
-        Args:
-            progress: What it says.
-            mine: What it has to say of this run.
-        """
-        for name, own in mine.items():
-            theirs = getattr(progress, name)
-            if theirs != own:
-                raise RecordingError(
-                    f"Expected a checkpoint of this run, got one whose {name} is {theirs!r} where "
-                    f"this run has {own!r}. Start with the same canaries, seed and settings."
-                )
-        if not 0 <= progress.step <= self._plan.steps:
-            raise FileFormatError(f"Expected step up to {self._plan.steps}, got {progress.step}.")
-        if progress.open != (remembered := self._reader.remembered(progress.step)):
-            raise FileFormatError(
-                f"Expected {remembered} open values after step {progress.step}, got "
-                f"{progress.open}. Load an older checkpoint."
-            )
-
-    def _go_on(self, progress: _Saved) -> None:
-        self._step, self._asked = progress.step, progress.asked
-        self._background = progress.background
-        self._resumed = (*progress.resumed, progress.step)
-        self._whole = True
+    return found

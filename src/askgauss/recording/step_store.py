@@ -278,7 +278,6 @@ def _read_header(path: Path) -> _Header:
             if check != _check(line + bits):
                 raise FileFormatError("Its header is damaged: the checksum does not fit.")
             facts: RunFacts = codec.from_plain(RunFacts, content.get("facts"), "facts")
-            facts.check()
             member = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
             member.setflags(write=False)
             return _Header(

@@ -1,15 +1,21 @@
-"""What a training run released about each canary, reduced to sums as it went by.
+"""What a training run released about each canary, reduced to sums while it trained.
 
-They are in units of the clip norm of the step: a planted canary contributes 1, and the noise of a
-step has the noise multiplier as its standard deviation, whatever the clip norm was.
+They are in units of the clip norm of the step: an included canary contributes 1, and the noise of a
+step has the noise multiplier as its standard deviation, whatever the clip norm was. A `Transcript`
+is of a run with independent noise in every step (DP-SGD); a `LinearTranscript` of one with
+correlated noise (DP-FTRL), where a canary enters one step or a few and every later release depends
+on it: its best score is a matched filter over all releases, exactly Gaussian with the noise of one
+node, and moved by presence as far as the canary's *information* says.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +23,157 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.exceptions import FileFormatError, NotDefinedError, RecordingError
 from askgauss.files import archive, atomic, codec, schema
-from askgauss.files.schema import Field, check_magnitude
-from askgauss.mechanisms.plans import Plan, read_plan
-from askgauss.recording.facts import RoundFacts, RunFacts
-from askgauss.recording.noise_sample import ReuseFacts
+from askgauss.files.codec import number
+from askgauss.files.schema import Field
+from askgauss.mechanisms.plans import Plan
+from askgauss.recording.facts import RunFacts
 from askgauss.scores import AuditData, CanaryScores, ScoreMetadata
 
 __all__ = [
     "DUST",
     "SILENCE",
     "CanarySums",
-    "LinearFacts",
     "LinearTranscript",
     "PieceSums",
+    "RecordedRun",
     "StepSums",
     "Transcript",
+    "check_linear_arrays",
     "check_transcript_arrays",
     "without_dust",
 ]
 
 # Noise below this share of what is declared is none: what is left are rounding errors.
 SILENCE = 1e-3
+# Sums of squares below this are of numbers whose squares lose their digits, or are none.
+DUST = _validate.SMALLEST**2
+# Numbers that are looked at together: beyond, memory for what is in between is asked for anew.
+_BLOCK = 1 << 14
 
-_KIND = "askgauss-transcript"
-_SCHEMA = 2
+Arrays = dict[str, NDArray[Any]]
+Run = TypeVar("Run", bound="RecordedRun")
+
+
+class RecordedRun(AuditData):
+    """What transcripts of both kinds share: arrays by flat names, facts, and files."""
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    version: ClassVar[int]
+    # Fields that are sums, each a dataclass of arrays; and those that are no arrays.
+    sums: ClassVar[Mapping[str, type]]
+    plain: ClassVar[tuple[str, ...]] = ("facts",)
+
+    facts: RunFacts
+    number_of_steps: Any
+
+    def _freeze(self) -> None:
+        for array in self.arrays().values():
+            array.setflags(write=False)
+
+    @property
+    def _scored(self) -> NDArray[np.bool_]:
+        """Membership of the canaries that have a score."""
+        return self.member
+
+    @property
+    def finite(self) -> bool:
+        """Whether every observation was a finite number, and its square one too."""
+        raise NotImplementedError
+
+    @property
+    def auditable(self) -> bool:
+        """Whether there are enough canaries of both kinds to compare their scores."""
+        present = int(np.count_nonzero(self._scored))
+        return min(present, self._scored.size - present) >= 2
+
+    @property
+    def scorable(self) -> bool:
+        """Whether there are finite scores of at least two canaries of each group."""
+        return self.finite and self.auditable
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run."""
+        return self.facts.run
+
+    @property
+    def committed(self) -> str | None:
+        """The digest that was published before the run, where there was one."""
+        return None if self.facts.commitment is None else self.facts.commitment.digest
+
+    @property
+    def watched_end(self) -> tuple[int, int | None] | None:
+        """Steps that a monitored run took, and was to take; None where nobody watched it."""
+        if not self.facts.watched:
+            return None
+        return self.number_of_steps * self.facts.turns, self.facts.planned_steps
+
+    def _described(self, **more: Any) -> str:
+        present = int(np.count_nonzero(self.member))
+        shown = {"steps": self.number_of_steps, **more, "present": present}
+        shown |= {"absent": self.member.size - present, "background": self.facts.background}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def with_facts(self: Run, facts: RunFacts) -> Run:
+        """The same transcript with other facts."""
+        return replace(self, facts=facts)  # type: ignore[type-var]
+
+    def arrays(self) -> Arrays:
+        """Every array by a flat name, without those that were not recorded."""
+        result: Arrays = {}
+        for prefix in ("", *(f"{name}." for name in self.sums)):
+            part: Any = getattr(self, prefix[:-1]) if prefix else self
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, np.ndarray) and (value.size or item.name != "gram"):
+                    result[prefix + item.name] = value
+        return result
+
+    @staticmethod
+    def _stored(arrays: Arrays) -> Arrays:
+        """The arrays of a file: less those that follow from others."""
+        return arrays
+
+    @classmethod
+    def _checked(cls, arrays: Arrays, plain: Mapping[str, Any]) -> Arrays:
+        """All arrays of the transcript in a file, or an error that says what is wrong with them."""
+        raise NotImplementedError
+
+    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write an npz file (no pickles), whole or not at all, that only its owner may read.
+
+        With the released weights and a known background it gives back the sums that the noise was
+        to hide: keep it with the training data.
+        """
+        plain = {name: getattr(self, name) for name in self.plain}
+        stored = self._stored(self.arrays())
+        archive.write_arrays(target, self.kind, self.version, stored, codec.to_plain(plain))
+
+    @classmethod
+    def load(cls: type[Run], source: atomic.Source) -> Run:
+        """Read what `save` wrote.
+
+        Raises:
+            FileFormatError: The file is corrupt, foreign, or of a newer schema.
+        """
+        arrays, content = archive.read_arrays(source, cls.kind, cls.version)
+        hints = typing.get_type_hints(cls)
+        plain = {
+            item.name: codec.read_field(item, hints[item.name], content.get(item.name), item.name)
+            for item in fields(cls)  # type: ignore[arg-type]
+            if item.name in cls.plain
+        }
+        parts: dict[str, dict[str, Any]] = {"": plain, **{name: {} for name in cls.sums}}
+        for name, array in cls._checked(arrays, plain).items():
+            part, _, field_name = name.rpartition(".")
+            parts[part][field_name] = array
+        try:
+            sums = {name: kind(**parts[name]) for name, kind in cls.sums.items()}
+            return cls(**sums, **parts[""])
+        except RecordingError as error:
+            raise FileFormatError(f"Expected a whole transcript: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +314,8 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transcript(AuditData):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Transcript(RecordedRun):
     """Everything an audit reads from a DP-SGD run; memory grows with canaries plus steps.
 
     The arrays are made read-only, those given to it too.
@@ -203,6 +336,10 @@ class Transcript(AuditData):
             orthogonal by construction.
     """
 
+    kind: ClassVar[str] = "askgauss-transcript"
+    version: ClassVar[int] = 2
+    sums: ClassVar[Mapping[str, type]] = {"canaries": CanarySums, "steps": StepSums}
+
     member: NDArray[np.bool_]
     tensor: NDArray[np.int64]
     canaries: CanarySums
@@ -216,13 +353,12 @@ class Transcript(AuditData):
     gram: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
-        for part in (self, self.canaries, self.steps):
-            for item in fields(part):
-                value = getattr(part, item.name)
-                if isinstance(value, np.ndarray):
-                    value.setflags(write=False)
+        self._freeze()
         if self.number_of_steps < 1:
             raise RecordingError("Expected at least one observed step, got none.")
+
+    def __repr__(self) -> str:
+        return self._described()
 
     @property
     def number_of_steps(self) -> int:
@@ -243,52 +379,14 @@ class Transcript(AuditData):
     @property
     def finite(self) -> bool:
         """Whether every observation was a finite number, and its square one too."""
-        sums, largest = self.canaries, _validate.LARGEST
+        sums = self.canaries
         parts = (sums.total, sums.planted_total, sums.other_total, self.watch_values)
-        squares = (sums.square, sums.planted_square, sums.other_square)
-        return all(_validate.is_within(part) for part in parts) and all(
-            _validate.is_within(part, largest**2) for part in squares
-        )
-
-    @property
-    def auditable(self) -> bool:
-        """Whether there are enough canaries of both kinds to compare their scores."""
-        present = int(np.count_nonzero(self.member))
-        return min(present, self.member.size - present) >= 2
-
-    @property
-    def scorable(self) -> bool:
-        """Whether there are finite scores of at least two canaries of each group."""
-        return self.finite and self.auditable
+        return _finite(parts, (sums.square, sums.planted_square, sums.other_square))
 
     @property
     def has_steps(self) -> bool:
         """Every step was recorded."""
         return True
-
-    @property
-    def run_id(self) -> str | None:
-        """The identity of the run."""
-        return self.facts.run
-
-    @property
-    def committed(self) -> str | None:
-        """The digest that was published before the run, where there was one."""
-        return None if self.facts.commitment is None else self.facts.commitment.digest
-
-    @property
-    def watched_end(self) -> tuple[int, int | None] | None:
-        """Steps that a monitored run took, and was to take; None where nobody watched it."""
-        if not self.facts.watched:
-            return None
-        return self.number_of_steps * self.facts.turns, self.facts.planned_steps
-
-    def __repr__(self) -> str:
-        present = int(np.count_nonzero(self.member))
-        return (
-            f"Transcript(steps={self.number_of_steps}, present={present}, "
-            f"absent={self.member.size - present}, background={self.facts.background!r})"
-        )
 
     def scores(self) -> CanaryScores:
         """The canary scores: sums over the steps, divided by the root of their number.
@@ -311,55 +409,41 @@ class Transcript(AuditData):
             ),
         )
 
-    def with_facts(self, facts: RunFacts) -> Transcript:
-        """The same transcript with other facts."""
-        return replace(self, facts=facts)
-
-    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write an npz file (no pickles), whole or not at all, that only its owner may read.
-
-        With the released weights and a known background it gives back the sums that the noise was
-        to hide: keep it with the training data.
-        """
-        metadata = {"facts": codec.to_plain(self.facts)}
-        archive.write_arrays(target, _KIND, _SCHEMA, _without_derived(self.arrays()), metadata)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Every array by a flat name, without a ``gram`` that was not recorded."""
-        result: dict[str, NDArray[Any]] = {}
-        for prefix, part in (("", self), ("canaries.", self.canaries), ("steps.", self.steps)):
-            for item in fields(part):
-                value = getattr(part, item.name)
-                if isinstance(value, np.ndarray) and (value.size or item.name != "gram"):
-                    result[prefix + item.name] = value
-        return result
+    @staticmethod
+    def _stored(arrays: Arrays) -> Arrays:
+        kept = dict(arrays)
+        for name in _WHOLE:
+            parts = kept[f"canaries.other_{name}"] + kept[f"canaries.planted_{name}"]
+            if np.array_equal(kept[f"canaries.{name}"], parts):
+                del kept[f"canaries.{name}"]
+        for name in _OFTEN_ZERO:
+            if not kept[name].any():
+                del kept[name]
+        return kept
 
     @classmethod
-    def load(cls, source: atomic.Source) -> Transcript:
-        """Read what `save` wrote.
+    def _checked(cls, arrays: Arrays, plain: Mapping[str, Any]) -> Arrays:
+        check_transcript_arrays(arrays, tensors=len(plain["facts"].tensors))
+        whole = dict(arrays)
+        for name in _WHOLE:
+            if f"canaries.{name}" not in whole:
+                parts = whole[f"canaries.other_{name}"], whole[f"canaries.planted_{name}"]
+                with np.errstate(invalid="ignore", over="ignore"):
+                    whole[f"canaries.{name}"] = np.add(*parts)
+        for name in _OFTEN_ZERO:
+            whole.setdefault(name, np.zeros(whole["member"].shape, dtype=np.int64))
+        return whole
 
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-        """
-        arrays, content = archive.read_arrays(source, _KIND, _SCHEMA)
-        facts: RunFacts = codec.from_plain(RunFacts, content.get("facts", {}), "facts")
-        facts.check()
-        check_transcript_arrays(arrays, tensors=len(facts.tensors))
-        whole = _with_derived(arrays)
 
-        def part(kind: type, prefix: str) -> dict[str, Any]:
-            names = [item.name for item in fields(kind) if prefix + item.name in whole]
-            return {name: whole[prefix + name] for name in names}
-
-        try:
-            return cls(
-                canaries=CanarySums(**part(CanarySums, "canaries.")),
-                steps=StepSums(**part(StepSums, "steps.")),
-                facts=facts,
-                **part(cls, ""),
-            )
-        except RecordingError as error:
-            raise FileFormatError(f"Expected a whole transcript: {error}") from error
+def _finite(
+    parts: tuple[NDArray[Any] | None, ...], squares: tuple[NDArray[Any] | None, ...]
+) -> bool:
+    """Whether all numbers are within limits, and those of squares within the limits squared."""
+    return all(
+        part is None or _validate.is_within(part, most)
+        for group, most in ((parts, _validate.LARGEST), (squares, _validate.LARGEST**2))
+        for part in group
+    )
 
 
 def check_transcript_arrays(arrays: dict[str, NDArray[Any]], *, tensors: int) -> None:
@@ -379,43 +463,6 @@ def check_transcript_arrays(arrays: dict[str, NDArray[Any]], *, tensors: int) ->
     sizes = schema.check(arrays, _FIELDS, {"tensors": max(columns, tensors)})
     if sizes.get("gram", 0) > sizes["kept"]:
         raise FileFormatError(f"Expected gram of at most {sizes['kept']} kept canaries, got more.")
-
-
-def _without_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Arrays less those that follow from others to the last bit, a third of a large file."""
-    kept = dict(arrays)
-    for name in _WHOLE:
-        parts = kept[f"canaries.other_{name}"] + kept[f"canaries.planted_{name}"]
-        if np.array_equal(kept[f"canaries.{name}"], parts):
-            del kept[f"canaries.{name}"]
-    for name in _OFTEN_ZERO:
-        if not kept[name].any():
-            del kept[name]
-    return kept
-
-
-def _with_derived(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file with those that `_without_derived` left out of it."""
-    whole = dict(arrays)
-    for name in _WHOLE:
-        if f"canaries.{name}" not in whole:
-            with np.errstate(invalid="ignore", over="ignore"):
-                whole[f"canaries.{name}"] = (
-                    whole[f"canaries.other_{name}"] + whole[f"canaries.planted_{name}"]
-                )
-    for name in _OFTEN_ZERO:
-        if name not in whole:
-            whole[name] = np.zeros(whole["member"].shape, dtype=np.int64)
-    return whole
-
-
-# Sums of squares below this are of numbers whose squares lose their digits, or are none.
-DUST = _validate.SMALLEST**2
-
-_LINEAR_KIND = "askgauss-linear-transcript"
-_LINEAR_SCHEMA = 2
-# Numbers that are looked at together: beyond, memory for what is in between is asked for anew.
-_BLOCK = 1 << 14
 
 
 def _optional(
@@ -456,71 +503,6 @@ _LINEAR_FIELDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearFacts:
-    """What is known about the run.
-
-    Attributes:
-        steps: Steps taken.
-        clip_norm: Norm of a canary's contribution.
-        noise_multiplier: The noise of one node the run claims, in clip norms.
-        background: Whether the other records' clean sum was subtracted.
-        fair_coins: Whether every canary was made present by a fair coin of its own.
-        tensors: Names of the tensors.
-        exercised: Parts of the training pipeline the canaries went through.
-        precision: Names of the number formats met.
-        seed: Root of the canaries' random choices.
-        notes: Anything a reader of the report should know.
-        carried_shift: How much of what all nodes show of the record protected least a score shows.
-        run: The identity of the run, as in `askgauss.recording.facts.RunFacts`.
-        rounds: What was seen of the clients of federated rounds; None where there are none.
-        reuse: Whether any noise was used again; None where nodes or rows cannot be told apart.
-        resumed: Steps after which the run went on from a checkpoint, as in `RunFacts`.
-    """
-
-    steps: int
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-    background: Literal["known", "unknown"] = "known"
-    fair_coins: bool = False
-    tensors: tuple[str, ...] = ()
-    exercised: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-    seed: int | None = field(default=None, repr=False)
-    notes: tuple[str, ...] = ()
-    carried_shift: float | None = None
-    run: str | None = field(default=None, compare=False)
-    rounds: RoundFacts | None = None
-    reuse: ReuseFacts | None = None
-    resumed: tuple[int, ...] = field(default=(), compare=False)
-
-    def check(self, plan: Plan) -> None:
-        """Refuse what no run is like, in facts that come from a file.
-
-        Raises:
-            FileFormatError: A number is out of its range.
-        """
-        if not (1 <= self.steps <= plan.steps <= _validate.MOST):
-            raise FileFormatError(
-                f"Expected facts.steps in [1, {plan.steps}], the steps of the plan, got "
-                f"{self.steps}."
-            )
-        check_magnitude("facts.clip_norm", self.clip_norm)
-        check_magnitude("facts.noise_multiplier", self.noise_multiplier, zero=True)
-        if self.seed is not None and not self.seed >= 0:
-            raise FileFormatError(f"Expected facts.seed >= 0, got {self.seed}.")
-        if self.carried_shift is not None and not _validate.SMALLEST <= self.carried_shift <= 1.0:
-            raise FileFormatError(
-                f"Expected facts.carried_shift in [{_validate.SMALLEST:g}, 1], got "
-                f"{self.carried_shift}."
-            )
-        if any(step < 0 for step in self.resumed):
-            raise FileFormatError(f"Expected facts.resumed >= 0, got {min(self.resumed)}.")
-        for part in (self.rounds, self.reuse):
-            if part is not None:
-                part.check()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSums:
     """The pieces the release was taken apart into, one row each, summed over absent canaries.
 
@@ -558,8 +540,8 @@ class PieceSums:
         _clear(self, ("square", "gain", "planted_square"), DUST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinearTranscript(AuditData):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class LinearTranscript(RecordedRun):
     """Everything an audit reads from a run with correlated noise.
 
     The arrays are made read-only, those given to it too. What is smaller than 1e-140 is zero here:
@@ -580,17 +562,28 @@ class LinearTranscript(AuditData):
             where pieces are not independent.
         leaf_square: Of each step of a strategy, the sum of squares of the noise that a record which
             enters there really meets, over ``leaf_freedom`` observations, however the rows' noise
-            hangs together; None where the kept canaries are too few to say, and for trees.
+            is correlated; None where the kept canaries are too few to say, and for trees.
         leaf_gain: With it, the squared norm of each step's column of the strategy.
         plan: The mechanism.
+        number_of_steps: Steps observed.
+        clip_norm: Norm of a canary's contribution.
+        carried_shift: How much of what all nodes show of the record protected least a score shows.
         facts: What is known about the run.
     """
+
+    kind: ClassVar[str] = "askgauss-linear-transcript"
+    version: ClassVar[int] = 3
+    sums: ClassVar[Mapping[str, type]] = {"pieces": PieceSums}
+    plain: ClassVar[tuple[str, ...]] = (
+        *("plan", "facts", "largest_information", "number_of_steps", "clip_norm"),
+        "carried_shift",
+    )
 
     member: NDArray[np.bool_]
     leaves: NDArray[np.int64]
     score: NDArray[np.float64]
     information: NDArray[np.float64]
-    largest_information: float
+    largest_information: float = number(low=_validate.SMALLEST, high=_validate.LARGEST)
     pieces: PieceSums
     kept: NDArray[np.int64]
     kept_values: NDArray[np.float64]
@@ -600,60 +593,36 @@ class LinearTranscript(AuditData):
     leaf_square: NDArray[np.float64] | None = None
     leaf_gain: NDArray[np.float64] | None = None
     plan: Plan
-    facts: LinearFacts
+    number_of_steps: int = number(low=1)
+    clip_norm: float = number(1.0, low=_validate.SMALLEST, high=_validate.LARGEST)
+    carried_shift: float | None = number(None, low=_validate.SMALLEST, high=1.0)
+    facts: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self) -> None:
         _clear(self, ("score", "information", "kept_values"), _validate.SMALLEST)
         _clear(self, ("noise_square", "leaf_square", "leaf_gain"), DUST)
-        for array in self._arrays().values():
-            array.setflags(write=False)
+        self._freeze()
         if not self.information.any():
             raise RecordingError("Expected a step that some canary's leaf is in, got none.")
 
-    @property
-    def number_of_steps(self) -> int:
-        """Number of steps observed."""
-        return self.facts.steps
+    def __repr__(self) -> str:
+        return self._described(release=self.plan.release)
 
     @property
     def finite(self) -> bool:
         """Whether every observation was a finite number, and its square one too."""
-        pieces, largest = self.pieces, _validate.LARGEST
-        parts = (self.score, pieces.total, self.kept_values)
+        pieces = self.pieces
         squares = (pieces.square, pieces.planted_square, self.noise_square, self.leaf_square)
-        return all(_validate.is_within(part) for part in parts) and all(
-            _validate.is_within(part, largest**2) for part in squares if part is not None
-        )
+        return _finite((self.score, pieces.total, self.kept_values), squares)
 
     @property
-    def auditable(self) -> bool:
-        """Whether there are enough canaries of both kinds to compare their scores."""
-        entered = self.member[self.information > 0.0]
-        present = int(np.count_nonzero(entered))
-        return min(present, entered.size - present) >= 2
-
-    @property
-    def scorable(self) -> bool:
-        """Whether there are finite scores of at least two canaries of each group."""
-        return self.finite and self.auditable
-
-    @property
-    def run_id(self) -> str | None:
-        """The identity of the run."""
-        return self.facts.run
+    def _scored(self) -> NDArray[np.bool_]:
+        return self.member[self.information > 0.0]
 
     @property
     def leaf_freedom(self) -> int:
         """Degrees of freedom of each `leaf_square`: kept canaries, less the other rows."""
         return self.kept.size - self.pieces.tree.size + 1
-
-    def __repr__(self) -> str:
-        present = int(np.count_nonzero(self.member))
-        return (
-            f"LinearTranscript(steps={self.number_of_steps}, release={self.plan.release!r}, "
-            f"present={present}, absent={self.member.size - present}, "
-            f"background={self.facts.background!r})"
-        )
 
     def scores(self) -> CanaryScores:
         """The matched-filter scores, and how far presence moves each.
@@ -676,7 +645,7 @@ class LinearTranscript(AuditData):
                 noise_multiplier=self.facts.noise_multiplier,
                 background=self.facts.background,
                 fair_coins=self.facts.fair_coins,
-                carried_shift=self.facts.carried_shift,
+                carried_shift=self.carried_shift,
                 run=self.facts.run,
             ),
         )
@@ -701,7 +670,7 @@ class LinearTranscript(AuditData):
             ids=None if entered.all() else np.flatnonzero(entered),
             # Neither Gaussian nor free of the others' gradients: what is left out stays unknown.
             metadata=ScoreMetadata(
-                clip_norm=self.facts.clip_norm,
+                clip_norm=self.clip_norm,
                 noise_multiplier=self.facts.noise_multiplier,
                 background="unknown",
                 fair_coins=self.facts.fair_coins,
@@ -709,22 +678,16 @@ class LinearTranscript(AuditData):
             ),
         )
 
-    def measured_noise(self, where: NDArray[np.bool_] | None = None) -> tuple[float, int]:
-        """The noise multiplier that the absent canaries show, in all pieces or in some.
-
-        Args:
-            where: Which pieces, for example ``pieces.level == 2``; all if not given.
+    def measured_noise(self) -> tuple[float, int]:
+        """The noise multiplier that the absent canaries show, in all pieces.
 
         Returns:
             The root mean square, and the number of observations in it. Over independent pieces of a
             correct run with known background, the number times its squared ratio to the claim is
             chi-square with that many degrees of freedom.
         """
-        squares = self.pieces.square if where is None else self.pieces.square[where]
-        count = squares.size * int(np.count_nonzero(~self.member))
-        if not count:
-            raise _validate.fail("where", where, "to choose a piece some absent canary is in")
-        return math.sqrt(float(squares.sum()) / count), count
+        count = self.pieces.square.size * int(np.count_nonzero(~self.member))
+        return math.sqrt(float(self.pieces.square.sum()) / count), count
 
     def restart_correlation(self) -> tuple[float, int]:
         """Correlation of a node's noise with that of the same node one tree earlier.
@@ -752,67 +715,20 @@ class LinearTranscript(AuditData):
         norm = math.sqrt(float(after @ after)) * math.sqrt(float(before @ before))
         return (float(after @ before) / norm if norm else 0.0), after.size
 
-    def with_facts(self, facts: LinearFacts) -> LinearTranscript:
-        """The same transcript with other facts."""
-        return replace(self, facts=facts)
-
-    def save(self, target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write an npz file (no pickles), whole or not at all, that only its owner may read."""
-        metadata = {
-            "plan": codec.to_plain(self.plan),
-            "facts": codec.to_plain(self.facts),
-            "largest_information": codec.to_plain(self.largest_information),
-        }
-        archive.write_arrays(target, _LINEAR_KIND, _LINEAR_SCHEMA, self._arrays(), metadata)
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        result: dict[str, NDArray[Any]] = {}
-        for prefix, part in (("", self), ("pieces.", self.pieces)):
-            for item in fields(part):
-                value = getattr(part, item.name)
-                if isinstance(value, np.ndarray):
-                    result[prefix + item.name] = value
-        return result
-
     @classmethod
-    def load(cls, source: atomic.Source) -> LinearTranscript:
-        """Read what `save` wrote.
-
-        Raises:
-            FileFormatError: The file is corrupt, foreign, or of a newer schema.
-        """
-        arrays, content = archive.read_arrays(source, _LINEAR_KIND, _LINEAR_SCHEMA)
-        plan = read_plan(content.get("plan"))
-        facts: LinearFacts = codec.from_plain(LinearFacts, content.get("facts"), "facts")
-        facts.check(plan)
-        largest = codec.from_plain(float, content.get("largest_information"), "largest_information")
-        check_magnitude("largest_information", largest)
-        _check_arrays(arrays, plan)
-        parts: dict[str, dict[str, Any]] = {"": {}, "pieces": {}}
-        for name, array in arrays.items():
-            part, _, field_name = name.rpartition(".")
-            parts[part][field_name] = array
-        try:
-            return cls(
-                pieces=PieceSums(**parts["pieces"]),
-                largest_information=largest,
-                plan=plan,
-                facts=facts,
-                **parts[""],
+    def _checked(cls, arrays: Arrays, plain: Mapping[str, Any]) -> Arrays:
+        plan, steps = plain["plan"], plain["number_of_steps"]
+        if steps > plan.steps:
+            raise FileFormatError(
+                f"Expected number_of_steps up to {plan.steps:,}, the steps of the plan, got "
+                f"{steps:,}."
             )
-        except RecordingError as error:
-            raise FileFormatError(f"Expected a whole transcript: {error}") from error
-
-    def check(self) -> None:
-        """Refuse what no file of a transcript may hold; what a correct run records always may.
-
-        Raises:
-            FileFormatError: An array has another shape or type, or a number is out of its range.
-        """
-        _check_arrays(self._arrays(), self.plan)
+        check_linear_arrays(arrays, plan)
+        return arrays
 
 
-def _check_arrays(arrays: dict[str, NDArray[Any]], plan: Plan) -> None:
+def check_linear_arrays(arrays: Arrays, plan: Plan) -> None:
+    """Refuse arrays of a file or a checkpoint that are not those of a linear transcript."""
     sizes = schema.check(arrays, _LINEAR_FIELDS, {"planned": plan.steps})
     if ("leaf_square" in arrays) != ("leaf_gain" in arrays):
         raise FileFormatError("Expected leaf_square and leaf_gain, or neither of them.")

@@ -4,120 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from askgauss import _validate
-from askgauss.exceptions import FileFormatError
+from askgauss.recording.facts import DIVISOR_SPACING, RowFacts, SettingFacts, StepFacts, WeightFacts
 
 __all__ = [
-    "Resolved",
-    "StepFacts",
+    "BatchWeights",
+    "SettingCourse",
     "StepWitness",
-    "WeightFacts",
     "WeightMove",
     "WeightWitness",
     "due",
     "over_ranks",
     "resolve",
-    "same_weights",
+    "rows_over_ranks",
 ]
 
+# Weights of one class agree by as much, and follow a formula by as much.
+_SAME = 1e-3
+# Weights that are taken from the batch move by more than this from step to step.
+_MOVED = 1e-2
+# Bases of the "effective number" of records of a class.
+_BASES = (0.9, 0.99, 0.999, 0.9999)
+# Values nearer than this are the same, but for rounding.
+_SAME_SETTING = 1e-9
+# Patterns that are remembered.
+_PATTERNS = 4096
+_OF_MORE = ("multiple", "extra_least", "extra_most")
+# Coarser number formats round a divisor by so many of their spacings.
+_SPACING_ULPS = 32.0
 # Where the stream of looked-at steps grows from a run's seed.
 _STREAM = 21
 # Directions of the records below this share of the largest are the same but for rounding.
 _DEPENDENT = 1e-6
-# One constant, to rounding; coarser number formats round more.
-_CONSTANT = 1e-4
-_CONSTANT_ULPS = 32.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFacts:
-    """What was found in the steps that were looked at, and in what was looked at in all of them.
-
-    Norms are in clip norms. Steps count from 1, and are 0 where there is none.
-
-    Attributes:
-        share: The share of steps that were to be looked at, beside the first.
-        unchecked: Why records could not be looked at; empty where they were.
-        recomputed: Whether the records' gradients were computed again, as for ghost clipping.
-        steps: Steps looked at.
-        records: Records whose contribution was computed.
-        precision: Number format of the records' gradients, where it is coarser than float32;
-            empty where it is not.
-        coarseness: How far above the clip norm norms in that format may let a record, in clip
-            norms.
-        clipped: Those whose gradient was longer than the clip norm, so that clipping had to act.
-        largest: The largest contribution of a record after clipping.
-        largest_step: The step it was in.
-        largest_tensor: The tensor that most of it was in.
-        off: The largest distance of a sum from that of its records.
-        off_allowed: How far rounding may have put that sum.
-        off_step: The step it was in.
-        off_tensor: The tensor that most of it was in.
-        norm_off: The largest error of a norm that ghost clipping computed, as a share of the norm
-            of the whole gradient; negative where it computed too little.
-        norm_step: The step it was in.
-        norm_tensor: The tensor it was in.
-        divided: Steps whose divisor was measured.
-        least_divisor: The smallest of them, in units of the stated one.
-        most_divisor: The largest.
-        divisor_step: The step in which it first was another one.
-        uneven: Steps whose gradient was not divided by one number.
-        divisor_spacing: How far apart rounding alone may put two divisors.
-        covered: Steps in which the noise of every trained tensor was looked at.
-        uncovered: Trained tensors, or parts of them, that got no noise.
-        uncovered_step: The step in which that first was so.
-    """
-
-    share: float = 0.0
-    unchecked: str = ""
-    recomputed: bool = False
-    steps: int = 0
-    records: int = 0
-    precision: str = ""
-    coarseness: float = 0.0
-    clipped: int = 0
-    largest: float = 0.0
-    largest_step: int = 0
-    largest_tensor: str = ""
-    off: float = 0.0
-    off_allowed: float = 0.0
-    off_step: int = 0
-    off_tensor: str = ""
-    norm_off: float = 0.0
-    norm_step: int = 0
-    norm_tensor: str = ""
-    divided: int = 0
-    least_divisor: float = 1.0
-    most_divisor: float = 1.0
-    divisor_step: int = 0
-    uneven: int = 0
-    divisor_spacing: float = _CONSTANT
-    covered: int = 0
-    uncovered: tuple[str, ...] = ()
-    uncovered_step: int = 0
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        names = (
-            "steps",
-            "records",
-            "clipped",
-            "largest",
-            "off",
-            "divided",
-            "uneven",
-            "covered",
-            "share",
-            "coarseness",
-        )
-        for name in names:
-            if not getattr(self, name) >= 0:
-                raise FileFormatError(f"Expected facts.witness.{name} >= 0, got it below.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +232,7 @@ class StepWitness:
         square, whole = float(released @ released), float(noisy @ noisy)
         if not (math.isfinite(square) and square > 0.0 and math.isfinite(whole)):
             return
-        facts, spacing = self._facts, max(_CONSTANT, _CONSTANT_ULPS * precision)
+        facts, spacing = self._facts, max(DIVISOR_SPACING, _SPACING_ULPS * precision)
         measured = float(noisy @ released) / square
         rest = noisy - measured * released
         uneven = float(rest @ rest) > spacing**2 * whole
@@ -349,80 +272,6 @@ _MOVE_ULPS = 16.0
 _SCALED = 1e-3
 # The largest excess that is told.
 _MOST = 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFacts:
-    """How the weights of a run moved, compared with what each step released.
-
-    Attributes:
-        optimizer: The class of the optimizer that moved them.
-        unchecked: Why moves could not be compared; empty where they were.
-        unseen: Whether the weights themselves were never seen.
-        places: Coordinates compared in every step.
-        steps: Steps compared.
-        otherwise: Steps in which a weight moved otherwise than by the release.
-        regraded: Of those, steps whose gradient was changed after it had been read.
-        scaled: Of those, steps in which all of the gradient was multiplied by one number.
-        factor: That number, in the first of them.
-        first: The first step with another move, from 1; 0 if none.
-        tensor: The tensor it was largest in.
-        excess: That largest difference, in units of the move that the release explains.
-        closures: Steps whose closure reached the optimizer that moves the weights.
-        between: How often weights had changed since the step before.
-        between_first: The step before which they first had; 0 if never.
-        between_tensor: A tensor they had changed in.
-        loaded: How often a state was loaded into the optimizer that neither the releases nor a
-            checkpoint of this run explain.
-        loaded_first: The step before which that first happened; 0 if never.
-        loaded_excess: The most by which the weights' move in the step after differs from the one
-            that the releases explain, in units of that.
-        declared: How often a change between steps was declared to be postprocessing.
-        declare: The call that does so.
-        bare: Trained tensors in which no canary lies, since they began to train later.
-        bare_moved: Those of them that moved.
-        tensors: Tensors with coordinates that are compared.
-        unmoved: Those in which none of them ever moved.
-        unreached: Those in which none of them ever had a gradient of a record: the clipped sum
-            before canaries and noise was zero there in every step.
-    """
-
-    optimizer: str = ""
-    unchecked: str = ""
-    unseen: bool = False
-    places: int = 0
-    steps: int = 0
-    otherwise: int = 0
-    regraded: int = 0
-    scaled: int = 0
-    factor: float = 1.0
-    first: int = 0
-    tensor: str = ""
-    excess: float = 0.0
-    closures: int = 0
-    between: int = 0
-    between_first: int = 0
-    between_tensor: str = ""
-    loaded: int = 0
-    loaded_first: int = 0
-    loaded_excess: float = 0.0
-    declared: int = 0
-    declare: str = "audit.postprocessing()"
-    bare: tuple[str, ...] = ()
-    bare_moved: tuple[str, ...] = ()
-    tensors: int = 0
-    unmoved: tuple[str, ...] = ()
-    unreached: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Refuse what no run is like, in facts that come from a file."""
-        counts = ("places", "steps", "otherwise", "regraded", "scaled", "first", "closures")
-        loads = ("loaded", "loaded_first", "loaded_excess")
-        for name in (*counts, "between", "between_first", *loads, "declared", "tensors"):
-            if getattr(self, name) < 0:
-                raise FileFormatError(f"Expected facts.weights.{name} >= 0, got it below.")
-        if self.otherwise > self.steps or self.regraded > self.otherwise:
-            raise FileFormatError("Expected no more moves in facts.weights than there were steps.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -642,3 +491,154 @@ def _common_factor(read: NDArray[np.float64], applied: NDArray[np.float64]) -> f
     factor = float(read @ applied) / square
     rest = np.linalg.norm(applied - factor * read)
     return factor if rest <= _SCALED * np.linalg.norm(applied) else None
+
+
+class BatchWeights:
+    """Whether the weights of classes in a loss are computed from the classes in the batch.
+
+    Weights that are fixed, or follow a schedule, agree with the counts of a random batch by
+    accident at most once.
+    """
+
+    def __init__(self) -> None:
+        # Of each formula, the weights of the first step that follows it.
+        self._first: dict[int, dict[int, float]] = {}
+
+    def add(self, classes: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
+        """The class and weight of every row of a step; whether they follow its counts by now."""
+        names, first, counts = np.unique(classes, return_index=True, return_counts=True)
+        by_class = weights[first]
+        apart = np.abs(weights - by_class[np.searchsorted(names, classes)])
+        if (apart > _SAME * np.abs(weights)).any():
+            return False  # records have weights of their own
+        if np.unique(counts).size < 2:
+            return False  # equal counts have equal weights, wherever they come from
+        found, now = False, dict(zip(names.tolist(), by_class.tolist(), strict=True))
+        for number, formula in enumerate(_formulas(counts)):
+            ratios = by_class / formula
+            if np.ptp(ratios) <= _SAME * np.abs(ratios).max():
+                found = found or _moved(self._first.setdefault(number, now), now)
+        return found
+
+
+def _formulas(counts: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """Usual weights of classes with so many records in the batch."""
+    usual = [1.0 / counts, counts**-0.5, 1.0 - counts / counts.sum(), 1.0 / (counts + 1.0)]
+    return [*usual, *(1.0 / (1.0 - base**counts) for base in _BASES)]
+
+
+def _moved(first: dict[int, float], second: dict[int, float]) -> bool:
+    """Whether two classes that both steps have are weighted otherwise in one than in the other."""
+    ratios = [first[name] / second[name] for name in first.keys() & second.keys()]
+    return bool(ratios) and max(ratios) - min(ratios) > _MOVED * max(map(abs, ratios))
+
+
+class SettingCourse:
+    """Follows one number from step to step.
+
+    Args:
+        name: The setting.
+        adapted: Whether the optimizer adapts it.
+    """
+
+    def __init__(self, name: str, *, adapted: bool = False) -> None:
+        self._facts = SettingFacts(name=name, adapted=adapted)
+        # Steps that are no news, which are in the facts when somebody asks for them.
+        self._alike = 0
+        self._value: float | None = None
+        self._length = 0
+        self._rising: bool | None = None
+        self._last: tuple[tuple[float, int], ...] = ()
+        self._patterns: dict[tuple[tuple[float, int], ...], tuple[float, int]] = {}
+
+    @property
+    def facts(self) -> SettingFacts:
+        """What was seen so far."""
+        return replace(self._facts, steps=self._facts.steps + self._alike)
+
+    def load(self, facts: SettingFacts) -> None:
+        """Go on from the facts of a checkpoint."""
+        self._facts, self._alike = replace(facts, adapted=self._facts.adapted), 0
+        self._value, self._rising, self._last = None, None, ()
+
+    def set_by(self, scheduler: str) -> None:
+        """A scheduler of this class sets it."""
+        if scheduler != self._facts.scheduler:
+            self._facts = replace(self._facts, scheduler=scheduler)
+
+    def moves(self, value: float) -> bool:
+        """Whether a value is another one than in the last step."""
+        last = self._value
+        return last is not None and not math.isclose(
+            value, last, rel_tol=_SAME_SETTING, abs_tol=0.0
+        )
+
+    def stay(self, steps: int) -> None:
+        """So many steps have the value of the last."""
+        self._length += steps
+        self._alike += steps
+
+    def note(self, value: float, step: int, *, declared: bool = False) -> None:
+        """A step has this value.
+
+        Args:
+            value: The value.
+            step: The step, counted from 1.
+            declared: Whether a change is known not to depend on the data.
+        """
+        facts = self._facts
+        if not self.moves(value):
+            self._value = value if self._value is None else self._value
+            self.stay(1)
+            return
+        assert self._value is not None
+        if declared:
+            self._facts = replace(facts, steps=facts.steps + 1, declared=facts.declared + 1)
+            self._rising, self._last = None, ()
+        else:
+            self._facts = replace(
+                facts,
+                steps=facts.steps + 1,
+                changes=facts.changes + 1,
+                turns=facts.turns + self._turned(value > self._value),
+                first=facts.first or step,
+            )
+        self._value, self._length = value, 1
+
+    def _turned(self, rising: bool) -> bool:
+        """Whether a change turns without having been foretold."""
+        assert self._value is not None
+        # What was held, and for how long, is foretold by the two before it.
+        held = (float(f"{self._value:.9g}"), self._length)
+        foretold = self._patterns.get(self._last) == held
+        if len(self._last) == 2 and (len(self._patterns) < _PATTERNS or foretold):
+            self._patterns[self._last] = held
+        self._last = (*self._last, held)[-2:]
+        turned = self._rising is not None and rising != self._rising
+        self._rising = rising
+        return turned and not foretold
+
+
+def rows_over_ranks(ranks: Sequence[RowFacts]) -> RowFacts:
+    """What several ranks found: the first fault of each kind, and the most steps of any rank."""
+    merged = ranks[0]
+    for other in ranks[1:]:
+        for name in ("more", "fewer", "doubled", "unused", "skipped", "foreign", "again"):
+            if getattr(other, name) > getattr(merged, name):
+                of_kind = {
+                    item.name: getattr(other, item.name)
+                    for item in fields(RowFacts)
+                    if item.name.startswith(name) or (name == "more" and item.name in _OF_MORE)
+                }
+                merged = replace(merged, **of_kind)
+        merged = replace(
+            merged,
+            unseen=merged.unseen or other.unseen,
+            even=merged.even and other.even,
+            other=merged.other or other.other,
+            compared=min(merged.compared, other.compared),
+            identified=min(merged.identified, other.identified),
+            undrawn=max(merged.undrawn, other.undrawn),
+            missed=max(merged.missed, other.missed),
+        )
+    return merged

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from askgauss import _validate
 from askgauss.canaries import DiracCanaries, Stream
 from askgauss.mechanisms import tree
+from askgauss.mechanisms.decorrelate import NodeSums, drawn_nodes, released_nodes
 from askgauss.mechanisms.plans import TreePlan
-from askgauss.recording.linear_recorder import LinearRecorder, NodeSums, drawn_nodes, released_nodes
+from askgauss.recording.linear_recorder import LinearRecorder
 from askgauss.recording.transcript import LinearTranscript
 from askgauss.simulation.dpsgd_runs import check_canaries, check_work
 from askgauss.simulation.fault_kinds import NodeNoise

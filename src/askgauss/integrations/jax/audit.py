@@ -37,11 +37,11 @@ from askgauss.exceptions import (
 )
 from askgauss.integrations.canary_choice import choose_canaries
 from askgauss.monitor import Monitor, monitor_of
-from askgauss.recording.facts import GainFacts, RowNoise, SeedProbe
+from askgauss.recording.facts import GainFacts, SeedProbe
 from askgauss.recording.injection import Seam
-from askgauss.recording.noise_sample import ReuseFacts
+from askgauss.recording.noise_sample import ReuseFacts, RowNoise
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.sampled_recorder import released_steps
+from askgauss.recording.released_steps import released_steps
 from askgauss.recording.transcript import Transcript
 from askgauss.sampling import Scheme
 

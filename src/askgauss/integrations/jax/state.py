@@ -21,9 +21,8 @@ from askgauss.files import codec
 from askgauss.files.checkpoint import Kept
 from askgauss.integrations.jax.jax_seeds import probe_seeds
 from askgauss.integrations.jax.parameter_tree import ParameterTree
-from askgauss.recording.facts import RunFacts, SeedProbe
+from askgauss.recording.facts import RunFacts, SeedProbe, WeightFacts
 from askgauss.recording.recorder import Recorder
-from askgauss.recording.witness import WeightFacts
 from askgauss.sampling import Scheme
 
 __all__ = ["AuditState", "Readings", "WrappedRun", "checked_privatizer"]

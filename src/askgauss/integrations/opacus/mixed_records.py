@@ -15,7 +15,8 @@ from torch.autograd.function import BackwardCFunction
 
 from askgauss.integrations.attachment import CAUGHT
 from askgauss.integrations.opacus.repeated_forward import ForwardCall, UnseenError, outputs_of
-from askgauss.recording.facts import BatchWeights, MixingFacts
+from askgauss.recording.facts import MixingFacts
+from askgauss.recording.witness import BatchWeights
 
 __all__ = ["Columns", "MixingWatch", "trusted"]
 

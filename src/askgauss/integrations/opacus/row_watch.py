@@ -32,7 +32,8 @@ from askgauss.integrations.opacus.run_description import (
     clips_without_rows,
     noise_by_parameter,
 )
-from askgauss.recording.facts import MixingFacts, RowFacts, rows_over_ranks
+from askgauss.recording.facts import MixingFacts, RowFacts
+from askgauss.recording.witness import rows_over_ranks
 
 __all__ = ["LoadedBatch", "TrainedRows", "draws_for"]
 

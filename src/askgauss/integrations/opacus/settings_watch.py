@@ -17,8 +17,9 @@ from torch.optim import lr_scheduler
 from askgauss.integrations.opacus import run_description as described
 from askgauss.integrations.opacus.moments import Observer, PrivateStep
 from askgauss.integrations.opacus.opacus_versions import AdaClipDPOptimizer
-from askgauss.recording.facts import SettingCourse, SettingFacts
+from askgauss.recording.facts import SettingFacts
 from askgauss.recording.transcript import Transcript
+from askgauss.recording.witness import SettingCourse
 
 __all__ = ["SettingsWatch"]
 

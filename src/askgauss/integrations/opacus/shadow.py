@@ -21,8 +21,9 @@ from askgauss.integrations.opacus.moments import Observer, PrivateStep, StepCoun
 from askgauss.integrations.opacus.ranks import local
 from askgauss.integrations.opacus.run_description import TrainingRun, counted_steps
 from askgauss.monitor import Monitor
+from askgauss.recording.facts import WeightFacts
 from askgauss.recording.transcript import Transcript
-from askgauss.recording.witness import WeightFacts, WeightMove, WeightWitness
+from askgauss.recording.witness import WeightMove, WeightWitness
 from askgauss.results import Consequence, Status
 
 __all__ = ["OutsideParameters", "ResumedWeights", "Shadow", "ShadowState", "acts_elementwise"]
