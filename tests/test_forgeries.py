@@ -514,7 +514,10 @@ def _(files):
     return claiming(files, LOOSER).promise(statement(files, claim={}))
 
 
-@forgery("a claim without epsilon is committed to", says="missing 1 required keyword-only argument: 'epsilon'")
+@forgery(
+    "a claim without epsilon is committed to",
+    says="missing 1 required keyword-only argument: 'epsilon'",
+)
 def _(files):
     claim = codec.to_plain(LOOSER)
     del claim["epsilon"]

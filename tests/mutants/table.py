@@ -643,8 +643,8 @@ _RECORDING = (
     _mutant(
         "draw-forgotten-after-resuming",
         "recording/recorder.py",
-        "planting.resume((steps if own else 0) + (drawn is not None), progress.generator)",
-        "planting.resume(steps if own else 0, progress.generator)",
+        "draws = (steps if own else 0) + (drawn is not None)",
+        "draws = steps if own else 0",
         "A run by a scheme that was saved between sample() and observe() cannot be resumed.",
         "sampling/test_recorded.py::TestFiles",
     ),

@@ -747,7 +747,7 @@ class SampledRecorder(_PlannedRecorder):
         if not inside.all():
             raise FileFormatError("Expected entered to hold steps and canaries. Load an older one.")
         draws = Inclusion(self._canaries, self._rounds.sampling, None)
-        draws.resume(over, progress.generator)
+        draws.resume(over, progress.generator, {}, over)
         noise = self._read_noise(state)
         inner = {
             name.removeprefix(_INNER): item

@@ -670,8 +670,8 @@ class Recorder(RunRecorder):
             self._check_sums(sums, rows, kept, progress)
         planting = Inclusion(self._canaries, self._planting.scheme, self._planting.records)
         own = progress.own_draws is not False
-        planting.resume((steps if own else 0) + (drawn is not None), progress.generator)
-        planting.take(planting.read_sums(state, steps))
+        draws = (steps if own else 0) + (drawn is not None)
+        planting.resume(draws, progress.generator, state, steps)
         if steps and progress.stored != (self._store is not None):
             raise RecordingError(
                 "Expected store to be given to the Recorder exactly if the run began with one: a "

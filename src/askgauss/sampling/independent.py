@@ -587,21 +587,17 @@ class TruncatedPoisson(PoissonAlone):
             f"at most {self.cap:,}"
         )
 
-    def effective_rate(self) -> float:
+    @property
+    def share(self) -> float:
         """The probability that a record is in a batch: it joins, and is not cut off.
 
         Examples:
-            >>> round(TruncatedPoisson(rate=0.05, cap=60, records=1000).effective_rate(), 5)
+            >>> round(TruncatedPoisson(rate=0.05, cap=60, records=1000).share, 5)
             0.04975
         """
         others, logs = binomial_weights(self.records - 1, self.rate, 46.0)
         places = np.minimum(1.0, self.cap / (others + 1.0))
         return self.rate * min(1.0, float(np.exp(logs) @ places))
-
-    @property
-    def share(self) -> float:
-        """The effective rate."""
-        return self.effective_rate()
 
     def epsilon(self, *, noise_multiplier: float, steps: int, delta: float) -> float:
         """The accountant's claim under add-remove neighbours, from above."""

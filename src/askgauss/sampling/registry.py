@@ -110,11 +110,6 @@ class Mismatch:
     claimed: float
     true_at_least: float
 
-    @property
-    def breaks_the_claim(self) -> bool:
-        """Whether the scheme that was used leaks more than the other one may."""
-        return self.true_at_least > self.claimed
-
     def __str__(self) -> str:
         return (
             f"{self.actual} accounted as {self.declared}: claimed {self.claimed:.2f}, true at "
