@@ -104,7 +104,7 @@ def _compared(
     blind = CanaryAudit(training.optimizer, observation=blinded, **common)
     looking = CanaryAudit(training.optimizer, observation=Observation(exact_share=1.0), **common)
     audits = [default, narrow, blind, looking]
-    plain, ratios, shares = _in_turn(training, audits, rounds=rounds, block=block)
+    plain, ratios = _in_turn(training, audits, rounds=rounds, block=block)
     share = default.transcript().facts.witness.share
     look = (ratios[3] - ratios[2]) * share
     yield f"{name}, plain", f"{1e3 * plain:.1f} ms a step"
@@ -114,47 +114,26 @@ def _compared(
     yield what, f"{ratios[2] + look:.3f} x plain (target <= {target:.2f})"
     yield f"{name}, witness, {share:.0%} of the steps", f"{look:.2%} of a step (target <= 1 %)"
     what = f'{name}, inject="sum" without witness, {CANARIES:,} canaries'
-    yield what, f"{ratios[1]:.3f} x plain; own share {shares[1]:.2%}"
+    yield what, f"{ratios[1]:.3f} x plain"
 
 
 def _in_turn(
     training: Training, audits: list[CanaryAudit], rounds: int, block: int
-) -> tuple[float, list[float], list[float]]:
-    """Median seconds of a plain step; of each audit, its ratio to that and its own share."""
-    own = [_clock(audit) for audit in audits]
+) -> tuple[float, list[float]]:
+    """Median seconds of a plain step, and the ratio of each audit's steps to that."""
     plain: list[float] = []
     attached: list[list[float]] = [[] for _ in audits]
-    shares: list[list[float]] = [[] for _ in audits]
     training.step()
     for _ in range(rounds):
         plain.append(_seconds(training.step, block))
-        for audit, clock, times, parts in zip(audits, own, attached, shares, strict=True):
+        for audit, times in zip(audits, attached, strict=True):
             with audit:
-                before = sum(clock)
                 times.append(_seconds(training.step, block))
-            parts.append((sum(clock) - before) / block / times[-1])
     ratios = [
         statistics.median(time / base for time, base in zip(times, plain, strict=True))
         for times in attached
     ]
-    return statistics.median(plain), ratios, [statistics.median(parts) for parts in shares]
-
-
-def _clock(audit: CanaryAudit) -> list[float]:
-    """A list that grows by the seconds of every call into the audit."""
-    spent: list[float] = []
-
-    def timed(function: Callable[..., None]) -> Callable[..., None]:
-        def call(*arguments: object) -> None:
-            start = time.perf_counter()
-            function(*arguments)
-            spent.append(time.perf_counter() - start)
-
-        return call
-
-    for name in ("_before_noise", "_observe"):
-        setattr(audit, name, timed(getattr(audit, name)))
-    return spent
+    return statistics.median(plain), ratios
 
 
 def _seconds(step: Callable[[], None], block: int) -> float:

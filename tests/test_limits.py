@@ -119,10 +119,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "An input-space canary meets both": (
         _SCOPE + "test_canaries_do_not_test_the_per_sample_gradient",
     ),
-    "The witness, the shadow optimizer and": NO_PROMISE,
+    "The exact step checks, the shadow optimizer and": NO_PROMISE,
     "Their own limits:": NO_PROMISE,
-    "The witness looks at a share": (_WITNESS + "test_a_share_of_the_steps_is_looked_at",),
-    "It believes per-sample gradients": (
+    "The exact step checks look at a share": (_WITNESS + "test_a_share_of_the_steps_is_looked_at",),
+    "They take per-sample gradients": (
         _HERE + "test_per_sample_gradients_are_believed",
         _WITNESS + "test_a_ghost_norm_that_is_wrong_in_one_layer_is_named",
     ),

@@ -75,33 +75,21 @@ FREE: tuple[Auditor[Any], ...] = (
     ag.OneRun(),
     ag.OneRun(two_sided=False),
     ag.OneRun(selection=ag.Fixed(fraction=1.0)),
-    ag.OneRun(selection=ag.MultiSplit(splits=5)),
-    ag.OneRun(selection=ag.CrossFit(folds=3)),
-    ag.OneRun(selection=ag.UnionBound()),
     ag.OneRunFDP(family=EpsilonDeltaFamily()),
     ag.AdaptiveOneRun(),
     ag.OrderStatistics(family=EpsilonDeltaFamily()),
     ag.ClopperPearson(),
     ag.ClopperPearson(selection=ag.Fixed(threshold=0.5)),
-    ag.ClopperPearson(selection=ag.MultiSplit(splits=5)),
-    ag.ClopperPearson(selection=ag.CrossFit(folds=3)),
-    ag.ClopperPearson(selection=ag.UnionBound()),
-    ag.ClopperPearson(selection=ag.DKW()),
     ag.Bayesian(),
     ag.Bayesian(selection=ag.Fixed(threshold=0.5)),
-    ag.Bayesian(selection=ag.CrossFit(folds=3)),
 )
 # Valid only where the trade-off curve is Gaussian.
 GAUSSIAN: tuple[Auditor[Any], ...] = (
     ag.OneRunFDP(),
-    ag.OneRunFDP(selection=ag.UnionBound()),
     ag.OrderStatistics(),
     ag.OrderStatistics(selection=ag.Fixed(fraction=1.0)),
-    ag.OrderStatistics(selection=ag.CrossFit(folds=3)),
     ag.GaussianDP(),
     ag.GaussianDP(selection=ag.Fixed(threshold=0.5)),
-    ag.GaussianDP(selection=ag.MultiSplit(splits=5)),
-    ag.GaussianDP(selection=ag.DKW()),
 )
 
 

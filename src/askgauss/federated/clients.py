@@ -158,7 +158,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress(codec.Facts):
+class _Progress:
     """The plain values of a checkpoint."""
 
     recorder: dict[str, Any]

@@ -1,0 +1,1 @@
+"""Notebooks, written as scripts with cells and executed by ``make notebooks``."""
