@@ -301,19 +301,6 @@ class MatrixMechanism(Strategy):
             )
         return MatchedFilter(weights=(weights / shift).T, shift=shift)
 
-    def prefix_variance(self) -> NDArray[np.float64]:
-        """The noise variance of every released row, or of every prefix sum if nothing is decoded.
-
-        Examples:
-            >>> MatrixMechanism.tree(2, estimator="full").prefix_variance().round(4).tolist()
-            [0.6667, 0.6667]
-        """
-        if self.decoder is not None:
-            return np.asarray(np.sum(self.decoder**2, axis=1))
-        self._check_invertible()
-        decoder = np.linalg.solve(self.strategy.T, np.tri(self.steps).T).T
-        return np.asarray(np.sum(decoder**2, axis=1))
-
     def stream(self, draw: Draw) -> MatrixNoise:
         """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
         return MatrixNoise(draw, self)
@@ -365,16 +352,6 @@ class MatrixMechanism(Strategy):
         kept = size > size[0] * max(self.decoder.shape) * np.finfo(np.float64).eps
         visible = right[kept] @ signal
         return left[:, kept] @ (visible / size[kept, None]), visible
-
-    def _check_invertible(self) -> None:
-        rows, columns = self.strategy.shape
-        if rows != columns:
-            raise UnsupportedError(
-                f"A strategy of {rows} rows and {columns} columns has no one inverse. "
-                "Give a decoder."
-            )
-        if np.linalg.matrix_rank(self.strategy) < rows:
-            raise _validate.fail("strategy", "a singular matrix", "to be invertible")
 
 
 class MatrixNoise(NoiseStream):

@@ -326,15 +326,6 @@ class BufferedToeplitz(Strategy):
             moved[start:] += column[:-start]
         return float(np.linalg.norm(moved))
 
-    def prefix_variance(self) -> NDArray[np.float64]:
-        """The noise variance of every prefix sum, in units of the variance of one draw."""
-        response = np.empty(self.steps)
-        buffers = np.zeros_like(self.decay)
-        for step in range(self.steps):
-            response[step] = (step == 0) - self.scale @ buffers
-            buffers = self.decay * buffers + response[step]
-        return np.asarray(np.cumsum(np.cumsum(response) ** 2))
-
     def stream(self, draw: Draw) -> BufferedNoise:
         """The correlated noise ``inverse(strategy) @ draws``, one step after another."""
         return BufferedNoise(draw, self)

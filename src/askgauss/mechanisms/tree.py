@@ -16,7 +16,7 @@ or zero; nothing is sampled, so who else is in which batch stays the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from itertools import pairwise
@@ -34,16 +34,13 @@ __all__ = [
     "Estimator",
     "Node",
     "TreeNoise",
-    "ancestors",
     "check_leaf",
     "check_participation",
     "completed_nodes",
     "levels",
-    "node_noise",
     "node_sums",
     "node_weight",
     "prefix_nodes",
-    "prefix_variance",
     "prefixes",
     "sensitivity",
     "trailing_zeros",
@@ -85,21 +82,6 @@ def prefix_nodes(count: int) -> tuple[Node, ...]:
     return tuple((level, (count >> level) - 1) for level in bits if count >> level & 1)
 
 
-def ancestors(leaf: int, steps: int) -> tuple[Node, ...]:
-    """The complete nodes that hold ``leaf`` in a tree of ``steps`` leaves, the leaf first.
-
-    Examples:
-        >>> ancestors(2, steps=6)
-        ((0, 2), (1, 1), (2, 0))
-        >>> ancestors(5, steps=6)
-        ((0, 5), (1, 2))
-    """
-    _validate.integer(1, steps=steps)
-    check_leaf(leaf, steps)
-    path = ((level, leaf >> level) for level in range(levels(steps)))
-    return tuple((level, index) for level, index in path if (index + 1) << level <= steps)
-
-
 def completed_nodes(leaf: int) -> tuple[Node, ...]:
     """The nodes that become complete when ``leaf`` arrives, the leaf first.
 
@@ -134,24 +116,6 @@ def tree_length(steps: int, restart_every: int | None, completion: bool) -> int:
         return int(steps)
     _validate.integer(1, restart_every=restart_every)
     return int(restart_every)
-
-
-def node_noise(draw: Draw, *, steps: int) -> Iterator[tuple[int, int, Any]]:
-    """Fresh noise for every complete node, in the order the nodes are completed.
-
-    This is the transcript of a mechanism that releases its nodes, and the order in which
-    `TreeNoise` draws for the ``honaker`` estimator.
-
-    Examples:
-        >>> from askgauss.mechanisms.strategy import numpy_draw
-        >>> draw = numpy_draw(np.random.default_rng(0), ())
-        >>> [(level, index) for level, index, noise in node_noise(draw, steps=4)]
-        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1), (2, 0)]
-    """
-    _validate.integer(1, steps=steps)
-    for leaf in range(steps):
-        for level, index in completed_nodes(leaf):
-            yield level, index, draw(None)
 
 
 def node_sums(leaves: NDArray[Any]) -> list[NDArray[Any]]:
@@ -234,80 +198,6 @@ def _add_up(nodes: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def node_weight(level: int) -> float:
     """The weight of a node's own draw against its descendants', and the variance that results."""
     return 1.0 / (2.0 - 0.5**level)
-
-
-def prefix_variance(
-    steps: int,
-    estimator: Estimator = "plain",
-    *,
-    restart_every: int | None = None,
-    completion: bool = False,
-) -> NDArray[np.float64]:
-    """The noise variance of every prefix, in units of the variance of one node.
-
-    Args:
-        steps: Leaves in all.
-        estimator: ``plain``, ``honaker`` or ``full``.
-        restart_every: Leaves of one tree; a new tree starts after each, on top of the noise so far.
-        completion: Fill a tree with empty leaves before it is left, see `TreeNoise`.
-
-    Returns:
-        An array of length ``steps``; entry ``n`` belongs to the first ``n + 1`` leaves.
-
-    Examples:
-        >>> prefix_variance(4, "honaker").round(4).tolist()
-        [1.0, 0.6667, 1.6667, 0.5714]
-    """
-    _validate.one_of(ESTIMATORS, estimator=estimator)
-    period = tree_length(steps, restart_every, completion)
-    if estimator == "full" and completion:
-        raise UnsupportedError("Tree completion is defined for the plain and honaker estimators.")
-    within = _tree_variance(period, estimator)
-    last = within[-1]
-    if completion and estimator == "plain":
-        last = 1.0
-    elif completion:
-        last = node_weight((period - 1).bit_length())
-    trees = np.arange(-(-steps // period))
-    if estimator == "full":
-        # The last tree may be shorter, and its nodes are then fewer than those of the others.
-        rest = steps - period * trees[-1]
-        whole = (within + last * trees[:-1, None]).ravel()
-        return np.append(whole, last * trees[-1] + _tree_variance(int(rest), estimator))
-    return np.asarray((within + last * trees[:, None]).ravel()[:steps])
-
-
-def _tree_variance(steps: int, estimator: Estimator) -> NDArray[np.float64]:
-    count = np.arange(1, steps + 1)
-    if estimator == "plain":
-        return np.bitwise_count(count).astype(np.float64)
-    if estimator == "honaker":
-        weights = np.array([node_weight(level) for level in range(levels(steps))])
-        return np.asarray((count[:, None] >> np.arange(len(weights)) & 1) @ weights)
-    blocks, before = [], 0.0
-    for level, _ in prefix_nodes(steps):
-        blocks.append(before + _least_squares_variance(level))
-        before = float(blocks[-1][-1])
-    return np.concatenate(blocks)
-
-
-def _least_squares_variance(level: int) -> NDArray[np.float64]:
-    """Prefix variances of least squares in one complete tree, by doubling.
-
-    With ``M`` the Gram matrix of the nodes, a parent adds the all-ones matrix to two copies of its
-    children's ``M``. One rank-one update a level then carries along, for each prefix ``a``, its
-    variance ``a' M^-1 a`` and its covariance ``a' M^-1 1`` with the whole.
-    """
-    variance = np.ones(1)
-    covariance = np.ones(1)
-    for _ in range(level):
-        whole = covariance[-1]
-        variance = np.append(variance, whole + variance)
-        covariance = np.append(covariance, whole + covariance)
-        scale = 1.0 + 2.0 * whole
-        variance -= covariance**2 / scale
-        covariance /= scale
-    return variance
 
 
 def sensitivity(
@@ -574,7 +464,7 @@ class TreeNoise(NoiseStream):
         if estimator == "full":
             raise UnsupportedError(
                 "The full estimator reads nodes of the future and cannot stream. Stream 'honaker', "
-                "or keep the nodes (node_noise) and call prefixes(nodes, 'full') at the end."
+                "or keep the nodes and call prefixes(nodes, 'full') at the end."
             )
         plan = {
             "steps": int(steps),
