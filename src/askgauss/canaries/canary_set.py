@@ -194,15 +194,11 @@ _WATCHED_PER_TENSOR = 8
 
 @dataclass(frozen=True, slots=False, kw_only=True)
 class PlacedCanaries(Canaries):
-    """What canaries at random places of a parameter vector share.
+    """What canaries at random places of a parameter vector share; arguments as for `Canaries`.
 
     Args:
-        count: Number of canaries, each present with probability 1/2, independently; or give
-        present: how many are present, and
-        absent: how many are absent.
         dimension: Length of the parameter vector; or give
         tensors: the sizes of its tensors, in order.
-        seed: Root of every random choice; drawn from the operating system if not given.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or there is no room for the canaries.

@@ -41,11 +41,10 @@ class ExampleCanaries(Canaries):
     Args:
         inputs: One input a canary, as the model gets it: after every transform.
         labels: One label a canary.
-        count: Number of canaries, which is that of the inputs, each present with probability 1/2,
-            independently; the default. Or give
+        count: As for `Canaries`; by default the number of inputs. Or give
         present: how many are present, and
         absent: how many are absent; the rest if not given.
-        seed: Root of every random choice; drawn from the operating system if not given.
+        seed: As for `Canaries`.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or the numbers do not agree.
@@ -422,11 +421,8 @@ class TextCanaries(Canaries):
         prefixes: What comes before, one a canary.
         suffixes: What is scored, one a canary; no two texts may be alike.
         tokens: Tokens that the tokenizer has to learn.
-        count: Number of canaries, each present with probability 1/2, independently, as auditors
-            that guess membership need. Or give
-        present: how many are present, and
-        absent: how many are absent.
-        seed: Root of every random choice; drawn from the operating system if not given.
+        count: As for `Canaries`, which auditors that guess membership need; this, ``present``,
+            ``absent`` and ``seed`` are those of every kind of canaries.
 
     Raises:
         InvalidArgumentError: An argument is out of its range, or the numbers do not agree.
